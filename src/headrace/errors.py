@@ -1,0 +1,54 @@
+"""Every error that Headrace raises on purpose: one root, few branches.
+
+The core raises; the shell maps each branch to one answer in one place. A message says what was wrong, with the value,
+and what to do.
+"""
+
+
+class HeadraceError(Exception):
+    """The root; never raised itself."""
+
+
+class ProtocolError(HeadraceError):
+    """The peer broke the wire protocol; its connection ends.
+
+    `text` is sent as `-ERR 'text'` before closing; None closes silently, as the reference does for malformed arguments.
+    """
+
+    def __init__(self, text: str | None) -> None:
+        super().__init__(text or "malformed operation")
+        self.text = text
+
+
+class AuthError(HeadraceError):
+    """Credentials missing, wrong or expired."""
+
+
+class RequestError(HeadraceError):
+    """A JetStream request that is refused, with the error of the API's table."""
+
+    def __init__(self, code: int, err_code: int, description: str) -> None:
+        super().__init__(description)
+        self.code = code
+        self.err_code = err_code
+        self.description = description
+
+
+class StoreError(HeadraceError):
+    """The store cannot do what was asked."""
+
+
+class Corrupt(StoreError):
+    """Bytes on disk are not what was written."""
+
+
+class Poisoned(StoreError):
+    """A sync failed; nothing more may be acknowledged until a restart has read the disk again."""
+
+
+class Full(StoreError):
+    """No space is left for what was asked; reading and deleting go on."""
+
+
+class ClaimError(HeadraceError):
+    """A claim cannot be stored, found or trusted."""
