@@ -1,0 +1,1 @@
+"""Sockets and what surrounds them: options, listeners, connections, TLS, authentication, logs."""

@@ -1,0 +1,214 @@
+"""Options: every setting of a server, in one frozen value.
+
+Owns the names, the defaults (the reference server's, except for the address: loopback) and the checks that
+need nothing but the values themselves. The command line, the configuration file and `headrace.Server` all end
+here; nothing else keeps a default. It must not know where a value came from; secrets never show in its repr.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from headrace.errors import HeadraceError
+
+LOOPBACK_HOST = "127.0.0.1"
+DEFAULT_PORT = 4222
+ANY_PORT = -1
+
+
+class OptionsError(HeadraceError):
+    """A setting that cannot be used; the text names it, its value and the remedy."""
+
+
+class Sync(StrEnum):
+    """When an acknowledgement may leave: after the disk has it, or before."""
+
+    ALWAYS = "always"
+    ASYNC = "async"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One name that may connect; `password` is plain text or a bcrypt hash (`$2a$...`)."""
+
+    name: str
+    password: str = field(repr=False)
+    account: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The settings of one server. Durations end in `_s` (seconds), sizes are bytes, a limit of 0 is none."""
+
+    # Where it listens
+    host: str = LOOPBACK_HOST
+    port: int = DEFAULT_PORT
+    server_name: str = ""
+    server_tags: tuple[str, ...] = ()
+    client_advertise: str = ""
+    allow_remote_without_auth: bool = False
+
+    # Limits
+    max_payload: int = 1024 * 1024
+    max_control_line: int = 4096
+    max_pending: int = 64 * 1024 * 1024
+    max_connections: int = 64 * 1024
+    max_subscriptions: int = 0
+    max_subscription_tokens: int = 0
+
+    # Patience
+    ping_interval_s: float = 120.0
+    ping_max: int = 2
+    write_deadline_s: float = 10.0
+    auth_timeout_s: float = 2.0
+    lame_duck_duration_s: float = 120.0
+    lame_duck_grace_s: float = 10.0
+
+    # Who may connect
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    users: tuple[User, ...] = ()
+    no_auth_user: str = ""
+
+    # TLS
+    tls: bool = False
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    tls_verify: bool = False
+    tls_timeout_s: float = 2.0
+    tls_handshake_first: bool = False
+    allow_non_tls: bool = False
+
+    # JetStream
+    jetstream: bool = False
+    store_dir: str = ""
+    domain: str = ""
+    sync: Sync = Sync.ALWAYS
+
+    # Monitoring
+    http_host: str = ""
+    http_port: int = 0
+
+    # Logs and files
+    log_file: str = ""
+    log_format: LogFormat = LogFormat.TEXT
+    log_time: bool = True
+    log_time_utc: bool = False
+    debug: bool = False
+    trace: bool = False
+    pid_file: str = ""
+    ports_file_dir: str = ""
+
+    @property
+    def auth_required(self) -> bool:
+        """Whether a client has to prove who it is before it is heard."""
+        return bool(self.user or self.token or self.users) and not self.no_auth_user
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether anybody is known at all, whether or not strangers are let in as `no_auth_user`."""
+        return bool(self.user or self.token or self.users)
+
+    @property
+    def tls_enabled(self) -> bool:
+        return self.tls or self.tls_verify or bool(self.tls_cert)
+
+    def check(self) -> None:
+        """Raise OptionsError when the settings contradict each other or cannot be served."""
+        for rule in _RULES:
+            complaint = rule(self)
+            if complaint:
+                raise OptionsError(complaint)
+
+
+def _port_in_range(o: Options) -> str:
+    if not -1 <= o.port <= 65535:
+        return f"port {o.port} is not a port: use 1 to 65535, or -1 for any free one"
+    if not -1 <= o.http_port <= 65535:
+        return f"http_port {o.http_port} is not a port: use 1 to 65535, or -1 for any free one"
+    return ""
+
+
+def _payload_fits(o: Options) -> str:
+    if o.max_payload > o.max_pending:
+        return f"max_payload ({o.max_payload}) cannot be larger than max_pending ({o.max_pending})"
+    return ""
+
+
+def _limits_positive(o: Options) -> str:
+    for name in ("max_payload", "max_control_line", "max_pending"):
+        value = getattr(o, name)
+        if value <= 0:
+            return f"{name} is {value}: it has to be positive"
+    for name in ("max_subscriptions", "max_subscription_tokens", "max_connections", "ping_max"):
+        value = getattr(o, name)
+        if value < 0:
+            return f"{name} is {value}: it cannot be negative"
+    return ""
+
+
+def _patience_positive(o: Options) -> str:
+    for name in ("ping_interval_s", "write_deadline_s", "auth_timeout_s", "tls_timeout_s"):
+        value = getattr(o, name)
+        if value <= 0:
+            return f"{name} is {value}: it has to be longer than nothing"
+    return ""
+
+
+def _one_way_in(o: Options) -> str:
+    if o.token and (o.user or o.users):
+        return "a token and users cannot be used together: choose --auth, or --user with --pass"
+    if bool(o.user) != bool(o.password) and not o.users:
+        return "a user needs a password and a password a user: give both --user and --pass"
+    return ""
+
+
+def _tls_complete(o: Options) -> str:
+    if not o.tls_enabled:
+        return ""
+    if not o.tls_cert or not o.tls_key:
+        return "TLS needs a certificate and its key: give --tlscert and --tlskey"
+    if o.tls_verify and not o.tls_ca:
+        return "verifying client certificates needs an authority: give --tlscacert"
+    return ""
+
+
+def _name_without_blanks(o: Options) -> str:
+    if any(c.isspace() for c in o.server_name):
+        return f"server name {o.server_name!r} contains blanks: use a name without"
+    return ""
+
+
+_RULES = (
+    _port_in_range,
+    _limits_positive,
+    _payload_fits,
+    _patience_positive,
+    _one_way_in,
+    _tls_complete,
+    _name_without_blanks,
+)
+
+
+def option_names() -> frozenset[str]:
+    """The names that may be set, for those who take them as keywords."""
+    return frozenset(f.name for f in fields(Options))
+
+
+def from_keywords(**values: Any) -> Options:
+    """Options from keyword arguments; an unknown name is an error that says so."""
+    unknown = sorted(set(values) - option_names())
+    if unknown:
+        raise OptionsError(
+            f"unknown option {unknown[0]!r}; the options are: {', '.join(sorted(option_names()))}"
+        )
+    return Options(**values)
