@@ -97,6 +97,7 @@ class Options:
     # Monitoring
     http_host: str = ""
     http_port: int = 0
+    https_port: int = 0
 
     # Logs and files
     log_file: str = ""
@@ -131,10 +132,10 @@ class Options:
 
 
 def _port_in_range(o: Options) -> str:
-    if not -1 <= o.port <= 65535:
-        return f"port {o.port} is not a port: use 1 to 65535, or -1 for any free one"
-    if not -1 <= o.http_port <= 65535:
-        return f"http_port {o.http_port} is not a port: use 1 to 65535, or -1 for any free one"
+    for name in ("port", "http_port", "https_port"):
+        value = getattr(o, name)
+        if not -1 <= value <= 65535:
+            return f"{name} {value} is not a port: use 1 to 65535, or -1 for any free one"
     return ""
 
 
@@ -174,7 +175,7 @@ def _one_way_in(o: Options) -> str:
 
 def _tls_complete(o: Options) -> str:
     if not o.tls_enabled:
-        return ""
+        return "https_port needs TLS: give --tlscert and --tlskey" if o.https_port else ""
     if not o.tls_cert or not o.tls_key:
         return "TLS needs a certificate and its key: give --tlscert and --tlskey"
     if o.tls_verify and not o.tls_ca:

@@ -1,0 +1,182 @@
+"""Log lines, as text in the reference's form or as JSON.
+
+A line is queued and written by a thread of its own, so that a reader who does not read (a pipe that is full, a
+slow disk) never holds up the server: when the queue is full lines are dropped, and how many is said as soon as
+there is room again. Credentials never get in: every text passes through `redact`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from headrace.net.options import LogFormat, Options
+
+LINES_WAITING_MAX = 10_000
+FLUSH_PATIENCE_S = 1.0
+
+_SECRETS = "pass|password|auth_token|token|jwt|sig|nkey_seed"
+_SECRET = re.compile(rf'("(?:{_SECRETS})"\s*:\s*)(?:"(?:[^"\\]|\\.)*"?|[^,}}\s]+)', re.IGNORECASE)
+_URL_SECRET = re.compile(r"(\w+://)[^/\s@]+@")
+
+
+def redact(text: str) -> str:
+    """The text with the values of secret JSON fields, and user parts of URLs, hidden."""
+    return _URL_SECRET.sub(r"\1[hidden]@", _SECRET.sub(r'\1"[hidden]"', text))
+
+
+class Log:
+    """Where a server says what it does. `debugging` and `tracing` are asked before costly texts are built."""
+
+    def __init__(
+        self, *, debug: bool = False, trace: bool = False, write: Callable[[str, str], None] | None = None
+    ) -> None:
+        self.debugging = debug
+        self.tracing = trace
+        self._write = write
+
+    def info(self, text: str) -> None:
+        self._say("INF", text)
+
+    def warn(self, text: str) -> None:
+        self._say("WRN", text)
+
+    def error(self, text: str) -> None:
+        self._say("ERR", text)
+
+    def fatal(self, text: str) -> None:
+        self._say("FTL", text)
+
+    def debug(self, text: str) -> None:
+        if self.debugging:
+            self._say("DBG", text)
+
+    def trace(self, text: str) -> None:
+        if self.tracing:
+            self._say("TRC", text)
+
+    def reopen(self) -> None:
+        """Go on in a new file of the same name, after somebody moved the old one away."""
+
+    def close(self) -> None:
+        """Write what is waiting, as long as somebody takes it."""
+
+    def _say(self, level: str, text: str) -> None:
+        if self._write is not None:
+            self._write(level, redact(text))
+
+
+SILENT = Log()
+
+
+class WrittenLog(Log):
+    """A log whose lines go to stderr or to a file."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(debug=options.debug, trace=options.trace, write=self._put)
+        self._format = _json_line if options.log_format is LogFormat.JSON else _text_line
+        self._stamp = _Stamp(shown=options.log_time, utc=options.log_time_utc)
+        self._sink = _Sink(options.log_file)
+
+    def _put(self, level: str, text: str) -> None:
+        self._sink.put(self._format(self._stamp, level, text))
+
+    def reopen(self) -> None:
+        self._sink.reopen()
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+class _Stamp:
+    """The time of a line; the part that changes once a second is kept."""
+
+    def __init__(self, *, shown: bool, utc: bool) -> None:
+        self.shown = shown
+        self._split = time.gmtime if utc else time.localtime
+        self._second = -1
+        self._text = ""
+
+    def text(self) -> str:
+        now_ns = time.time_ns()
+        second, rest = divmod(now_ns, 1_000_000_000)
+        if second != self._second:
+            self._second = second
+            self._text = time.strftime("%Y/%m/%d %H:%M:%S", self._split(second))
+        return f"{self._text}.{rest // 1000:06d}"
+
+
+_PID = os.getpid()
+_LEVELS = {"INF": "info", "WRN": "warning", "ERR": "error", "FTL": "fatal", "DBG": "debug", "TRC": "trace"}
+
+
+def _text_line(stamp: _Stamp, level: str, text: str) -> bytes:
+    time_part = f"{stamp.text()} " if stamp.shown else ""
+    return f"[{_PID}] {time_part}[{level}] {text}\n".encode(errors="backslashreplace")
+
+
+def _json_line(stamp: _Stamp, level: str, text: str) -> bytes:
+    fields: dict[str, object] = {"time_ns": time.time_ns()} if stamp.shown else {}
+    fields |= {"level": _LEVELS[level], "pid": _PID, "text": text}
+    return json.dumps(fields).encode() + b"\n"
+
+
+class _Sink:
+    """A thread that writes queued lines to a file descriptor, and forgets lines rather than wait."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = self._open()
+        self._lines: SimpleQueue[bytes | None] = SimpleQueue()
+        self._dropped = 0
+        self._reopen = False
+        self._thread = threading.Thread(target=self._run, name="headrace-log", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> int:
+        if self._path:
+            return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        return sys.__stderr__.fileno() if sys.__stderr__ is not None else os.open(os.devnull, os.O_WRONLY)
+
+    def put(self, line: bytes) -> None:
+        if self._lines.qsize() >= LINES_WAITING_MAX:
+            self._dropped += 1
+            return
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            self._lines.put(f"[{_PID}] [WRN] {dropped} log lines were dropped: nobody read them\n".encode())
+        self._lines.put(line)
+
+    def reopen(self) -> None:
+        self._reopen = bool(self._path)
+        self._lines.put(b"")
+
+    def close(self) -> None:
+        self._lines.put(None)
+        self._thread.join(FLUSH_PATIENCE_S)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            if self._reopen:
+                self._reopen = False
+                os.close(self._fd)
+                self._fd = self._open()
+            try:
+                _write_all(self._fd, line)
+            except OSError:
+                # A closed pipe or a full disk: the server goes on without its log.
+                continue
+        if self._path:
+            os.close(self._fd)
+
+
+def _write_all(fd: int, line: bytes) -> None:
+    rest = memoryview(line)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
