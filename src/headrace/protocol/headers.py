@@ -1,0 +1,88 @@
+"""Header blocks: `NATS/1.0[ code[ text]] CRLF (Key: Value CRLF)* CRLF`, read and built as plain bytes.
+
+A block is passed on unvalidated, so nothing here assumes that it is well formed. Keys are compared exactly:
+the server knows `Nats-TTL` and not `nats-ttl`. `b""` stands for "no header block".
+"""
+
+from collections.abc import Iterable
+
+LINE = b"NATS/1.0"
+CRLF = b"\r\n"
+Pairs = Iterable[tuple[bytes, bytes]]
+
+
+def find(block: bytes, name: bytes, start: int = 0) -> int:
+    """Where the line of a header starts, or -1."""
+    at = block.find(CRLF + name + b":", start)
+    return -1 if at < 0 else at + 2
+
+
+def get(block: bytes, name: bytes) -> bytes | None:
+    """The first value of a header without leading blanks; None when it is not there."""
+    at = block.find(b"\r\n" + name + b":")
+    if at < 0:
+        return None
+    start = at + len(name) + 3
+    end = block.find(CRLF, start)
+    return (block[start:] if end < 0 else block[start:end]).lstrip(b" ")
+
+
+def get_all(block: bytes, name: bytes) -> list[bytes]:
+    """Every value of a header, in order."""
+    return [value for key, value in pairs(block) if key == name]
+
+
+def pairs(block: bytes) -> list[tuple[bytes, bytes]]:
+    """All headers in order, blanks around values stripped; lines without a colon are passed over."""
+    found = []
+    for line in block.split(CRLF)[1:]:
+        key, colon, value = line.partition(b":")
+        if colon:
+            found.append((key, value.strip(b" \t")))
+    return found
+
+
+def build(headers: Pairs, status: bytes = b"") -> bytes:
+    """A block with these headers; `status` is `503` or `408 Request Timeout`."""
+    parts = [LINE, b" " + status if status else b"", CRLF]
+    for key, value in headers:
+        parts += (key, b": ", value, CRLF)
+    parts.append(CRLF)
+    return b"".join(parts)
+
+
+def status(code: int, text: str = "", headers: Pairs = ()) -> bytes:
+    """A block whose first line carries a status, such as `NATS/1.0 404 No Messages`."""
+    return build(headers, b"%d %s" % (code, text.encode()) if text else b"%d" % code)
+
+
+def status_of(block: bytes) -> tuple[int, bytes]:
+    """Code and text of the first line; (0, b"") when it carries none."""
+    code, _, text = block.partition(CRLF)[0][len(LINE) :].strip().partition(b" ")
+    return (int(code), text.strip()) if code.isdigit() else (0, b"")
+
+
+def append(block: bytes, headers: Pairs) -> bytes:
+    """The block with headers added at its end; a block is made when there is none."""
+    added = b"".join(b"%s: %s\r\n" % pair for pair in headers)
+    if len(block) <= len(CRLF):
+        return LINE + CRLF + added + CRLF
+    return block[: -len(CRLF)] + added + CRLF
+
+
+def strip(block: bytes, name: bytes) -> bytes:
+    """The block without any line of this header; b"" when nothing but the first line is left of it."""
+    removed = False
+    at = find(block, name)
+    while at >= 0:
+        end = block.find(CRLF, at)
+        if end < 0:
+            break
+        block, removed = block[:at] + block[end + 2 :], True
+        at = find(block, name, at - 2)
+    return b"" if removed and block == LINE + CRLF + CRLF else block
+
+
+def replace(block: bytes, name: bytes, value: bytes) -> bytes:
+    """The block with this header set to one value, at its end."""
+    return append(strip(block, name), [(name, value)])

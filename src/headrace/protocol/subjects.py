@@ -1,0 +1,89 @@
+"""Subjects and patterns: tokens between dots, `*` for exactly one token, `>` for one or more at the end.
+
+Everything here is a pure function of bytes. A published subject is taken as it comes: a token `*` or `>` in
+it is an ordinary token, which equals the same character of a pattern or is caught by a wildcard (clients rely
+on it).
+"""
+
+STAR = b"*"
+REST = b">"
+_BLANKS = (b" ", b"\t", b"\r", b"\n", b"\x00")
+
+
+def tokens(subject: bytes) -> list[bytes]:
+    """The tokens of a subject."""
+    return subject.split(b".")
+
+
+def whole(subject: bytes) -> bool:
+    """Whether no token is empty; a subject that is not whole matches nothing."""
+    return bool(subject) and subject[0] != 46 and subject[-1] != 46 and b".." not in subject
+
+
+def valid(subject: bytes) -> bool:
+    """Whether a subject or pattern may be subscribed to: whole, no blanks, `>` only at the end."""
+    if not whole(subject) or any(blank in subject for blank in _BLANKS):
+        return False
+    return b">" not in subject or REST not in tokens(subject)[:-1]
+
+
+def literal(subject: bytes) -> bool:
+    """Whether no token is a wildcard (`a*` and `a>` are ordinary tokens)."""
+    if b"*" not in subject and b">" not in subject:
+        return True
+    return not any(token in (STAR, REST) for token in tokens(subject))
+
+
+def publishable(subject: bytes) -> bool:
+    """Whether a pedantic server accepts it as a subject to publish to: whole and without wildcards."""
+    return whole(subject) and literal(subject)
+
+
+def matches(pattern: bytes, subject: bytes) -> bool:
+    """Whether a pattern catches a subject whose tokens are all taken literally."""
+    if pattern == subject:
+        return whole(subject)
+    if b"*" not in pattern and b">" not in pattern:
+        return False
+    return whole(subject) and match_tokens(tokens(pattern), tokens(subject))
+
+
+def match_tokens(pattern: list[bytes], subject: list[bytes]) -> bool:
+    """`matches` on tokens already split; `subject` must be whole."""
+    last = len(pattern) - 1
+    if pattern[last] == REST:
+        if len(subject) < len(pattern):
+            return False
+    elif len(subject) != len(pattern):
+        return False
+    for token, theirs in zip(pattern, subject, strict=False):
+        if token == REST:
+            return True
+        if token != STAR and token != theirs:
+            return False
+    return True
+
+
+def collides(a: bytes, b: bytes) -> bool:
+    """Whether some subject is matched by both patterns."""
+    left, right = tokens(a), tokens(b)
+    for ours, theirs in zip(left, right, strict=False):
+        if ours == REST or theirs == REST:
+            return True
+        if ours != theirs and STAR not in (ours, theirs):
+            return False
+    return len(left) == len(right)
+
+
+def subset(a: bytes, b: bytes) -> bool:
+    """Whether every subject that pattern `a` matches is matched by pattern `b` too."""
+    inner, outer = tokens(a), tokens(b)
+    for position, theirs in enumerate(outer):
+        if position >= len(inner):
+            return False
+        if theirs == REST:
+            return True
+        ours = inner[position]
+        if ours == REST or (theirs != STAR and ours != theirs):
+            return False
+    return len(inner) == len(outer)
