@@ -1,0 +1,181 @@
+"""A disk that looks like another one but keeps every change in memory.
+
+Owns the patches laid over a store's files, so that recovery runs as it always does while the folder stays
+byte for byte as it was: this is how a store is read or checked without a broker.
+Invariant: only the reading half of the disk beneath is ever called. Must not know what the files mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+Op = tuple[Any, ...]
+
+
+class Beneath(Protocol):
+    """What an overlay needs of the disk it covers: the reading half."""
+
+    def list(self, folder: str) -> list[str]: ...
+    def exists(self, path: str) -> bool: ...
+    def size(self, path: str) -> int: ...
+    def read(self, path: str, offset: int, length: int) -> bytes: ...
+    def map(self, path: str) -> memoryview: ...
+    def prefetch(self, path: str, offset: int, length: int) -> None: ...
+    def free(self) -> int: ...
+
+
+class _File:
+    """One changed file: what it was made of (`origin`, or nothing) and the writes since, oldest first."""
+
+    __slots__ = ("kept", "origin", "patches", "size")
+
+    def __init__(self, origin: str | None, kept: int, size: int) -> None:
+        self.origin = origin
+        self.kept = kept  # bytes of the origin that still show
+        self.size = size
+        self.patches: list[tuple[int, bytes]] = []
+
+
+class OverlayDisk:
+    """A `Disk`; submissions are never carried out, as if the process died before the disk got to them."""
+
+    def __init__(self, beneath: Beneath) -> None:
+        self._beneath = beneath
+        self._files: dict[str, _File | None] = {}  # None: removed
+        self._folders: dict[str, bool] = {}  # False: removed
+        self._verbs: dict[str, Callable[..., None]] = {
+            "create": self._create,
+            "write": self._write,
+            "sync": self._nothing,
+            "syncdir": self._nothing,
+            "mkdir": self._mkdir,
+            "link": self._link,
+            "rename": self._rename,
+            "unlink": self._unlink,
+            "rmdir": self._rmdir,
+            "copy": self._copy,
+        }
+
+    @property
+    def changed(self) -> bool:
+        """Whether whoever ran on this disk would have changed the one beneath."""
+        return bool(self._files or self._folders)
+
+    def list(self, folder: str) -> list[str]:
+        prefix = f"{folder}/" if folder else ""
+        names = {name for name in self._beneath.list(folder) if self.exists(prefix + name)}
+        for path in [*self._files, *self._folders]:
+            if path.startswith(prefix) and "/" not in path[len(prefix) :] and self.exists(path):
+                names.add(path[len(prefix) :])
+        return sorted(names)
+
+    def exists(self, path: str) -> bool:
+        if path in self._files:
+            return self._files[path] is not None
+        if path in self._folders:
+            return self._folders[path]
+        return self._beneath.exists(path)
+
+    def size(self, path: str) -> int:
+        file = self._changed_file(path)
+        return file.size if file else self._beneath.size(path)
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        file = self._changed_file(path)
+        if file is None:
+            return self._beneath.read(path, offset, length)
+        length = max(0, min(length, file.size - offset))
+        out = bytearray(length)
+        if file.origin is not None:
+            origin = self._beneath.read(file.origin, offset, max(0, min(length, file.kept - offset)))
+            out[: len(origin)] = origin
+        for start, data in file.patches:
+            low, high = max(start, offset), min(start + len(data), offset + length)
+            if low < high:
+                out[low - offset : high - offset] = data[low - start : high - start]
+        return bytes(out)
+
+    def map(self, path: str) -> memoryview:
+        file = self._changed_file(path)
+        if file is None:
+            return self._beneath.map(path)
+        return memoryview(self.read(path, 0, file.size))
+
+    def prefetch(self, path: str, offset: int, length: int) -> None:
+        if path not in self._files:
+            self._beneath.prefetch(path, offset, length)
+
+    def free(self) -> int:
+        return self._beneath.free()
+
+    def run(self, ops: Sequence[Op]) -> None:
+        for verb, *arguments in ops:
+            self._verbs[verb](*arguments)
+
+    def submit(self, lane: str, ops: Sequence[Op], done: Callable[[OSError | None], None]) -> None:
+        """Accepted and never done."""
+
+    def close(self) -> None:
+        self._files.clear()
+        self._folders.clear()
+
+    def _changed_file(self, path: str) -> _File | None:
+        if path in self._files and self._files[path] is None:
+            raise _missing(path)
+        return self._files.get(path)
+
+    def _own(self, path: str) -> _File:
+        """The changed file at `path`; one beneath is covered first."""
+        file = self._changed_file(path)
+        if file is None:
+            size = self._beneath.size(path)
+            file = self._files[path] = _File(path, size, size)
+        return file
+
+    def _create(self, path: str, size: int) -> None:
+        if self.exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        self._files[path] = _File(None, 0, size)
+
+    def _write(self, path: str, offset: int, data: Any) -> None:
+        whole = b"".join(data) if isinstance(data, (list, tuple)) else bytes(data)
+        file = self._own(path)
+        file.patches.append((offset, whole))
+        file.size = max(file.size, offset + len(whole))
+
+    def _nothing(self, *_: Any) -> None:
+        """A sync: there is nothing that could be lost."""
+
+    def _mkdir(self, folder: str) -> None:
+        if self.exists(folder):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), folder)
+        self._folders[folder] = True
+
+    def _rmdir(self, folder: str) -> None:
+        if self.list(folder):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), folder)
+        self._folders[folder] = False
+
+    def _link(self, path: str, new: str) -> None:
+        if self.exists(new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+        self._files[new] = self._own(path)
+
+    def _rename(self, path: str, new: str) -> None:
+        self._files[new] = self._own(path)
+        self._files[path] = None
+
+    def _unlink(self, path: str) -> None:
+        if not self.exists(path):
+            raise _missing(path)
+        self._files[path] = None
+
+    def _copy(self, src: str, src_offset: int, dst: str, dst_offset: int, length: int) -> None:
+        self._write(dst, dst_offset, self.read(src, src_offset, length))
+
+
+def _missing(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
