@@ -1,7 +1,7 @@
 """A broker for tests: pytest fixtures, and a server in a thread for code that has no event loop.
 
-This module is a pytest plugin that every run with Headrace installed loads, so it imports nothing but pytest until
-a test asks for a server.
+This module is a pytest plugin that every run with Headrace installed loads, so it imports nothing but pytest
+until a test asks for a server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATIENCE_S = 30.0
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "headrace(**options): options of the broker that headrace_server starts, e.g. clock='virtual', token='t'",
+        "headrace(**options): options of the broker that headrace_server starts, e.g. clock='virtual'",
     )
 
 

@@ -120,6 +120,13 @@ class Options:
         return bool(self.user or self.token or self.users)
 
     @property
+    def monitoring_host(self) -> str:
+        """Where monitoring listens: it asks no password, so it stays on this machine unless told so."""
+        if is_loopback(self.host) or self.allow_remote_without_auth:
+            return self.http_host or self.host
+        return self.http_host if is_loopback(self.http_host) else LOOPBACK_HOST
+
+    @property
     def tls_enabled(self) -> bool:
         return self.tls or self.tls_verify or bool(self.tls_cert)
 
@@ -189,6 +196,21 @@ def _name_without_blanks(o: Options) -> str:
     return ""
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _remote_needs_auth(o: Options) -> str:
+    if is_loopback(o.host) or o.has_credentials or o.tls_verify or o.allow_remote_without_auth:
+        return ""
+    return (
+        f"refusing to listen on {o.host or 'all addresses'!r} without authentication: anybody who reaches it "
+        "could read and write everything. Give --user and --pass, or --auth, or --tlsverify; "
+        "or say --allow_insecure if that is what you want"
+    )
+
+
 _RULES = (
     _port_in_range,
     _limits_positive,
@@ -197,6 +219,7 @@ _RULES = (
     _one_way_in,
     _tls_complete,
     _name_without_blanks,
+    _remote_needs_auth,
 )
 
 

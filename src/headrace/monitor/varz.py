@@ -1,0 +1,140 @@
+"""The general page, /varz: the reference's field names, with what this server has of them.
+
+Owns the form. The figures come in through `Vitals`, so that it knows neither sockets nor streams.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from headrace import COMPATIBLE_VERSION, __version__
+from headrace.net.options import Options
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """The figures of a running server at one moment."""
+
+    server_id: str
+    server_name: str
+    host: str
+    port: int
+    http_port: int
+    https_port: int
+    start_ns: int
+    now_ns: int
+    connections: int
+    total_connections: int
+    subscriptions: int
+    in_msgs: int
+    in_bytes: int
+    out_msgs: int
+    out_bytes: int
+    slow_consumers: int
+    stale_connections: int
+    page_counts: dict[str, int]
+
+
+def varz(options: Options, vitals: Vitals) -> dict[str, Any]:
+    return _identity(options, vitals) | _limits(options, vitals) | _figures(vitals)
+
+
+def _identity(options: Options, vitals: Vitals) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "server_id": vitals.server_id,
+        "server_name": vitals.server_name,
+        "version": COMPATIBLE_VERSION,
+        "headrace_version": __version__,
+        "proto": 1,
+        "go": f"python{platform.python_version()}",
+        "host": vitals.host,
+        "port": vitals.port,
+    }
+    if options.auth_required:
+        fields["auth_required"] = True
+    if options.tls_enabled:
+        fields |= {"tls_required": True, "tls_verify": options.tls_verify}
+    if options.client_advertise:
+        fields["connect_urls"] = [options.client_advertise]
+    if options.server_tags:
+        fields["tags"] = list(options.server_tags)
+    return fields
+
+
+def _limits(options: Options, vitals: Vitals) -> dict[str, Any]:
+    return {
+        "max_connections": options.max_connections,
+        "max_subscriptions": options.max_subscriptions,
+        "ping_interval": int(options.ping_interval_s * SECOND_NS),
+        "ping_max": options.ping_max,
+        "http_host": options.monitoring_host,
+        "http_port": vitals.http_port,
+        "http_base_path": "",
+        "https_port": vitals.https_port,
+        "auth_timeout": options.auth_timeout_s,
+        "max_control_line": options.max_control_line,
+        "max_payload": options.max_payload,
+        "max_pending": options.max_pending,
+        "tls_timeout": options.tls_timeout_s,
+        "write_deadline": int(options.write_deadline_s * SECOND_NS),
+    }
+
+
+def _figures(vitals: Vitals) -> dict[str, Any]:
+    return {
+        "start": rfc3339(vitals.start_ns),
+        "now": rfc3339(vitals.now_ns),
+        "uptime": uptime((vitals.now_ns - vitals.start_ns) // SECOND_NS),
+        "mem": resident_bytes(),
+        "cores": os.cpu_count() or 1,
+        "cpu": 0,
+        "connections": vitals.connections,
+        "total_connections": vitals.total_connections,
+        "routes": 0,
+        "remotes": 0,
+        "leafnodes": 0,
+        "in_msgs": vitals.in_msgs,
+        "in_bytes": vitals.in_bytes,
+        "out_msgs": vitals.out_msgs,
+        "out_bytes": vitals.out_bytes,
+        "slow_consumers": vitals.slow_consumers,
+        "stale_connections": vitals.stale_connections,
+        "subscriptions": vitals.subscriptions,
+        "http_req_stats": vitals.page_counts,
+        "config_load_time": rfc3339(vitals.start_ns),
+    }
+
+
+def rfc3339(time_ns: int) -> str:
+    """A time as the reference writes it: UTC, nanoseconds, no trailing zeros."""
+    second, rest = divmod(time_ns, SECOND_NS)
+    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+    fraction = f".{rest:09d}".rstrip("0") if rest else ""
+    return f"{text}{fraction}Z"
+
+
+def uptime(seconds: int) -> str:
+    """A duration as the reference writes it: 1y2d3h4m5s, from the largest unit that is not zero."""
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    year, day = divmod(days, 365)
+    parts = [(year, "y"), (day, "d"), (hour, "h"), (minute, "m"), (second, "s")]
+    while len(parts) > 1 and not parts[0][0]:
+        parts.pop(0)
+    return "".join(f"{count}{unit}" for count, unit in parts)
+
+
+def resident_bytes() -> int:
+    """Memory in use; 0 where the system does not tell in this way."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,90 @@
+"""Who a CONNECT proves to be."""
+
+import pytest
+
+from headrace.errors import AuthError
+from headrace.net.auth import ANONYMOUS, Authenticator, Identity, is_hash, same_secret
+from headrace.net.options import Options, OptionsError, User
+
+
+def test_nobody_has_to_say_who_they_are() -> None:
+    authenticator = Authenticator(Options())
+    assert not authenticator.required
+    assert authenticator.check({}) == ANONYMOUS
+    assert authenticator.check({"user": "anybody", "pass": "anything"}) == ANONYMOUS
+
+
+@pytest.mark.parametrize(
+    ("connect", "expected"),
+    [
+        ({"user": "ada", "pass": "secret"}, Identity("ada")),
+        ({"user": "ada", "pass": "Secret"}, None),
+        ({"user": "ada", "pass": ""}, None),
+        ({"user": "ada"}, None),
+        ({"user": "bob", "pass": "secret"}, None),
+        ({"user": "", "pass": ""}, None),
+        ({"auth_token": "secret"}, None),
+        ({"user": ["ada"], "pass": "secret"}, None),
+        ({"user": "ada", "pass": 1}, None),
+        ({}, None),
+    ],
+)
+def test_user_and_password(connect: dict[str, object], expected: Identity | None) -> None:
+    authenticator = Authenticator(Options(user="ada", password="secret"))
+    assert authenticator.required
+    assert authenticator.check(connect) == expected
+
+
+@pytest.mark.parametrize(
+    ("connect", "known"),
+    [
+        ({"auth_token": "t0ken"}, True),
+        ({"auth_token": "t0ke"}, False),
+        ({"auth_token": None}, False),
+        ({"user": "t0ken"}, False),
+        ({"auth_token": "tökén"}, False),
+        ({}, False),
+    ],
+)
+def test_token(connect: dict[str, object], known: bool) -> None:
+    assert (Authenticator(Options(token="t0ken")).check(connect) is not None) is known
+
+
+def test_several_users_with_accounts_and_one_for_strangers() -> None:
+    users = (User("a", "1", "A"), User("guest", "2"))
+    authenticator = Authenticator(Options(users=users, no_auth_user="guest"))
+    assert not authenticator.required
+    assert authenticator.check({"user": "a", "pass": "1"}) == Identity("a", "A")
+    assert authenticator.check({}) == Identity("guest")
+    assert authenticator.check({"user": "a", "pass": "wrong"}) is None
+
+
+def test_the_user_for_strangers_has_to_exist() -> None:
+    with pytest.raises(OptionsError, match="'nobody'"):
+        Authenticator(Options(users=(User("a", "1"),), no_auth_user="nobody"))
+
+
+def test_reload_replaces_the_users() -> None:
+    authenticator = Authenticator(Options(token="old"))
+    authenticator.replace(Options(token="new"))
+    assert authenticator.check({"auth_token": "old"}) is None
+    assert authenticator.check({"auth_token": "new"}) is not None
+
+
+def test_hashes_are_told_from_plain_secrets() -> None:
+    assert is_hash("$2a$11$abcdefghijklmnopqrstuv")
+    assert is_hash("$2b$04$abc")
+    assert not is_hash("$2z$04$abc")
+    assert not is_hash("plain $2a$11$")
+
+
+def test_a_hash_is_checked_by_bcrypt_or_refused_at_start() -> None:
+    try:
+        import bcrypt
+    except ModuleNotFoundError:
+        with pytest.raises(AuthError, match=r"headrace\[bcrypt\]"):
+            Authenticator(Options(token="$2a$11$abcdefghijklmnopqrstuv"))
+    else:
+        stored = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+        assert same_secret(stored, "secret")
+        assert not same_secret(stored, "Secret")

@@ -1,0 +1,34 @@
+"""Durations as people and Go write them."""
+
+from datetime import timedelta
+
+import pytest
+
+from headrace.durations import Duration, duration_ns
+
+S = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [
+        ("24h", 86400 * S),
+        ("1m30s", 90 * S),
+        ("250ms", S // 4),
+        ("1.5s", 3 * S // 2),
+        ("2d", 172800 * S),
+        ("10us", 10_000),
+        ("7ns", 7),
+        (2, 2 * S),
+        (0.5, S // 2),
+        (timedelta(minutes=1), 60 * S),
+    ],
+)
+def test_durations(duration: Duration, expected: int) -> None:
+    assert duration_ns(duration) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1", "s", "1x", "1h 2m", "-1s", "1hh"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        duration_ns(text)
