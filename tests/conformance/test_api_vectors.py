@@ -86,7 +86,8 @@ def _check(step: Conversation, received: list[list[str]]) -> None:
     expected = _replies(step.expected)
     lines = [line for reply in received for line in (*reply, "--")]
     wanted = [line for reply in expected for line in (*reply, "--")]
-    assert not conversation.differences(wanted, lines), _explain(step, wanted, lines)
+    if conversation.differences(wanted, lines):
+        pytest.fail(_explain(step, wanted, lines), pytrace=False)
 
 
 def _explain(step: Conversation, wanted: list[str], lines: list[str]) -> str:

@@ -63,7 +63,8 @@ def test_conversation(servers: Callable[[str], Server], talk: Conversation) -> N
             expected.append("PONG")
     lines = [line for frame in received for line in _lines(frame)]
     difference = conversation.differences(expected, lines)
-    assert not difference, f"{talk.title}\n{difference}"
+    if difference:
+        pytest.fail(f"{talk.title}\n{difference}", pytrace=False)
 
 
 def _lines(frame: bytes) -> list[str]:
