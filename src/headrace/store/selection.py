@@ -1,0 +1,64 @@
+"""Which of a snapshot's rows a reader wants.
+
+Owns the bounds and subject patterns of a read and turns them into masks over columns. Invariant: a subject is
+matched once, however many messages carry it. Must not know files; imports pyarrow, as `arrow` does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.store.arrow import Array, expiry_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Bounds are half open: the first is included, the end is not. None and () leave a side open."""
+
+    patterns: tuple[bytes, ...] = ()
+    first_seq: int | None = None
+    end_seq: int | None = None
+    first_ns: int | None = None
+    end_ns: int | None = None
+
+    def subject_mask(self, subjects: list[bytes]) -> Array | None:
+        """For each subject id whether it is wanted; None when all are."""
+        if not self.patterns or b">" in self.patterns:
+            return None
+        table = pa.array(subjects, pa.binary())
+        wanted = pc.match_substring_regex(table, _expression(self.patterns))
+        return np.asarray(wanted.to_numpy(zero_copy_only=False), bool)
+
+    def row_mask(self, rows: Array, as_of_ns: int) -> Array | None:
+        """For each record head whether it is within bounds and was alive at `as_of_ns`; None when all are."""
+        deadline, bounded = expiry_ns(rows)
+        mask = ~(bounded & (deadline <= as_of_ns))
+        if self.first_seq is not None:
+            mask &= rows["seq"] >= np.uint64(max(self.first_seq, 0))
+        if self.end_seq is not None:
+            mask &= rows["seq"] < np.uint64(max(self.end_seq, 0))
+        if self.first_ns is not None:
+            mask &= rows["time_ns"].astype(np.int64) >= self.first_ns
+        if self.end_ns is not None:
+            mask &= rows["time_ns"].astype(np.int64) < self.end_ns
+        return None if mask.all() else mask
+
+
+def _expression(patterns: tuple[bytes, ...]) -> bytes:
+    """One regular expression for all patterns; over binary values it is matched byte by byte."""
+    return b"^(?:" + b"|".join(_translate(pattern) for pattern in patterns) + b")$"
+
+
+def _translate(pattern: bytes) -> bytes:
+    *tokens, last = pattern.split(b".")
+    parts = [_TOKEN if token == b"*" else re.escape(token) for token in tokens]
+    ends = {b"*": _TOKEN, b">": _TOKEN + rb"(?:\." + _TOKEN + b")*"}
+    return rb"\.".join([*parts, ends.get(last, re.escape(last))])
+
+
+_TOKEN = b"[^.]+"
