@@ -1,0 +1,6 @@
+"""The vocabulary of the JetStream API: typed configurations, their rules, requests, answers and the error
+table.
+
+Pure functions and values: no streams, no sockets, no clock. What acts on streams lives in
+`headrace.broker`.
+"""

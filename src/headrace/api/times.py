@@ -1,0 +1,265 @@
+"""Times and durations as text, the way the reference reads and writes them.
+
+A time is an integer of nanoseconds since 1970 or its RFC 3339 text; a duration is an integer of nanoseconds
+or Go's text for it (`1h0m0s`). Also the value of the `Nats-TTL` header. Reads no clock.
+"""
+
+import datetime
+from functools import lru_cache
+
+SECOND = 1_000_000_000
+ZERO = "0001-01-01T00:00:00Z"
+ZERO_NS = -62_135_596_800 * SECOND
+
+_EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
+_LAYOUT = "2006-01-02T15:04:05Z07:00"
+_UNITS = {
+    "ns": 1,
+    "us": 1_000,
+    "\u00b5s": 1_000,
+    "\u03bcs": 1_000,
+    "ms": 1_000_000,
+    "s": SECOND,
+    "m": 60 * SECOND,
+    "h": 3600 * SECOND,
+}
+
+
+@lru_cache(maxsize=4096)
+def _second_text(second: int) -> str:
+    days, rest = divmod(second, 86_400)
+    date = datetime.date.fromordinal(days + _EPOCH_DAY)
+    return f"{date.isoformat()}T{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+
+
+def text(time_ns: int) -> str:
+    """RFC 3339 in UTC with up to nine digits, trailing zeros trimmed."""
+    second, fraction = divmod(time_ns, SECOND)
+    if not fraction:
+        return _second_text(second) + "Z"
+    return f"{_second_text(second)}.{fraction:09}".rstrip("0") + "Z"
+
+
+class BadTime(ValueError):
+    """The text is no RFC 3339 time; the message is the reference's."""
+
+
+class _Reader:
+    """Reads RFC 3339 from left to right and words each refusal as the reference does."""
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+        self.rest = value
+
+    def wanted(self, element: str) -> BadTime:
+        return BadTime(
+            f'parsing time "{self.value}" as "{_LAYOUT}": cannot parse "{self.rest}" as "{element}"'
+        )
+
+    def outside(self, what: str) -> BadTime:
+        return BadTime(f'parsing time "{self.value}": {what} out of range')
+
+    def number(self, digits: int, element: str, *, shorter: bool = False) -> int:
+        found = self.rest[:digits]
+        if shorter and len(found) == digits and not found[-1].isdigit():
+            found = found[:-1]
+        if not (found.isascii() and found.isdigit()) or (len(found) < digits and not shorter):
+            raise self.wanted(element)
+        self.rest = self.rest[len(found) :]
+        return int(found)
+
+    def sign(self, element: str) -> None:
+        if not self.rest.startswith(element):
+            raise self.wanted(element)
+        self.rest = self.rest[1:]
+
+    def fraction(self) -> str:
+        if self.rest[:1] not in (".", ",") or not self.rest[1:2].isdigit():
+            return ""
+        end = 1
+        while self.rest[end : end + 1].isdigit():
+            end += 1
+        digits, self.rest = self.rest[1:end], self.rest[end:]
+        return digits[:9].rstrip("0")
+
+    def offset(self) -> tuple[int, str]:
+        """Seconds east of UTC, and the text that shows them."""
+        if self.rest.startswith("Z"):
+            self.rest = self.rest[1:]
+            return 0, "Z"
+        zone = self.rest[:6]
+        well_formed = len(zone) == 6 and zone[0] in "+-" and zone[3] == ":"
+        if not well_formed or not (zone[1:3] + zone[4:]).isdigit():
+            raise self.wanted("Z07:00")
+        hours, minutes = int(zone[1:3]), int(zone[4:])
+        if hours > 24:
+            raise self.outside("time zone offset hour")
+        if minutes > 60:
+            raise self.outside("time zone offset minute")
+        self.rest = self.rest[6:]
+        seconds = (hours * 3600 + minutes * 60) * (-1 if zone[0] == "-" else 1)
+        return seconds, zone if seconds else "Z"
+
+
+def _read(value: str) -> tuple[int, str]:
+    reader = _Reader(value)
+    year = reader.number(4, "2006")
+    reader.sign("-")
+    month = reader.number(2, "01")
+    if not 1 <= month <= 12:
+        raise reader.outside("month")
+    reader.sign("-")
+    day = reader.number(2, "02")
+    reader.sign("T")
+    hour = reader.number(2, "15", shorter=True)
+    if hour > 23:
+        raise reader.outside("hour")
+    reader.sign(":")
+    minute = reader.number(2, "04")
+    if minute > 59:
+        raise reader.outside("minute")
+    reader.sign(":")
+    second = reader.number(2, "05")
+    if second > 59:
+        raise reader.outside("second")
+    fraction = reader.fraction()
+    east, zone = reader.offset()
+    if reader.rest:
+        raise BadTime(f'parsing time "{value}": extra text: "{reader.rest}"')
+    days = _days(reader, year, month, day)
+    total = (days * 86_400 + hour * 3600 + minute * 60 + second - east) * SECOND
+    if fraction:
+        total += int(fraction.ljust(9, "0"))
+    clock = f"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}"
+    return total, f"{clock}.{fraction}{zone}" if fraction else clock + zone
+
+
+def _days(reader: _Reader, year: int, month: int, day: int) -> int:
+    # datetime has no year 0; four hundred years later the calendar is the same.
+    try:
+        ordinal = datetime.date(year or 400, month, day).toordinal()
+    except ValueError:
+        raise reader.outside("day") from None
+    return ordinal - _EPOCH_DAY - (0 if year else 146_097)
+
+
+@lru_cache(maxsize=256)
+def nanos(value: str) -> int:
+    """Nanoseconds since 1970 of an RFC 3339 text; raises BadTime."""
+    return _read(value)[0]
+
+
+def canonical(value: str) -> str:
+    """The same time as the reference would write it back; raises BadTime."""
+    return _read(value)[1]
+
+
+def duration_text(duration_ns: int) -> str:
+    """Go's text: `1h0m0s`, `1.5s`, `500ms`, `0s`."""
+    if not duration_ns:
+        return "0s"
+    sign, left = ("-", -duration_ns) if duration_ns < 0 else ("", duration_ns)
+    if left < SECOND:
+        unit, scale = next(
+            (unit, scale)
+            for unit, scale in (("ms", 1_000_000), ("\u00b5s", 1_000), ("ns", 1))
+            if left >= scale
+        )
+        return sign + _decimal(left, scale) + unit
+    minutes, rest = divmod(left, 60 * SECOND)
+    seconds = _decimal(rest, SECOND) + "s"
+    if not minutes:
+        return sign + seconds
+    hours, minutes = divmod(minutes, 60)
+    return f"{sign}{hours}h{minutes}m{seconds}" if hours else f"{sign}{minutes}m{seconds}"
+
+
+def _decimal(value: int, scale: int) -> str:
+    whole, part = divmod(value, scale)
+    if not part:
+        return str(whole)
+    width = len(str(scale)) - 1
+    return f"{whole}.{part:0{width}}".rstrip("0")
+
+
+def parse_duration(value: str) -> int | None:
+    """Nanoseconds of a Go duration, or None: sign, then one or more of number and unit, or a bare zero."""
+    sign = -1 if value[:1] == "-" else 1
+    rest = value[1:] if value[:1] in ("-", "+") else value
+    if rest == "0":
+        return 0
+    if not rest:
+        return None
+    total = 0
+    while rest:
+        part, rest = _element(rest)
+        if part is None:
+            return None
+        total += part
+        if total > 2**63 - (sign > 0):
+            return None
+    return sign * total
+
+
+def _element(rest: str) -> tuple[int | None, str]:
+    """The first number and unit of a duration, and what follows them."""
+    whole = _digits(rest)
+    after = rest[len(whole) :]
+    fraction = ""
+    if after.startswith("."):
+        fraction = _digits(after[1:])
+        after = after[1 + len(fraction) :]
+    end = 0
+    while end < len(after) and after[end] != "." and not "0" <= after[end] <= "9":
+        end += 1
+    scale = _UNITS.get(after[:end])
+    if scale is None or not (whole or fraction):
+        return None, ""
+    # Cut, not rounded, at a nanosecond; digits beyond the eighteenth cannot matter.
+    digits = fraction[:18]
+    nanoseconds = int(whole or "0") * scale + (int(digits) * scale // 10 ** len(digits) if digits else 0)
+    return nanoseconds, after[end:]
+
+
+def _digits(value: str) -> str:
+    end = 0
+    while end < len(value) and "0" <= value[end] <= "9":
+        end += 1
+    return value[:end]
+
+
+# What a `Nats-TTL` header says.
+TTL_NONE, TTL_SECONDS, TTL_NEVER, TTL_ZERO, TTL_INVALID = "none", "seconds", "never", "zero", "invalid"
+
+
+def parse_ttl(value: bytes) -> tuple[str, int]:
+    """What a `Nats-TTL` value asks for, as (kind, seconds).
+
+    `none`: no TTL at all (empty, or digits that amount to nothing such as `00`); `seconds`: whole seconds,
+    at least one; `never`; `zero`: a zero duration, which the seed ignores where TTLs are enabled and the
+    reference refuses (10165) where they are not; `invalid`: 10165.
+    """
+    if not value:
+        return TTL_NONE, 0
+    if value.lower() == b"never":
+        return TTL_NEVER, 0
+    if value.isdigit() and value != b"0":
+        return _ttl_digits(value)
+    try:
+        duration = parse_duration(value.decode())
+    except UnicodeDecodeError:
+        duration = None
+    if duration == 0:
+        return TTL_ZERO, 0
+    if duration is None or duration < SECOND:
+        return TTL_INVALID, 0
+    return TTL_SECONDS, duration // SECOND
+
+
+def _ttl_digits(value: bytes) -> tuple[str, int]:
+    if len(value) > 20:
+        return TTL_INVALID, 0
+    seconds = int(value)
+    if seconds > 2**63 - 1:
+        return TTL_INVALID, 0
+    return (TTL_SECONDS, seconds) if seconds else (TTL_NONE, 0)
