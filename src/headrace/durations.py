@@ -1,4 +1,4 @@
-"""Durations as people and Go write them: "24h", "1m30s", "250ms"."""
+"""Durations and sizes as people and Go write them: "24h", "1m30s", "250ms"; "64MB", "8k"."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ _UNITS_NS = {
 }
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d)")
 
+_SIZE = re.compile(r"(\d+)\s*(?:([kmgt])(i?b?)?)?", re.IGNORECASE)
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
 Duration = str | int | float | timedelta
 
 
@@ -30,3 +33,14 @@ def duration_ns(duration: Duration) -> int:
     if not parts or "".join(number + unit for number, unit in parts) != duration:
         raise ValueError(f"{duration!r} is not a duration: write for example 24h, 1m30s or 250ms")
     return round(sum(float(number) * _UNITS_NS[unit] for number, unit in parts))
+
+
+def size_bytes(text: str) -> int:
+    """Bytes of "1024", "8k" (powers of 1000) or "64KB", "1MiB" (powers of 1024), as the reference does."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size: write for example 1048576, 1MB or 64KB")
+    number, unit, binary = match.groups()
+    if unit is None:
+        return int(number)
+    return int(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()]

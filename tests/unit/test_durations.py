@@ -1,10 +1,10 @@
-"""Durations as people and Go write them."""
+"""Durations and sizes as people and Go write them."""
 
 from datetime import timedelta
 
 import pytest
 
-from headrace.durations import Duration, duration_ns
+from headrace.durations import Duration, duration_ns, size_bytes
 
 S = 1_000_000_000
 
@@ -32,3 +32,25 @@ def test_durations(duration: Duration, expected: int) -> None:
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         duration_ns(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("1024", 1024),
+        ("8k", 8000),
+        ("8K", 8000),
+        ("64KB", 65536),
+        ("1MiB", 1 << 20),
+        ("2gi", 2 << 30),
+    ],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert size_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "k", "1x", "-1", "1.5k", "1kk"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        size_bytes(text)

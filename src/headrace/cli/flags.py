@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
+from headrace.durations import duration_ns, size_bytes
 from headrace.net.options import LogFormat, Options, OptionsError, from_keywords
 
 USAGE = """\
@@ -42,6 +43,13 @@ TLS
 Streams
     -js, --jetstream                 durable streams
     -sd, --store_dir <dir>           where they are kept
+
+Limits and patience (the configuration file's keys, as flags; sizes like 64MB, durations like 2s)
+        --max_payload <size>         --max_control_line <size>      --max_pending <size>
+        --max_connections <n>        --max_subscriptions <n>        --max_subscription_tokens <n>
+        --ping_interval <duration>   --ping_max <n>                 --write_deadline <duration>
+        --auth_timeout <duration>    --tls_timeout <duration>       --tls_handshake_first
+        --lame_duck_duration <duration>    --lame_duck_grace_period <duration>
 
 Logs
     -l, --log, --log_file <file>     into a file instead of stderr
@@ -102,6 +110,10 @@ def _number(text: str) -> int:
     return int(text, 0) if not text.lstrip("+-").isdigit() else int(text)
 
 
+def _seconds(text: str) -> float:
+    return float(text) if text.replace(".", "", 1).isdigit() else duration_ns(text) / 1e9
+
+
 _TRUE = {"1", "t", "T", "TRUE", "true", "True"}
 _FALSE = {"0", "f", "F", "FALSE", "false", "False"}
 
@@ -133,56 +145,68 @@ class Flag:
         return self.read is _switch
 
 
-def _table() -> dict[str, Flag]:
-    def sets(read: Callable[[str], Any], *options: str) -> Flag:
-        return Flag(read=read, sets=options)
-
-    cluster = Flag(refusal=NO_CLUSTER)
-    rows: list[tuple[str, Flag]] = [
-        ("a addr net", sets(_text, "host")),
-        ("p port", sets(_number, "port")),
-        ("n name server_name", sets(_text, "server_name")),
-        ("m http_port", sets(_number, "http_port")),
-        ("ms https_port", sets(_number, "https_port")),
-        ("client_advertise", sets(_text, "client_advertise")),
-        ("allow_insecure", sets(_switch, "allow_remote_without_auth")),
-        ("user", sets(_text, "user")),
-        ("pass", sets(_text, "password")),
-        ("auth", sets(_text, "token")),
-        ("tls", sets(_switch, "tls")),
-        ("tlscert", sets(_text, "tls_cert")),
-        ("tlskey", sets(_text, "tls_key")),
-        ("tlsverify", sets(_switch, "tls_verify")),
-        ("tlscacert", sets(_text, "tls_ca")),
-        ("js jetstream", sets(_switch, "jetstream")),
-        ("sd store_dir", sets(_text, "store_dir")),
-        ("l log log_file", sets(_text, "log_file")),
-        ("log_format", sets(_log_format, "log_format")),
-        ("T logtime", sets(_switch, "log_time")),
-        ("logtime_utc", sets(_switch, "log_time_utc")),
-        ("D debug", sets(_switch, "debug")),
-        ("V VV trace", sets(_switch, "trace")),
-        ("DV DVV", sets(_switch, "debug", "trace")),
-        ("P pid", sets(_text, "pid_file")),
-        ("ports_file_dir", sets(_text, "ports_file_dir")),
-        ("t", Flag(read=_switch, action=Action.CHECK)),
-        ("v version", Flag(read=_switch, action=Action.VERSION)),
-        ("h help help_tls", Flag(read=_switch, action=Action.HELP)),
-        ("sl signal", Flag(action=Action.SIGNAL)),
-        ("c config", Flag(refusal="configuration files are not read yet: give the settings as flags.")),
-        ("cluster cluster_listen cluster_name cluster_advertise routes connect_retries", cluster),
-        ("no_advertise", Flag(read=_switch, refusal=NO_CLUSTER)),
-        (
-            "s syslog",
-            Flag(read=_switch, refusal="logs go to stderr or a file (-l): let your system pick them up."),
-        ),
-        ("r remote_syslog", Flag(refusal="logs go to stderr or a file (-l): let your system pick them up.")),
-        ("profile log_size_limit max_traced_msg_len", Flag(ignored=True)),
-    ]
-    return {name: flag for names, flag in rows for name in names.split()}
+def _sets(read: Callable[[str], Any], *options: str) -> Flag:
+    return Flag(read=read, sets=options)
 
 
-FLAGS = _table()
+_CLUSTER = Flag(refusal=NO_CLUSTER)
+_ROWS: tuple[tuple[str, Flag], ...] = (
+    ("a addr net", _sets(_text, "host")),
+    ("p port", _sets(_number, "port")),
+    ("n name server_name", _sets(_text, "server_name")),
+    ("m http_port", _sets(_number, "http_port")),
+    ("ms https_port", _sets(_number, "https_port")),
+    ("client_advertise", _sets(_text, "client_advertise")),
+    ("allow_insecure", _sets(_switch, "allow_remote_without_auth")),
+    ("max_payload", _sets(size_bytes, "max_payload")),
+    ("max_control_line", _sets(size_bytes, "max_control_line")),
+    ("max_pending", _sets(size_bytes, "max_pending")),
+    ("max_connections", _sets(_number, "max_connections")),
+    ("max_subscriptions", _sets(_number, "max_subscriptions")),
+    ("max_subscription_tokens", _sets(_number, "max_subscription_tokens")),
+    ("ping_interval", _sets(_seconds, "ping_interval_s")),
+    ("ping_max", _sets(_number, "ping_max")),
+    ("write_deadline", _sets(_seconds, "write_deadline_s")),
+    ("auth_timeout", _sets(_seconds, "auth_timeout_s")),
+    ("lame_duck_duration", _sets(_seconds, "lame_duck_duration_s")),
+    ("lame_duck_grace_period", _sets(_seconds, "lame_duck_grace_s")),
+    ("user", _sets(_text, "user")),
+    ("pass", _sets(_text, "password")),
+    ("auth", _sets(_text, "token")),
+    ("tls", _sets(_switch, "tls")),
+    ("tlscert", _sets(_text, "tls_cert")),
+    ("tlskey", _sets(_text, "tls_key")),
+    ("tlsverify", _sets(_switch, "tls_verify")),
+    ("tlscacert", _sets(_text, "tls_ca")),
+    ("tls_timeout", _sets(_seconds, "tls_timeout_s")),
+    ("tls_handshake_first", _sets(_switch, "tls_handshake_first")),
+    ("js jetstream", _sets(_switch, "jetstream")),
+    ("sd store_dir", _sets(_text, "store_dir")),
+    ("l log log_file", _sets(_text, "log_file")),
+    ("log_format", _sets(_log_format, "log_format")),
+    ("T logtime", _sets(_switch, "log_time")),
+    ("logtime_utc", _sets(_switch, "log_time_utc")),
+    ("D debug", _sets(_switch, "debug")),
+    ("V VV trace", _sets(_switch, "trace")),
+    ("DV DVV", _sets(_switch, "debug", "trace")),
+    ("P pid", _sets(_text, "pid_file")),
+    ("ports_file_dir", _sets(_text, "ports_file_dir")),
+    ("t", Flag(read=_switch, action=Action.CHECK)),
+    ("v version", Flag(read=_switch, action=Action.VERSION)),
+    ("h help help_tls", Flag(read=_switch, action=Action.HELP)),
+    ("sl signal", Flag(action=Action.SIGNAL)),
+    ("c config", Flag(refusal="configuration files are not read yet: give the settings as flags.")),
+    ("cluster cluster_listen cluster_name cluster_advertise routes connect_retries", _CLUSTER),
+    ("no_advertise", Flag(read=_switch, refusal=NO_CLUSTER)),
+    (
+        "s syslog",
+        Flag(read=_switch, refusal="logs go to stderr or a file (-l): let your system pick them up."),
+    ),
+    ("r remote_syslog", Flag(refusal="logs go to stderr or a file (-l): let your system pick them up.")),
+    ("profile log_size_limit max_traced_msg_len", Flag(ignored=True)),
+)
+
+FLAGS = {name: flag for names, flag in _ROWS for name in names.split()}
 
 
 def parse(arguments: Sequence[str]) -> CommandLine:
