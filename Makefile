@@ -1,14 +1,17 @@
 # Headrace: `make help` lists what can be made. Each target sets up what it needs.
 SHELL := /bin/bash
-PYTHON ?= python3
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 KERNEL := $(VENV)/.kernel
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES := $(wildcard src/headrace/kernel/*.pyx src/headrace/kernel/*.pxd)
+JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check bench clean
+.PHONY: help setup run demo test check format bench conformance-natspy java clean
 
 help: ## what can be made
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -16,36 +19,45 @@ help: ## what can be made
 setup: $(KERNEL) ## a virtual environment in .venv with everything the project needs
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Headrace needs Python 3.11 or later: make PYTHON=python3.12 ..."; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1' -c constraints.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev
+	@test -n "$(PYTHON)" || { echo "Headrace needs Python 3.11 or later. On Debian: apt-get install python3 python3-venv"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "The venv module is missing. On Debian: apt-get install python3-venv"; exit 1; }
+	@$(PIP) install -c constraints.txt --upgrade 'pip>=25.1'
+	@$(PIP) install -c constraints.txt --group dev
 	@touch $@
 
 $(KERNEL): $(READY) setup.py $(SOURCES)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e .
+	@$(PIP) install -c constraints.txt --no-build-isolation -e .
 	@touch $@
 
-run: setup ## a broker on 127.0.0.1:4222, data in ./data
-	$(BIN)/headrace serve -js -sd data
+run: setup ## a broker on 127.0.0.1:4222, data in ./data (ARGS='-p 4333' adds flags)
+	$(BIN)/headrace serve -js -sd data $(ARGS)
 
-demo: setup ## the whole story in one go
-	$(BIN)/python -m headrace.demo
+demo: setup ## the whole story in one go; the broker stays up to try things (ARGS=--exit ends it)
+	$(BIN)/python -m headrace.demo $(ARGS)
 
-test: setup java ## all tests that belong to a change (about ten minutes)
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+test: java setup ## all tests that belong to a change (ARGS='tests/unit -k name' selects)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
 
 check: setup ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup ## side by side with nats-server, as ratios
-	$(BIN)/python bench/perf.py
+format: setup ## let ruff put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
-.PHONY: java
+bench: setup ## side by side with nats-server, as ratios
+	$(BIN)/python bench/perf.py $(ARGS)
+
+conformance-natspy: setup ## nats-py's own test suite against this broker (fetches the suite)
+	$(BIN)/python bench/natspy.py $(ARGS)
+
 java:
-	@command -v java >/dev/null 2>&1 || { echo "Java 17 is missing; the Spark tests need it. On Debian: apt-get install openjdk-17-jre-headless"; exit 1; }
+	@version=$$(java -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p'); \
+	if [ -z "$$version" ] || [ "$$version" -lt $(JAVA_MIN) ]; then \
+		echo "Java $(JAVA_MIN) or later is missing; the Spark tests need it. On Debian: apt-get install openjdk-17-jre-headless"; exit 1; \
+	fi
 
 clean: ## remove what was built
 	rm -rf $(VENV) build dist out src/headrace/kernel/*.so src/headrace/kernel/*.c
