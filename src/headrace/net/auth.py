@@ -10,10 +10,13 @@ import hmac
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import AuthError
 from headrace.net.options import Options, OptionsError, User
+
+if TYPE_CHECKING:
+    from headrace.broker import Permissions
 
 GLOBAL_ACCOUNT = "$G"
 
@@ -26,6 +29,7 @@ class Identity:
 
     user: str = ""
     account: str = GLOBAL_ACCOUNT
+    permissions: Permissions | None = None
 
 
 ANONYMOUS = Identity()
@@ -52,7 +56,8 @@ def _bcrypt_check() -> Callable[[bytes, bytes], bool]:
         raise AuthError(
             "a stored password is a bcrypt hash: install headrace[bcrypt] to check it"
         ) from missing
-    return checkpw  # type: ignore[no-any-return]
+    check: Callable[[bytes, bytes], bool] = checkpw
+    return check
 
 
 class Authenticator:
@@ -94,4 +99,4 @@ def _offers_anything(connect: Mapping[str, Any]) -> bool:
 
 
 def _identity(user: User) -> Identity:
-    return Identity(user.name, user.account or GLOBAL_ACCOUNT)
+    return Identity(user.name, user.account or GLOBAL_ACCOUNT, user.permissions)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.broker import Permissions
 
 LOOPBACK_HOST = "127.0.0.1"
 DEFAULT_PORT = 4222
@@ -41,6 +44,7 @@ class User:
     name: str
     password: str = field(repr=False)
     account: str = ""
+    permissions: Permissions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

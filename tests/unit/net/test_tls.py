@@ -1,0 +1,40 @@
+"""TLS contexts from options."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+from support import certificates
+
+from headrace.net.options import Options, OptionsError
+from headrace.net.tls import server_context
+
+
+def test_none_unless_asked_for() -> None:
+    assert server_context(Options()) is None
+
+
+def test_a_certificate_with_its_key(tmp_path: Path) -> None:
+    made = certificates.make(tmp_path)
+    context = server_context(Options(tls_cert=made.cert, tls_key=made.key))
+    assert context is not None
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert context.verify_mode == ssl.CERT_NONE
+
+
+def test_client_certificates_are_required_on_request(tmp_path: Path) -> None:
+    made = certificates.make(tmp_path)
+    options = Options(tls_cert=made.cert, tls_key=made.key, tls_ca=made.ca, tls_verify=True)
+    context = server_context(options)
+    assert context is not None
+    assert context.verify_mode == ssl.CERT_REQUIRED
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    made = certificates.make(tmp_path)
+    with pytest.raises(OptionsError, match=r"missing\.pem"):
+        server_context(Options(tls_cert=str(tmp_path / "missing.pem"), tls_key=made.key))
+    with pytest.raises(OptionsError, match=r"client-key\.pem"):
+        server_context(Options(tls_cert=made.cert, tls_key=made.client_key))
+    with pytest.raises(OptionsError, match=r"no-ca\.pem"):
+        server_context(Options(tls_cert=made.cert, tls_key=made.key, tls_ca=str(tmp_path / "no-ca.pem")))
