@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-Op = tuple[Any, ...]
+from headrace.store.disk import Done, Op
 
 
 class Beneath(Protocol):
@@ -38,14 +39,20 @@ class _File:
         self.size = size
         self.patches: list[tuple[int, bytes]] = []
 
+    @property
+    def untouched(self) -> str | None:
+        """The origin, as long as it shows whole and nothing else does."""
+        return self.origin if not self.patches and self.kept == self.size else None
+
 
 class OverlayDisk:
-    """A `Disk`; submissions are never carried out, as if the process died before the disk got to them."""
+    """A `Disk`; what is submitted waits until it is drained."""
 
     def __init__(self, beneath: Beneath) -> None:
         self._beneath = beneath
         self._files: dict[str, _File | None] = {}  # None: removed
         self._folders: dict[str, bool] = {}  # False: removed
+        self._waiting: deque[tuple[Sequence[Op], Done]] = deque()
         self._verbs: dict[str, Callable[..., None]] = {
             "create": self._create,
             "write": self._write,
@@ -102,6 +109,8 @@ class OverlayDisk:
         file = self._changed_file(path)
         if file is None:
             return self._beneath.map(path)
+        if file.untouched:
+            return self._beneath.map(file.untouched)
         return memoryview(self.read(path, 0, file.size))
 
     def prefetch(self, path: str, offset: int, length: int) -> None:
@@ -115,12 +124,23 @@ class OverlayDisk:
         for verb, *arguments in ops:
             self._verbs[verb](*arguments)
 
-    def submit(self, lane: str, ops: Sequence[Op], done: Callable[[OSError | None], None]) -> None:
-        """Accepted and never done."""
+    def submit(self, lane: str, ops: Sequence[Op], done: Done) -> None:
+        self._waiting.append((ops, done))
+
+    def drain(self) -> None:
+        while self._waiting:
+            ops, done = self._waiting.popleft()
+            try:
+                self.run(ops)
+            except OSError as error:
+                done(error)
+            else:
+                done(None)
 
     def close(self) -> None:
         self._files.clear()
         self._folders.clear()
+        self._waiting.clear()
 
     def _changed_file(self, path: str) -> _File | None:
         if path in self._files and self._files[path] is None:

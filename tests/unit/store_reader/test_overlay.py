@@ -100,11 +100,26 @@ def test_copies_are_made(disk):
     assert disk.read("c", 0, 9) == b"\0\x003456"
 
 
-def test_submissions_never_happen(disk):
+def test_a_link_to_an_untouched_file_is_mapped_not_copied(disk):
+    disk.run([("mkdir", "p"), ("link", "a/one", "p/one")])
+    assert disk.map("p/one").obj is Fixed.files["a/one"]
+    disk.run([("write", "a/one", 0, b"_")])
+    assert bytes(disk.map("p/one")) == b"_123456789"
+
+
+def test_submissions_wait_for_the_drain(disk):
     called = []
     disk.submit("commit", [("write", "a/one", 0, b"!")], called.append)
+    disk.submit("behind", [("unlink", "nothing"), ("unlink", "top")], called.append)
     assert disk.read("a/one", 0, 1) == b"0"
-    assert called == []
+    disk.drain()
+    assert disk.read("a/one", 0, 1) == b"!"
+    assert called[0] is None
+    assert isinstance(called[1], FileNotFoundError)
+    assert disk.exists("top")
+
+
+def test_closing_forgets_every_change(disk):
     disk.run([("unlink", "top")])
     disk.prefetch("a/one", 0, 1)
     disk.close()

@@ -1,0 +1,73 @@
+"""A store's folder, opened for reading only.
+
+Owns read-only descriptors and, for whoever reads without a broker, the store's lock. Invariant: nothing is
+created or changed, not even the lock file, so a folder on read-only storage will do. Must not know formats.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from pathlib import Path
+
+from headrace.errors import StoreError
+
+
+class FolderDisk:
+    """The reading half of a `Disk`. With `exclusive` no broker can have the store open at the same time."""
+
+    def __init__(self, root: str | os.PathLike[str], *, exclusive: bool) -> None:
+        self.root = Path(root)
+        self._lock_fd = _take_lock(self.root) if exclusive else -1
+
+    def list(self, folder: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(self.root / path)
+
+    def size(self, path: str) -> int:
+        return os.stat(self.root / path).st_size
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        with open(self.root / path, "rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def map(self, path: str) -> memoryview:
+        with open(self.root / path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+
+    def prefetch(self, path: str, offset: int, length: int) -> None:
+        """Mapped files are read ahead by the kernel."""
+
+    def free(self) -> int:
+        found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
+
+    def unlock(self) -> None:
+        """Let a broker have the store again; files already mapped stay readable."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def _take_lock(root: Path) -> int:
+    try:
+        fd = os.open(root / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise StoreError(f"{root} holds no store") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise StoreError(
+            f"{root} is in use by another process; read it through a pin of its broker, or stop it"
+        ) from None
+    return fd
