@@ -4,10 +4,10 @@ import ssl
 from pathlib import Path
 
 import pytest
-from support import certificates
 
 from headrace.net.options import Options, OptionsError
 from headrace.net.tls import server_context
+from support import certificates
 
 
 def test_none_unless_asked_for() -> None:
