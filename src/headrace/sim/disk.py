@@ -154,11 +154,11 @@ class SimDisk:
             done(error)
         return True
 
-    def drain(self, limit: int = 1_000_000) -> int:
-        """Steps until nothing is left to do; returns the number of steps."""
-        for steps in range(limit):
+    def drain(self, limit: int = 1_000_000) -> None:
+        """Steps until nothing is left to do."""
+        for _ in range(limit):
             if not self.step():
-                return steps
+                return
         raise RuntimeError(f"the disk is still busy after {limit} steps: {self.busy()}")
 
     # Crashing
@@ -330,17 +330,15 @@ class SimDisk:
         folder.change(NameChange(self.ops_done, number, name))
 
     def _rename(self, path: str, new: str) -> None:
+        """As on the real one, never over an existing name."""
         source, old = self._place(path, fresh=False)
+        target, name = self._place(new, fresh=True)
         number = source.names[old]
-        target_path, _, name = new.rpartition("/")
-        target = self._own_folder(target_path)
-        if target.names.get(name, number) != number:
-            self._unlinked(target.names[name])
         if target is source:
             source.change(NameChange(self.ops_done, number, name, old))
         else:
             target.change(NameChange(self.ops_done, number, name))
-            needs = (self._number(target_path), self.ops_done)
+            needs = (self._number(new.rpartition("/")[0]), self.ops_done)
             source.change(NameChange(self.ops_done, number, "", old, needs))
 
     def _unlink(self, path: str) -> None:
@@ -348,7 +346,7 @@ class SimDisk:
         number = folder.names[name]
         if isinstance(self._nodes[number], Folder):
             raise _error(errno.EISDIR, path)
-        self._unlinked(number)
+        self._own_file(path).links -= 1
         folder.change(NameChange(self.ops_done, number, "", name))
 
     def _rmdir(self, path: str) -> None:
@@ -359,11 +357,6 @@ class SimDisk:
         if node.names:
             raise _error(errno.ENOTEMPTY, path)
         folder.change(NameChange(self.ops_done, folder.names[name], "", name))
-
-    def _unlinked(self, number: int) -> None:
-        node = self._own(number)
-        if isinstance(node, File):
-            node.links -= 1
 
 
 def _joined(data: Any) -> bytes:

@@ -228,6 +228,7 @@ def test_missing_and_existing_paths_fail_as_on_a_real_disk() -> None:
         (("link", "a", "f"), errno.EEXIST),
         (("unlink", "f"), errno.EISDIR),
         (("rename", "no", "b"), errno.ENOENT),
+        (("rename", "a", "f"), errno.EEXIST),
         (("rmdir", "no"), errno.ENOENT),
         (("copy", "a", 0, "a", 0, 99), errno.EIO),
     ):
