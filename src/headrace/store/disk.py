@@ -1,0 +1,373 @@
+"""The only door between the store and a file system: the protocol `Disk`, and `FileDisk` on real files.
+
+Owns files, folders, descriptors and the two lanes of background work. Invariant: submissions of one lane run
+in order, the first failing operation ends its submission, and `done` is called on the core's thread only. It
+must not know what the bytes mean, and it never retries: whoever submitted decides what an error means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from headrace.errors import StoreError
+
+Op = tuple[Any, ...]
+Done = Callable[[OSError | None], None]
+
+DESCRIPTORS_MAX = 256
+VECTORS_MAX = 512
+LANES = ("commit", "behind")
+
+
+class Clock(Protocol):
+    """Where the core learns the time."""
+
+    def now_ns(self) -> int: ...
+
+
+class Disk(Protocol):
+    """Files under one root; paths are relative and '/'-separated.
+
+    Operations: ("create", path, size), ("write", path, offset, data or list of data), ("sync", path),
+    ("syncdir", folder), ("mkdir", folder), ("link", path, new), ("rename", path, new), ("unlink", path),
+    ("rmdir", folder), ("copy", source, source_offset, target, target_offset, length).
+    """
+
+    def list(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; empty if there is no such folder."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        """Short at the end of the file."""
+
+    def map(self, path: str) -> memoryview:
+        """A read-only view of the whole file as it is now."""
+
+    def prefetch(self, path: str, offset: int, length: int) -> None:
+        """A hint that this will be read soon."""
+
+    def free(self) -> int:
+        """Bytes that can still be allocated."""
+
+    def run(self, ops: Sequence[Op]) -> None:
+        """Now, blocking; raises OSError."""
+
+    def submit(self, lane: str, ops: Sequence[Op], done: Done) -> None:
+        """Queued behind what the lane already has; `done` runs later on the core's thread."""
+
+    def drain(self) -> None:
+        """Blocks until all that was submitted, also meanwhile, is complete and its `done` was called."""
+
+    def close(self) -> None: ...
+
+
+class _Handle:
+    """An open file, how many use it now, and whether it was written through since its last sync."""
+
+    __slots__ = ("fd", "forgotten", "unsynced", "users")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.users = 0
+        self.unsynced = False
+        self.forgotten = False
+
+
+class FileDisk:
+    """Real files. One thread a lane; `post` brings completions to the core's thread."""
+
+    def __init__(self, root: str | Path, post: Callable[[Callable[[], None]], object] | None = None) -> None:
+        self.root = Path(root)
+        self._post = post
+        self._handles: OrderedDict[str, _Handle] = OrderedDict()
+        self._handles_lock = threading.Lock()
+        self._arrived: deque[tuple[Done, OSError | None]] = deque()
+        self._idle = threading.Condition()
+        self._running = 0
+        self._queues: dict[str, SimpleQueue[tuple[Sequence[Op], Done] | None]] = {}
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._lock_fd = self._take_lock()
+
+    def _take_lock(self) -> int:
+        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise StoreError(
+                f"{self.root} is in use by another process; stop it or use another folder"
+            ) from None
+        return fd
+
+    # Reading
+
+    def list(self, folder: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(self.root / path)
+
+    def size(self, path: str) -> int:
+        return os.stat(self.root / path).st_size
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        with self._held(path) as handle:
+            fd = handle.fd
+            data = os.pread(fd, length, offset)
+            if len(data) == length:
+                return data
+            parts = [data]
+            got = len(data)
+            while data and got < length:
+                data = os.pread(fd, length - got, offset + got)
+                parts.append(data)
+                got += len(data)
+            return b"".join(parts)
+
+    def map(self, path: str) -> memoryview:
+        with self._held(path) as handle:
+            if os.fstat(handle.fd).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(handle.fd, 0, prot=mmap.PROT_READ))
+
+    def prefetch(self, path: str, offset: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with self._held(path) as handle:
+                os.posix_fadvise(handle.fd, offset, length, os.POSIX_FADV_WILLNEED)
+
+    def free(self) -> int:
+        found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
+
+    # Writing
+
+    def run(self, ops: Sequence[Op]) -> None:
+        for op in ops:
+            _HANDLERS[op[0]](self, *op[1:])
+
+    def submit(self, lane: str, ops: Sequence[Op], done: Done) -> None:
+        queue = self._queues.get(lane) or self._start(lane)
+        with self._idle:
+            self._running += 1
+        queue.put((ops, done))
+
+    def drain(self) -> None:
+        while True:
+            with self._idle:
+                while self._running and not self._arrived:
+                    self._idle.wait()
+            if not self._arrived:
+                return
+            self._deliver()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for queue in self._queues.values():
+            queue.put(None)
+        for thread in self._threads:
+            thread.join()
+        for path in list(self._handles):
+            self._forget(path)
+        os.close(self._lock_fd)
+
+    def _start(self, lane: str) -> SimpleQueue[tuple[Sequence[Op], Done] | None]:
+        if lane not in LANES:
+            raise ValueError(f"no such lane: {lane}")
+        queue = self._queues[lane] = SimpleQueue()
+        thread = threading.Thread(target=self._work, args=(queue,), name=f"headrace-{lane}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return queue
+
+    def _work(self, queue: SimpleQueue[tuple[Sequence[Op], Done] | None]) -> None:
+        while (item := queue.get()) is not None:
+            error: OSError | None = None
+            try:
+                self.run(item[0])
+            except OSError as failed:
+                error = failed
+            except (
+                Exception
+            ) as failed:  # a lane that dies silently would hang the server: report it as an I/O error
+                error = OSError(errno.EIO, f"{type(failed).__name__}: {failed}")
+            self._arrived.append((item[1], error))
+            with self._idle:
+                self._running -= 1
+                self._idle.notify()
+            if self._post is not None:
+                self._post(self._deliver)
+
+    def _deliver(self) -> None:
+        while self._arrived:
+            done, error = self._arrived.popleft()
+            done(error)
+
+    # Descriptors are shared by the lanes and the core, so one in use is never closed. One that was written
+    # through stays open until synced: the kernel tells a failed write-back only to those open at the time.
+
+    @contextlib.contextmanager
+    def _held(self, path: str, flags: int = os.O_RDWR) -> Iterator[_Handle]:
+        with self._handles_lock:
+            handle = self._handles.pop(path, None)
+            if handle is None:
+                handle = _Handle(os.open(self.root / path, flags | os.O_CLOEXEC, 0o644))
+            self._handles[path] = handle  # most recently used last
+            handle.users += 1
+        try:
+            yield handle
+        finally:
+            with self._handles_lock:
+                handle.users -= 1
+                if handle.forgotten and not handle.users:
+                    os.close(handle.fd)
+            if len(self._handles) > DESCRIPTORS_MAX:
+                self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        with self._handles_lock:
+            idle = [path for path, handle in self._handles.items() if not handle.users]
+            path = next(
+                (path for path in idle if not self._handles[path].unsynced), idle[0] if idle else None
+            )
+            handle = self._handles.pop(path) if path is not None else None
+        if handle is not None:
+            try:
+                if handle.unsynced:
+                    _fdatasync(handle.fd)
+            finally:
+                os.close(handle.fd)
+
+    def _forget(self, path: str) -> None:
+        with self._handles_lock:
+            handle = self._handles.pop(path, None)
+            if handle is not None:
+                handle.forgotten = True
+                if not handle.users:
+                    os.close(handle.fd)
+
+    # Operations
+
+    def _create(self, path: str, size: int) -> None:
+        self._forget(path)
+        with self._held(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as handle:
+            if size:
+                _reserve(handle.fd, size)
+
+    def _write(self, path: str, offset: int, data: Any) -> None:
+        with self._held(path) as handle:
+            handle.unsynced = True
+            for part in [data] if not isinstance(data, list) else _batches(data):
+                offset += _write_all(handle.fd, part, offset)
+
+    def _sync(self, path: str) -> None:
+        with self._held(path) as handle:
+            handle.unsynced = (
+                False  # before, not after: a write of the other lane during the sync counts as unsynced
+            )
+            _fdatasync(handle.fd)
+
+    def _syncdir(self, folder: str) -> None:
+        fd = os.open(self.root / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _mkdir(self, folder: str) -> None:
+        os.mkdir(self.root / folder)
+
+    def _link(self, path: str, new: str) -> None:
+        os.link(self.root / path, self.root / new)
+
+    def _rename(self, path: str, new: str) -> None:
+        if os.path.lexists(self.root / new):
+            raise FileExistsError(errno.EEXIST, "the store never renames over a file", new)
+        self._forget(path)
+        os.rename(self.root / path, self.root / new)
+
+    def _unlink(self, path: str) -> None:
+        self._forget(path)
+        os.unlink(self.root / path)
+
+    def _rmdir(self, folder: str) -> None:
+        os.rmdir(self.root / folder)
+
+    def _copy(self, source: str, source_offset: int, target: str, target_offset: int, length: int) -> None:
+        with self._held(source) as from_file, self._held(target) as to_file:
+            to_file.unsynced = True
+            while length > 0:
+                done = _copy_some(from_file.fd, source_offset, to_file.fd, target_offset, length)
+                if done == 0:
+                    raise OSError(errno.EIO, f"{source} ends before the range to copy", source)
+                source_offset += done
+                target_offset += done
+                length -= done
+
+
+def _batches(parts: Sequence[Any]) -> list[Any]:
+    return [parts[i : i + VECTORS_MAX] for i in range(0, len(parts), VECTORS_MAX)]
+
+
+def _write_all(fd: int, data: Any, offset: int) -> int:
+    """Writes a buffer, or a list of them, whole; returns how many bytes that were."""
+    buffers = [memoryview(part).cast("B") for part in (data if isinstance(data, list) else [data])]
+    total = sum(len(part) for part in buffers)
+    done = 0
+    while done < total:
+        written = os.pwritev(fd, buffers, offset + done)
+        done += written
+        while buffers and written >= len(buffers[0]):
+            written -= len(buffers.pop(0))
+        if written:
+            buffers[0] = buffers[0][written:]
+    return total
+
+
+def _reserve(fd: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.ftruncate(fd, size)
+
+
+def _fdatasync(fd: int) -> None:
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(fd)
+
+
+def _copy_some(fd_in: int, at_in: int, fd_out: int, at_out: int, length: int) -> int:
+    if hasattr(os, "copy_file_range"):
+        try:
+            return os.copy_file_range(fd_in, fd_out, length, at_in, at_out)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+    return _write_all(fd_out, os.pread(fd_in, min(length, 1 << 20), at_in), at_out)
+
+
+_HANDLERS: dict[str, Callable[..., None]] = {
+    name: getattr(FileDisk, f"_{name}")
+    for name in ("create", "write", "sync", "syncdir", "mkdir", "link", "rename", "unlink", "rmdir", "copy")
+}

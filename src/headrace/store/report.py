@@ -1,0 +1,43 @@
+"""What recovery found and what reading finds later: values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+class Damage(msgspec.Struct, frozen=True, array_like=True):
+    """Something that was written and cannot be read again; kept until a person accepts the loss.
+
+    `stream` is empty where no single stream is concerned; `first` to `last` (inclusive) are the sequences
+    lost, 0 and 0 where none can be named; `file` is the file kept as evidence.
+    """
+
+    what: str
+    stream: str = ""
+    first: int = 0
+    last: int = 0
+    file: str = ""
+
+
+@dataclass(slots=True)
+class Report:
+    """The state of health. Amber as long as `damage` is not empty."""
+
+    checkpoint: int = 0  # the one recovery started from, 0 = a new store
+    frames_replayed: int = 0
+    clean: bool = False  # the last thing in the journal was a shutdown mark
+    tears: list[str] = field(
+        default_factory=list
+    )  # copied tails: an unfinished frame, nothing acknowledged lost
+    repaired: list[str] = field(default_factory=list)  # one of two copies was bad, or a cache was rebuilt
+    unknown: list[str] = field(default_factory=list)  # files nobody names; left alone
+    damage: list[Damage] = field(default_factory=list)
+    offline: dict[str, str] = field(
+        default_factory=dict
+    )  # name (or ident) of a stream -> why it did not start
+
+    @property
+    def healthy(self) -> bool:
+        return not self.damage and not self.offline

@@ -1,0 +1,85 @@
+"""The structures inside a checkpoint (msgpack arrays, in the order of their fields).
+
+Owns their names and nothing else; `format` frames them with checksums, `checkpoint` writes and `recovery`
+reads them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.store.report import Damage
+
+
+class Ref(msgspec.Struct, frozen=True, array_like=True):
+    """Where a section lies: in both files of that checkpoint, at the same place."""
+
+    checkpoint: int
+    offset: int
+    length: int
+    crc: int
+
+
+class SegmentState(msgspec.Struct, frozen=True, array_like=True):
+    """A segment up to `end`; `live` is numpy.packbits of its rows (big endian bits), b"" = all live."""
+
+    number: int
+    base: int
+    last: int
+    rows: int
+    end: int
+    live: bytes
+
+
+class StreamState(msgspec.Struct, frozen=True, array_like=True):
+    """One stream as of a frame. `tail`: records that are in no block yet; they follow the last segment."""
+
+    name: str
+    ident: int
+    last_seq: int
+    last_time_ns: int
+    next_segment: int
+    generation: int  # of the subjects file
+    segments: list[SegmentState]
+    tail: bytes
+    tail_live: bytes
+
+
+class FactState(msgspec.Struct, frozen=True, array_like=True):
+    """A fact: its value (None: notes without a value) and the notes on top of it."""
+
+    key: bytes
+    value: bytes | None
+    notes: list[bytes]
+
+
+class StreamEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A stream in the root; frames up to `frame` are contained in its section."""
+
+    ident: int
+    name: str
+    frame: int
+    ref: Ref
+
+
+class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A shard of the facts in the root."""
+
+    shard: int
+    frame: int
+    ref: Ref
+
+
+class Root(msgspec.Struct, frozen=True, array_like=True):
+    """What a checkpoint says as a whole. Replay: frames above `frame`, in journal files >= `journal`."""
+
+    number: int
+    frame: int
+    frame_crc: int
+    journal: int
+    next_ident: int
+    streams: list[StreamEntry]
+    shards: list[ShardEntry]
+    damage: list[Damage]
+    offline: list[StreamEntry]
+    kept: list[str]  # damaged files of the journal: evidence, not to be recycled
