@@ -1,0 +1,36 @@
+"""What a server is, without I/O: sessions of clients, interest and routing, and the streams behind them.
+
+Seams for the parts of the server that are not clients:
+
+- `hub.subscribe_internal(pattern, sink)`: `sink.offer(session, subject, reply, header, payload)` is called
+  for each message that matches; a sink counts as a receiver, so the publisher gets no 503.
+- `hub.publish(subject, reply, header, payload)`: send to whoever listens; returns how many received it.
+- `hub.deliver(deliver_subject, shown_subject, reply, header, payload)`: the same, showing another subject.
+- `hub.interest(subject, queue=None)` and `hub.watch(subject, call)`: whether somebody listens, and when that
+  changes.
+- `session.send(data)`: answer one client; `hub.dirty` lists the sessions with something to flush.
+- `Timers`: what has to happen at a moment of the server's clock.
+"""
+
+from headrace.broker.clock import Clock, SystemClock, VirtualClock
+from headrace.broker.core import Broker
+from headrace.broker.permissions import Permissions
+from headrace.broker.router import Hub, Sink
+from headrace.broker.session import Identity, Limits, Owner, Session
+from headrace.broker.timers import Handle, Timers
+
+__all__ = [
+    "Broker",
+    "Clock",
+    "Handle",
+    "Hub",
+    "Identity",
+    "Limits",
+    "Owner",
+    "Permissions",
+    "Session",
+    "Sink",
+    "SystemClock",
+    "Timers",
+    "VirtualClock",
+]

@@ -1,0 +1,266 @@
+"""Who is interested in what: subscriptions of clients, sinks of the server, and the routes made of them.
+
+Owns the index of interest and the precise invalidation of the kernel's route cache: a route in the cache is
+always what the index would answer now. Literal subjects live in a dictionary, patterns in a trie; so the
+common cases, a literal subscription and a publish without wildcard interest, cost one look-up. Knows no
+sockets and no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from headrace.kernel import EXACT, HEAD, PARENT, Route, RouteTable, Subscription
+from headrace.protocol import subjects
+
+
+class Sink(Protocol):
+    """A part of the server that takes messages; it counts as a receiver.
+
+    `session` is the publishing Session, or None when the message was sent from inside the server. `header` is
+    b"" when there is none; the payload never includes it.
+    """
+
+    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None: ...
+
+
+Entry = Subscription | Sink
+Watcher = Callable[[bytes], None]
+
+
+class Node:
+    """A place in the trie of patterns; only patterns with a wildcard are kept there."""
+
+    __slots__ = ("children", "entries", "rest", "star")
+
+    def __init__(self) -> None:
+        self.children: dict[bytes, Node] = {}
+        self.star: Node | None = None
+        self.rest: list[Entry] = []
+        self.entries: list[Entry] = []
+
+    @property
+    def bare(self) -> bool:
+        return not (self.children or self.star or self.rest or self.entries)
+
+
+class Hub:
+    """Interest and delivery for one account.
+
+    `dirty` lists the sessions whose output became non-empty; whoever flushes takes them from there.
+    """
+
+    def __init__(self, cache_max: int = 16384) -> None:
+        self.table = RouteTable(self._resolve, cache_max)
+        self.subscriptions = 0
+        self._literals: dict[bytes, list[Entry]] = {}
+        self._parents: dict[bytes, int] = {}
+        self._heads: dict[bytes, int] = {}
+        self._root = Node()
+        self._watchers: dict[bytes, list[Watcher]] = {}
+
+    @property
+    def dirty(self) -> list[Any]:
+        return self.table.dirty
+
+    # Interest
+
+    def subscribe(self, sub: Subscription) -> None:
+        """A client wants what matches `sub.pattern`, which has to be valid."""
+        self._add(sub.pattern, sub)
+        self.subscriptions += 1
+
+    def unsubscribe(self, sub: Subscription) -> None:
+        """A client's interest ends; nothing is delivered to it any more."""
+        sub.closed = True
+        self._discard(sub.pattern, sub)
+        self.subscriptions -= 1
+
+    def subscribe_internal(self, pattern: bytes, sink: Sink) -> None:
+        """The server itself takes what matches."""
+        self._add(pattern, sink)
+
+    def unsubscribe_internal(self, pattern: bytes, sink: Sink) -> None:
+        """The server itself takes it no more."""
+        self._discard(pattern, sink)
+
+    def interest(self, subject: bytes, queue: bytes | None = None) -> bool:
+        """Whether a client or sink would receive this subject; with `queue`, whether such a group would."""
+        if not subjects.whole(subject):
+            return False
+        route = self.table.find(subject)
+        if queue is None:
+            return not route.empty
+        return any(group[0].queue == queue for group in route.groups)
+
+    def watch(self, subject: bytes, call: Watcher) -> None:
+        """Call `call(subject)` after each change of interest that concerns a literal subject.
+
+        What the interest is now, `interest(subject, queue)` tells.
+        """
+        self._watchers.setdefault(subject, []).append(call)
+
+    def unwatch(self, subject: bytes, call: Watcher) -> None:
+        """Stop calling."""
+        calls = self._watchers[subject]
+        calls.remove(call)
+        if not calls:
+            del self._watchers[subject]
+
+    # Delivery
+
+    def publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
+        """Send from inside the server to matching subscriptions and sinks; how many received it."""
+        if not subjects.whole(subject):
+            return 0
+        return self.table.publish(subject, reply, header, payload)
+
+    def deliver(
+        self, deliver_subject: bytes, shown_subject: bytes, reply: bytes, header: bytes, payload: bytes
+    ) -> int:
+        """Send to those who listen on one subject a message that shows another; how many received it."""
+        return self.table.send(self.table.find(deliver_subject), shown_subject, reply, header, payload)
+
+    def route(self, subject: bytes) -> Route:
+        """The receivers of a whole subject; good as long as `route.live`. For `table.send`."""
+        return self.table.find(subject)
+
+    # The index
+
+    def _add(self, pattern: bytes, entry: Entry) -> None:
+        if subjects.literal(pattern):
+            self._literals.setdefault(pattern, []).append(entry)
+            self._count(pattern, 1)
+        else:
+            self._place(pattern).append(entry)
+        self._changed(pattern)
+
+    def _discard(self, pattern: bytes, entry: Entry) -> None:
+        if subjects.literal(pattern):
+            there = self._literals[pattern]
+            there.remove(entry)
+            if not there:
+                del self._literals[pattern]
+            self._count(pattern, -1)
+        else:
+            self._place(pattern).remove(entry)
+            self._prune(subjects.tokens(pattern))
+        self._changed(pattern)
+
+    def _count(self, literal: bytes, change: int) -> None:
+        """Keep how many literals are below a prefix, which tells where one route serves all children."""
+        for counts, key in ((self._parents, parent_of(literal)), (self._heads, head_of(literal))):
+            if key:
+                counts[key] = counts.get(key, 0) + change
+                if not counts[key]:
+                    del counts[key]
+
+    def _place(self, pattern: bytes) -> list[Entry]:
+        """The list of entries of a pattern, making the way to it."""
+        node = self._root
+        for token in subjects.tokens(pattern):
+            if token == subjects.REST:
+                return node.rest
+            if token == subjects.STAR:
+                node.star = node.star or Node()
+                node = node.star
+            else:
+                node = node.children.setdefault(token, Node())
+        return node.entries
+
+    def _prune(self, tokens: list[bytes]) -> None:
+        """Remove the nodes of a pattern that lead nowhere any more."""
+        way = [self._root]
+        for token in tokens:
+            if token != subjects.REST:
+                below = way[-1].star if token == subjects.STAR else way[-1].children[token]
+                assert below is not None
+                way.append(below)
+        for depth in range(len(way) - 1, 0, -1):
+            if not way[depth].bare:
+                return
+            if tokens[depth - 1] == subjects.STAR:
+                way[depth - 1].star = None
+            else:
+                del way[depth - 1].children[tokens[depth - 1]]
+
+    def _changed(self, pattern: bytes) -> None:
+        """Interest in a pattern changed: forget the routes it concerns, tell those who watch."""
+        if subjects.literal(pattern):
+            self.table.drop(pattern)
+            self.table.drop(parent_of(pattern))
+            self.table.drop(head_of(pattern))
+        else:
+            self.table.drop_matching(pattern)
+        if self._watchers:
+            self._tell(pattern)
+
+    def _tell(self, pattern: bytes) -> None:
+        if subjects.literal(pattern):
+            concerned = [pattern] if pattern in self._watchers else []
+        else:
+            concerned = [subject for subject in self._watchers if subjects.matches(pattern, subject)]
+        for subject in concerned:
+            for call in tuple(self._watchers.get(subject, ())):
+                call(subject)
+
+    def _resolve(self, subject: bytes) -> Route:
+        """Make the route of a whole subject, for as many subjects as share it."""
+        tokens = subjects.tokens(subject)
+        found: list[Entry] = list(self._literals.get(subject, ()))
+        frontier, narrow, below_head = [self._root], False, False
+        for depth, token in enumerate(tokens):
+            if depth == 2:
+                below_head = any(node.children or node.star for node in frontier)
+            if depth == len(tokens) - 1:
+                narrow = any(node.children for node in frontier)
+            frontier = step(frontier, token, found)
+        for node in frontier:
+            found += node.entries
+        key, kind = subject, EXACT
+        if len(tokens) > 3 and not below_head and head_of(subject) not in self._heads:
+            key, kind = head_of(subject), HEAD
+        elif len(tokens) > 1 and not narrow and parent_of(subject) not in self._parents:
+            key, kind = parent_of(subject), PARENT
+        return Route(key, kind, *sort_out(found))
+
+
+def step(frontier: list[Node], token: bytes, found: list[Entry]) -> list[Node]:
+    """Go one token down the trie, collecting what a `>` catches on the way."""
+    below = []
+    for node in frontier:
+        if node.rest:
+            found += node.rest
+        child = node.children.get(token)
+        if child is not None:
+            below.append(child)
+        if node.star is not None:
+            below.append(node.star)
+    return below
+
+
+def sort_out(entries: list[Entry]) -> tuple[list[Any], list[list[Any]], list[Any]]:
+    """Plain subscriptions, queue groups, sinks."""
+    plain: list[Any] = []
+    groups: dict[bytes, list[Any]] = {}
+    sinks: list[Any] = []
+    for entry in entries:
+        if not isinstance(entry, Subscription):
+            sinks.append(entry)
+        elif entry.queue is None:
+            plain.append(entry)
+        else:
+            groups.setdefault(entry.queue, []).append(entry)
+    return plain, list(groups.values()), sinks
+
+
+def parent_of(subject: bytes) -> bytes:
+    """The key of all children of a subject's prefix: `a.b.` for `a.b.c`; b"" for a single token."""
+    return subject[: subject.rfind(b".") + 1]
+
+
+def head_of(subject: bytes) -> bytes:
+    """The key of everything below a subject's first two tokens: `a.b. ` for `a.b.c`; b"" without a third."""
+    second = subject.find(b".", subject.find(b".") + 1)
+    return subject[: second + 1] + b" " if second > 0 else b""

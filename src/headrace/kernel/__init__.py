@@ -1,0 +1,45 @@
+"""The compiled part: each module has a pure twin (`wire`, `wire_pure`) with the same names and behaviour.
+
+Compiled is taken where it was built, unless HEADRACE_PURE is set. Knows nothing of the packages above.
+"""
+
+import importlib
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "COMPILED",
+    "EXACT",
+    "HEAD",
+    "PARENT",
+    "Parser",
+    "Peer",
+    "Route",
+    "RouteTable",
+    "Subscription",
+    "twin",
+]
+
+
+def twin(name: str) -> ModuleType:
+    """A kernel module by its plain name: compiled if possible and not declined, else pure."""
+    if not os.environ.get("HEADRACE_PURE"):
+        try:
+            return importlib.import_module(f"headrace.kernel.{name}")
+        except ImportError:
+            pass
+    return importlib.import_module(f"headrace.kernel.{name}_pure")
+
+
+if TYPE_CHECKING:
+    from headrace.kernel.wire import Parser, Peer, Route, RouteTable, Subscription
+else:
+    _wire = twin("wire")
+    Parser, Peer = _wire.Parser, _wire.Peer
+    Route, RouteTable, Subscription = _wire.Route, _wire.RouteTable, _wire.Subscription
+
+#: What the key of a Route stands for: one subject, all children of a prefix, everything below two tokens.
+EXACT, PARENT, HEAD = 0, 1, 2
+#: Whether the hot path is the compiled one.
+COMPILED = not Parser.__module__.endswith("_pure")
