@@ -1,0 +1,233 @@
+"""The rules of mirrors and sources: what a stream may copy from, and how an entry is named.
+
+Checks are made in the reference's order and raise its errors. The streams that exist are given as a mapping
+from name to configuration; nothing here changes them.
+"""
+
+from collections.abc import Mapping
+
+from headrace.api import names
+from headrace.api.configs import External, StreamConfig, StreamSource
+from headrace.api.errors import error, invalid_config, pedantic
+from headrace.api.transforms import BadMapping, check_mapping
+from headrace.errors import RequestError
+
+Existing = Mapping[str, StreamConfig]
+
+_API = "$JS.API"
+
+
+def index_name(source: StreamSource) -> str:
+    """The name under which a source's position is kept: origin, filters and destinations."""
+    if source.subject_transforms:
+        filters = "\f".join(each.src or ">" for each in source.subject_transforms)
+        dests = "\f".join(each.dest or ">" for each in source.subject_transforms)
+    else:
+        filters, dests = source.filter_subject or ">", ">"
+    return f"{origin_name(source)} {filters} {dests}"
+
+
+def origin_name(source: StreamSource) -> str:
+    """The origin's part of the index name.
+
+    A consumer that the server manages leaves no trace here: a source can change to one and back without
+    losing its position.
+    """
+    name = source.name
+    if source.external is not None:
+        name += ":" + names.short_hash(source.external.api)
+    if source.consumer is not None and not source.consumer.server_managed:
+        name += ":C=" + names.short_hash(source.consumer.name)
+    return name
+
+
+def check_origins(config: StreamConfig, existing: Existing, *, strict: bool) -> bool:
+    """Refuse a bad mirror or sources; returns what `mirror_direct` has to be."""
+    externals: list[External] = []
+    origin_subjects: list[str] = []
+    mirror_direct = config.mirror_direct
+    if config.mirror is not None:
+        mirror_direct = _check_mirror(config, config.mirror, existing, strict)
+        _collect(config.mirror, existing, externals, origin_subjects)
+    _check_sources(config, existing)
+    for source in config.sources:
+        if source is not None:
+            _collect(source, existing, externals, origin_subjects)
+    _check_externals(externals, origin_subjects)
+    _check_cycles(config, existing)
+    return mirror_direct
+
+
+def _collect(
+    source: StreamSource, existing: Existing, externals: list[External], origin_subjects: list[str]
+) -> None:
+    if source.external is not None:
+        externals.append(source.external)
+    elif source.name in existing:
+        origin_subjects.extend(existing[source.name].subjects)
+
+
+def _check_mirror(config: StreamConfig, mirror: StreamSource, existing: Existing, strict: bool) -> bool:
+    excluded = (
+        (config.first_seq, 10143),
+        (config.subjects, 10034),
+        (config.sources, 10031),
+        (config.allow_msg_counter, 10173),
+        (config.allow_atomic, 10198),
+        (config.allow_batched, 10209),
+        (config.allow_msg_schedules, 10186),
+    )
+    for present, code in excluded:
+        if present:
+            raise error(code)
+    _check_consumer(mirror, 10213)
+    if mirror.filter_subject and mirror.subject_transforms:
+        raise error(10150)
+    if config.subject_delete_marker_ttl > 0:
+        raise invalid_config("subject delete markers forbidden on mirrors")
+    for position, each in enumerate(mirror.subject_transforms):
+        _check_transform(each.src, each.dest, 10151, 10154)
+        others = mirror.subject_transforms[:position] + mirror.subject_transforms[position + 1 :]
+        if any(names.collide(each.src, other.src) for other in others):
+            raise error(10152)
+    return _check_mirror_origin(config, mirror, existing, strict)
+
+
+def _check_mirror_origin(
+    config: StreamConfig, mirror: StreamSource, existing: Existing, strict: bool
+) -> bool:
+    if mirror.external is not None:
+        return config.mirror_direct
+    if not names.valid_name(mirror.name):
+        raise error(10142)
+    origin = existing.get(mirror.name)
+    if origin is None:
+        return config.mirror_direct
+    if 0 < config.max_msg_size < origin.max_msg_size:
+        raise error(10030)
+    if strict and config.mirror_direct != origin.allow_direct:
+        raise pedantic("origin stream has direct get set, mirror has it disabled")
+    return origin.allow_direct
+
+
+def _check_transform(src: str, dest: str, source_code: int, dest_code: int) -> None:
+    if src and not names.valid_subject(src):
+        raise error(source_code, err=f"invalid subject {src}")
+    try:
+        check_mapping(src, dest)
+    except BadMapping as refusal:
+        raise error(dest_code, err=refusal) from None
+
+
+def _check_consumer(source: StreamSource, code: int) -> None:
+    consumer = source.consumer
+    if consumer is None:
+        return
+    deliver = consumer.deliver_subject
+    sound = names.valid_name(consumer.name)
+    if consumer.server_managed:
+        sound = sound and (not deliver or (names.valid_subject(deliver) and names.literal(deliver)))
+    else:
+        sound = sound and names.valid_subject(deliver) and names.literal(deliver)
+        sound = sound and not (source.opt_start_seq or source.opt_start_time or source.filter_subject)
+    if not sound:
+        raise error(code)
+
+
+def _check_sources(config: StreamConfig, existing: Existing) -> None:
+    if config.sources and config.allow_msg_schedules:
+        raise error(10187)
+    seen: set[str] = set()
+    consumers: set[tuple[str, str | None, str]] = set()
+    for source in config.sources:
+        if source is None or not names.valid_name(source.name):
+            raise error(10141)
+        if index_name(source) in seen:
+            raise error(10140)
+        seen.add(index_name(source))
+        _check_source(source)
+        if source.consumer is not None:
+            api = None if source.external is None else source.external.api
+            identity = (source.name, api, source.consumer.name)
+            if identity in consumers:
+                raise error(10216)
+            consumers.add(identity)
+        origin = existing.get(source.name) if source.external is None else None
+        if origin is not None and 0 < config.max_msg_size < origin.max_msg_size:
+            raise error(10046)
+
+
+def _check_source(source: StreamSource) -> None:
+    if source.filter_subject and source.subject_transforms:
+        raise error(10144)
+    for each in source.subject_transforms:
+        _check_transform(each.src, each.dest, 10145, 10146)
+    for position, each in enumerate(source.subject_transforms):
+        others = source.subject_transforms[:position] + source.subject_transforms[position + 1 :]
+        if any(names.subset(each.src, other.src) for other in others):
+            raise error(10147)
+    _check_consumer(source, 10215)
+
+
+def _check_externals(externals: list[External], origin_subjects: list[str]) -> None:
+    for prefix in (each.deliver for each in externals if each.deliver):
+        if not (names.valid_subject(prefix) and names.literal(prefix)):
+            raise error(10024, prefix=prefix)
+        for subject in origin_subjects:
+            if names.collide(subject, f"{prefix}.{subject}"):
+                raise error(10022, prefix=prefix, subject=subject)
+    for prefix in (each.api for each in externals if each.api):
+        if not (names.valid_subject(prefix) and names.literal(prefix)):
+            text = f'stream external api prefix "{prefix}" must be a valid subject without wildcards'
+            raise invalid_config(text)
+        if names.collide(prefix, _API):
+            raise error(10021, prefix=prefix, subject=_API)
+
+
+def _check_cycles(config: StreamConfig, existing: Existing) -> None:
+    """Walk the streams that this one copies from, directly or through others; external ones are not
+    followed.
+    """
+    waiting = [config]
+    visited: set[str] = set()
+    while waiting:
+        current = waiting.pop(0)
+        visited.add(current.name)
+        for source in current.sources:
+            if source is None or source.external is not None:
+                continue
+            if source.name in visited:
+                if _feeds_itself(current.subjects, source.filter_subject):
+                    raise _cycle()
+            elif source.name in existing:
+                waiting.append(existing[source.name])
+        mirror = current.mirror
+        if mirror is not None and mirror.external is None:
+            if mirror.name in visited:
+                raise _cycle()
+            if mirror.name in existing:
+                waiting.append(existing[mirror.name])
+
+
+def _feeds_itself(subjects: list[str], filter_subject: str) -> bool:
+    return not filter_subject or any(names.collide(subject, filter_subject) for subject in subjects)
+
+
+def _cycle() -> RequestError:
+    return invalid_config("detected cycle")
+
+
+def check_filters(config: StreamConfig) -> None:
+    """Refuse a filter that is no subject. The reference looks at these last, on create only."""
+    mirror = config.mirror
+    if mirror is not None and not mirror.subject_transforms and _bad(mirror.filter_subject):
+        raise error(10049, err=f"subject filter '{mirror.filter_subject}' for the mirror invalid subject")
+    for source in config.sources:
+        if source is not None and not source.subject_transforms and _bad(source.filter_subject):
+            raise error(
+                10049, err=f"subject filter '{source.filter_subject}' for the source: invalid subject"
+            )
+
+
+def _bad(subject: str) -> bool:
+    return bool(subject) and not names.valid_subject(subject)
