@@ -164,6 +164,8 @@ class Client(Wire):
         self._answers = self.subscribe(self.inbox + ".*")
         self._numbers = itertools.count(1)
         self.flush()
+        while connect.get("protocol", 1) and not self.infos:
+            self._step(TIMEOUT_S)
 
     def subscribe(self, subject: str, queue: str = "") -> str:
         sid = str(next(self._sids))

@@ -119,7 +119,7 @@ class Server:
 
     def _command(self) -> list[str]:
         setup = self.setup
-        program = [sys.executable, "-m", "headrace", "serve"] if self.is_ours else [reference_binary()]
+        program = self._program()
         command = [*program, "-a", "127.0.0.1", "-p", str(self.port), *setup.flags]
         if setup.jetstream:
             command += ["-js", "-sd", str(self.store_dir)]
@@ -133,6 +133,13 @@ class Server:
             path.write_text("\n".join([*lines, setup.config, ""]))
             command += ["-c", str(path)]
         return command
+
+    def _program(self) -> list[str]:
+        if not self.is_ours:
+            return [reference_binary()]
+        if self.setup.settings:
+            return [sys.executable, str(Path(__file__).with_name("tuned.py"))]
+        return [sys.executable, "-m", "headrace", "serve"]
 
     def log_text(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
