@@ -12,15 +12,12 @@ Seams for the parts of the server that are not clients:
 - `Timers`: what has to happen at a moment of the server's clock.
 """
 
-from headrace.broker.clock import Clock, SystemClock, VirtualClock
-from headrace.broker.core import Broker
 from headrace.broker.permissions import Permissions
 from headrace.broker.router import Hub, Sink
 from headrace.broker.session import Identity, Limits, Owner, Session
-from headrace.broker.timers import Handle, Timers
+from headrace.broker.timers import Clock, Handle, Timers
 
 __all__ = [
-    "Broker",
     "Clock",
     "Handle",
     "Hub",
@@ -30,7 +27,5 @@ __all__ = [
     "Permissions",
     "Session",
     "Sink",
-    "SystemClock",
     "Timers",
-    "VirtualClock",
 ]

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from typing import Protocol
 
-from headrace.broker.clock import Clock
+
+class Clock(Protocol):
+    """Where the time comes from: nanoseconds since the epoch."""
+
+    def now_ns(self) -> int: ...
 
 
 class Handle:

@@ -1,0 +1,271 @@
+"""One client's socket: bytes in to the parser, a session's output out, and the patience with both.
+
+Owns the life of a connection: greeting, TLS, authentication time, pings, slow and stale ends. What is said
+is the session's business, who may say it the listener's. An idle connection costs no timer and no buffer of
+its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from headrace.broker import Identity, Session
+from headrace.errors import ProtocolError
+from headrace.kernel import Parser
+from headrace.net.secure import Channel
+from headrace.protocol import frames
+
+if TYPE_CHECKING:
+    from headrace.net.listener import Listener
+
+FIRST_PING_S = 2.0
+FIRST_PING_SPREAD = 0.2
+LINGER_S = 2.0
+TLS_HANDSHAKE = 0x16
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A client on a socket; the `owner` of its session."""
+
+    __slots__ = (
+        "_channel",
+        "_closing",
+        "_listener",
+        "_parser",
+        "_peeking",
+        "_pinged",
+        "_seen",
+        "_transport",
+        "client_ip",
+        "client_port",
+        "session",
+        "slot",
+        "start_s",
+    )
+
+    session: Session
+    _transport: asyncio.Transport
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._parser: Parser | None = None
+        self._channel: Channel | None = None
+        self._peeking = False
+        self._closing = False
+        self._pinged = False
+        self._seen = 0
+        self.client_ip = ""
+        self.client_port = 0
+        self.slot = 0
+
+    # The socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        listener = self._listener
+        # uvloop's transports do what asyncio's do without being of their kind.
+        self._transport = transport = cast("asyncio.Transport", transport)
+        # Whatever does not fit into the socket at once counts as a blocked write.
+        transport.set_write_buffer_limits(high=0)
+        peer = transport.get_extra_info("peername") or ("", 0)
+        self.client_ip, self.client_port = peer[0], peer[1]
+        self.start_s = listener.loop.time()
+        self.session, self._parser = listener.admit(self)
+        if listener.tls is not None:
+            self._begin_tls(listener.tls)
+        else:
+            self._begin_plain()
+
+    def _begin_tls(self, context: ssl.SSLContext) -> None:
+        options = self._listener.options
+        self._peeking = options.allow_non_tls
+        self._channel = Channel(context)
+        self._listener.wheel.appoint(self, options.tls_timeout_s)
+        if not options.tls_handshake_first:
+            self._transport.write(self._listener.info(self))
+
+    def _begin_plain(self) -> None:
+        self._transport.write(self._listener.info(self))
+        self._begin_session()
+
+    def _begin_session(self) -> None:
+        """The way is open: wait for CONNECT, or for whatever comes."""
+        listener = self._listener
+        if listener.crowded:
+            self.fail("maximum connections exceeded")
+            return
+        patience = listener.options.ping_interval_s if self.session.ready else listener.auth_timeout_s
+        listener.wheel.appoint(self, patience)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        # All connections share one buffer: it is parsed before anybody else can read.
+        return self._listener.inbox
+
+    def buffer_updated(self, nbytes: int) -> None:
+        listener = self._listener
+        if self._closing:
+            return
+        if self._channel is not None:
+            self._receive_secure(nbytes)
+        else:
+            self._feed(listener.inbox, nbytes)
+        if nbytes == len(listener.inbox):
+            # Bulk: the loop may read on for long; let the receivers have what there is.
+            listener.flush()
+        if listener.strained:
+            listener.hold_back(self)
+
+    def _feed(self, data: bytes | bytearray, size: int) -> None:
+        assert self._parser is not None
+        try:
+            self._parser.feed(data, size)
+        except ProtocolError as error:
+            self.fail(error.text)
+        except Exception as error:  # whatever one client triggers must not end the others
+            self._listener.log.error(f"cid {self.session.cid}: {type(error).__name__}: {error}")
+            self.fail(None)
+
+    def _receive_secure(self, nbytes: int) -> None:
+        channel = self._channel
+        assert channel is not None
+        inbox = self._listener.inbox
+        if self._peeking:
+            self._peeking = False
+            if inbox[0] != TLS_HANDSHAKE:
+                self._channel = None
+                self._begin_session()
+                self._feed(inbox, nbytes)
+                return
+        opened = channel.open
+        try:
+            plain = channel.receive(memoryview(inbox)[:nbytes])
+        except ssl.SSLError:
+            self._send(channel.pending())
+            self.fail(None)
+            return
+        self._send(channel.pending())
+        if channel.open and not opened:
+            if self._listener.options.tls_handshake_first:
+                self._send(channel.seal(self._listener.info(self)))
+            self._begin_session()
+        for chunk in plain:
+            if not self._closing:
+                self._feed(chunk, len(chunk))
+
+    def eof_received(self) -> None:
+        self.session.touch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self.slot = -1
+        self._parser = None
+        self.session.close()
+        self._listener.dismiss(self)
+
+    # Output
+
+    def flush(self) -> None:
+        """Send what the session has to say; a client that does not keep up is cut off."""
+        out = self.session.take()
+        if not out or self._transport.is_closing():
+            return
+        self._send(out if self._channel is None else self._channel.seal(out))
+
+    def _send(self, data: bytes | bytearray) -> None:
+        if not data:
+            return
+        transport = self._transport
+        transport.write(data)
+        pending = transport.get_write_buffer_size()
+        if pending:
+            self._listener.backlog(self, pending)
+
+    def pause_writing(self) -> None:
+        self._listener.block(self)
+
+    def resume_writing(self) -> None:
+        self._listener.unblock(self)
+
+    @property
+    def bytes_pending(self) -> int:
+        """What waits to be sent."""
+        return len(self.session.out) + self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # The end
+
+    def fail(self, text: str | None) -> None:
+        """End the connection, saying why unless the reference keeps silent there."""
+        if text is not None:
+            self.session.complain(text)
+        self._listener.log.debug(f"cid {self.session.cid}: closed: {text or 'malformed operation'}")
+        self.close()
+
+    def close(self) -> None:
+        """End the connection after what was said has been sent."""
+        if self._closing:
+            return
+        self.flush()
+        self._closing = True
+        self.session.close()
+        if self._channel is not None and self._channel.open:
+            self._send(self._channel.close())
+        self._transport.close()
+        self._listener.wheel.appoint(self, LINGER_S)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._closing = True
+        self.session.close()
+        self._transport.abort()
+
+    # Patience
+
+    def look(self) -> None:
+        """The appointed time has come: somebody was silent for long."""
+        if self._closing:
+            self._transport.abort()
+        elif self._channel is not None and not self._channel.open:
+            self.abort()
+        elif not self.session.ready:
+            self.fail("Authentication Timeout")
+        else:
+            self._ping()
+
+    def _ping(self) -> None:
+        """Ask whether the client is there, unless it was heard since; too many questions open end it."""
+        session, listener = self.session, self._listener
+        seen = session.activity + session.in_msgs
+        if not self._pinged or seen == self._seen:
+            if session.pings_out >= listener.options.ping_max:
+                listener.stale_connections += 1
+                self.fail("Stale Connection")
+                return
+            self._pinged = True
+            session.pings_out += 1
+            session.send(frames.PING)
+        self._seen = seen
+        listener.wheel.appoint(self, listener.options.ping_interval_s)
+
+    # What the session asks of its owner
+
+    def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
+        return self._listener.authenticator.check(fields)
+
+    def connected(self) -> None:
+        first = min(self._listener.options.ping_interval_s, FIRST_PING_S)
+        self._listener.wheel.appoint(self, first * (1 + FIRST_PING_SPREAD * random.random()))
+
+    def info(self) -> bytes:
+        identity = self.session.identity
+        return self._listener.info(self, account=identity.account if identity else "")

@@ -1,0 +1,244 @@
+"""The door for clients: accepts them, gives each its session, flushes what is for them, and sends them home.
+
+Owns the set of connections and what they share: the receive buffer, the flush at the end of a turn of the
+loop, the wheel of patience, the limits. Invariant: one write per connection and turn, however many messages
+it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any
+
+from headrace.broker import Hub, Limits, Session
+from headrace.kernel import Parser
+from headrace.net.auth import Authenticator
+from headrace.net.connection import Connection
+from headrace.net.info import Card
+from headrace.net.logs import SILENT, Log
+from headrace.net.options import Options
+from headrace.net.wheel import Wheel
+
+INBOX_BYTES = 256 * 1024
+BACKLOG = 4096
+STALL_S = 0.005
+STRAIN = 0.75
+STOP_PATIENCE_S = 2.0
+LAME_DUCK_STEP_S_MAX = 1.0
+
+
+class Listener:
+    """Clients on one address."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        options: Options,
+        *,
+        authenticator: Authenticator | None = None,
+        tls: ssl.SSLContext | None = None,
+        log: Log = SILENT,
+        server_id: str = "",
+        server_name: str = "",
+    ) -> None:
+        self.hub = hub
+        self.options = options
+        self.authenticator = authenticator or Authenticator(options)
+        self.tls = tls
+        self.log = log
+        self.connections: dict[int, Connection] = {}
+        self._blocked: dict[Connection, float] = {}
+        self._deadline: asyncio.TimerHandle | None = None
+        self.inbox = bytearray(INBOX_BYTES)
+        self.strained = False
+        self.total_connections = 0
+        self.slow_consumers = 0
+        self.stale_connections = 0
+        self.host, self.port = options.host, options.port
+        self._server_id, self._server_name = server_id, server_name or server_id
+        self._limits = Limits(options.max_subscriptions, options.max_subscription_tokens)
+        self._gone = (0, 0, 0, 0)
+        self._paused = False
+        self._held_back: dict[Connection, None] = {}
+        self._lame = False
+        self._empty: asyncio.Event | None = None
+        self._server: asyncio.Server | None = None
+
+    # Life
+
+    async def start(self) -> None:
+        """Listen; raises OSError when the address is not to be had."""
+        self.loop = asyncio.get_running_loop()
+        self.wheel = Wheel(self.loop)
+        self._server = await self.loop.create_server(
+            lambda: Connection(self), self.options.host or None, max(self.options.port, 0), backlog=BACKLOG
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._card = Card(self.options, self._server_id, self._server_name, self.host, self.port)
+        self.hub.table.wake = self._wake
+
+    async def stop(self) -> None:
+        """Accept no more, send what is pending, close."""
+        self.close_door()
+        for connection in list(self.connections.values()):
+            connection.close()
+        if self.connections:
+            self._empty = asyncio.Event()
+            try:
+                async with asyncio.timeout(STOP_PATIENCE_S):
+                    await self._empty.wait()
+            except TimeoutError:
+                for connection in list(self.connections.values()):
+                    connection.abort()
+                await asyncio.sleep(0)
+        self.wheel.stop()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self.hub.table.wake = None
+
+    def close_door(self) -> None:
+        """Accept no more."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def lame_duck(self) -> None:
+        """Accept no more, tell clients to go elsewhere, close them one by one; returns when all are gone."""
+        self.close_door()
+        self._lame = True
+        for connection in self.connections.values():
+            if connection.session.protocol >= 1:
+                connection.session.send(self.info(connection))
+        await asyncio.sleep(self.options.lame_duck_grace_s)
+        spread = max(self.options.lame_duck_duration_s - self.options.lame_duck_grace_s, 0.0)
+        leaving = list(self.connections.values())
+        step = min(spread / max(len(leaving), 1), LAME_DUCK_STEP_S_MAX)
+        for connection in leaving:
+            connection.close()
+            await asyncio.sleep(step)
+
+    # What connections need
+
+    @property
+    def crowded(self) -> bool:
+        most = self.options.max_connections
+        return bool(most) and len(self.connections) > most
+
+    @property
+    def auth_timeout_s(self) -> float:
+        """How long a client may take to say who it is."""
+        return self.options.auth_timeout_s
+
+    def admit(self, connection: Connection) -> tuple[Session, Parser]:
+        """A session and a parser for a new connection."""
+        self.total_connections += 1
+        cid = self.total_connections
+        session = Session(self.hub, connection, cid, self._limits, not self.authenticator.required)
+        if session.ready:
+            identity = self.authenticator.check({})
+            if identity is not None:
+                session.admit_as(identity)
+        self.connections[cid] = connection
+        return session, Parser(session, self.options.max_control_line, self.options.max_payload)
+
+    def dismiss(self, connection: Connection) -> None:
+        """A connection is gone; what it moved stays counted."""
+        session = connection.session
+        moved = (session.in_msgs, session.in_bytes, session.out_msgs, session.out_bytes)
+        self._gone = tuple(a + b for a, b in zip(self._gone, moved, strict=True))  # type: ignore[assignment]
+        self.connections.pop(session.cid, None)
+        self._blocked.pop(connection, None)
+        self._held_back.pop(connection, None)
+        if self._empty is not None and not self.connections:
+            self._empty.set()
+
+    def info(self, connection: Connection, account: str = "") -> bytes:
+        """The INFO line for one client."""
+        return self._card.line(
+            connection.session.cid, connection.client_ip, account=account, lame_duck=self._lame
+        )
+
+    def traffic(self) -> tuple[int, int, int, int]:
+        """Messages and bytes in, messages and bytes out, since the start."""
+        totals = list(self._gone)
+        for connection in self.connections.values():
+            s = connection.session
+            for position, value in enumerate((s.in_msgs, s.in_bytes, s.out_msgs, s.out_bytes)):
+                totals[position] += value
+        return totals[0], totals[1], totals[2], totals[3]
+
+    # Output
+
+    def _wake(self) -> None:
+        """The first session of this turn has output: flush when the turn is over."""
+        self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send the output of every session that has some."""
+        dirty = self.hub.dirty
+        if not dirty:
+            return
+        batch = dirty[:]
+        dirty.clear()
+        for session in batch:
+            session.owner.flush()
+
+    def backlog(self, connection: Connection, pending: int) -> None:
+        """A client has not taken all that was sent: cut it off, or slow publishers when it is near that."""
+        limit = self.options.max_pending
+        if pending > limit:
+            self.slow_consumers += 1
+            self.log.warn(f"cid {connection.session.cid}: slow consumer: {pending} bytes pending")
+            connection.abort()
+        elif pending > limit * STRAIN:
+            self.strained = True
+
+    def block(self, connection: Connection) -> None:
+        """A client's socket is full: from now on its write deadline runs."""
+        self._blocked[connection] = self.loop.time() + self.options.write_deadline_s
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.options.write_deadline_s, self._cut_blocked)
+
+    def unblock(self, connection: Connection) -> None:
+        """A client has taken all that was sent."""
+        self._blocked.pop(connection, None)
+
+    def _cut_blocked(self) -> None:
+        """Cut off those whose socket has been full for longer than the write deadline."""
+        self._deadline = None
+        now = self.loop.time()
+        for connection in [c for c, deadline in self._blocked.items() if deadline <= now]:
+            self.slow_consumers += 1
+            self.log.warn(f"cid {connection.session.cid}: slow consumer: write deadline exceeded")
+            connection.abort()
+        if self._blocked:
+            self._deadline = self.loop.call_at(min(self._blocked.values()), self._cut_blocked)
+
+    # Back-pressure
+
+    def pause_publishers(self) -> None:
+        """Stop reading from whoever sends something, until `resume_publishers`."""
+        self._paused = self.strained = True
+
+    def resume_publishers(self) -> None:
+        """Read again."""
+        self._paused = self.strained = False
+        held, self._held_back = self._held_back, {}
+        for connection in held:
+            connection.resume_reading()
+
+    def hold_back(self, connection: Connection) -> None:
+        """Stop reading from a connection that sends while the server is strained."""
+        connection.pause_reading()
+        if not self._held_back and not self._paused:
+            self.loop.call_later(STALL_S, self._relax)
+        self._held_back[connection] = None
+
+    def _relax(self) -> None:
+        if not self._paused:
+            self.resume_publishers()
+
+    def find(self, cid: int) -> Any:
+        """The connection of a client id, or None."""
+        return self.connections.get(cid)

@@ -1,0 +1,56 @@
+"""TLS on a socket that may have carried plain bytes before: bytes in, bytes out, no I/O.
+
+Owns the handshake and the records of one connection. The connection decides when it begins, so INFO can go
+ahead in plain text, or wait until the channel is secret.
+"""
+
+from __future__ import annotations
+
+import ssl
+
+CHUNK = 256 * 1024
+
+
+class Channel:
+    """The server's end of one TLS channel."""
+
+    __slots__ = ("_incoming", "_outgoing", "_tls", "open")
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.open = False
+
+    def receive(self, data: memoryview) -> list[bytes]:
+        """Take what came from the peer; the plain text in it. Raises ssl.SSLError when it is no good TLS."""
+        self._incoming.write(data)
+        plain: list[bytes] = []
+        try:
+            if not self.open:
+                self._tls.do_handshake()
+                self.open = True
+            while chunk := self._tls.read(CHUNK):
+                plain.append(chunk)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            pass
+        return plain
+
+    def pending(self) -> bytes:
+        """What has to go to the peer for the channel's own sake: handshake, alerts, tickets."""
+        return self._outgoing.read()
+
+    def seal(self, plain: bytes | bytearray) -> bytes:
+        """What to send so that the peer reads `plain`."""
+        self._tls.write(plain)
+        return self._outgoing.read()
+
+    def close(self) -> bytes:
+        """The farewell."""
+        try:
+            self._tls.unwrap()
+        except ssl.SSLError:
+            pass
+        return self._outgoing.read()
