@@ -81,10 +81,10 @@ def heads(data: memoryview, offsets: Array) -> Array:
     return _window(data, HEAD_BYTES)[offsets].view(HEAD)
 
 
-def expiry_ns(rows: Array) -> tuple[Array, Array]:
-    """(deadline in ns, whether there is one) for each record head."""
-    bounded = (rows["ttl_s"] != 0) & (rows["ttl_s"] != TTL_NEVER)
-    deadline = rows["time_ns"].astype(np.int64) + rows["ttl_s"].astype(np.int64) * NS
+def expiry_ns(time_ns: Array, ttl_s: Array) -> tuple[Array, Array]:
+    """(deadline in ns, whether there is one) for each row."""
+    bounded = (ttl_s != 0) & (ttl_s != TTL_NEVER)
+    deadline = time_ns.astype(np.int64) + ttl_s.astype(np.int64) * NS
     return deadline, bounded
 
 
@@ -140,7 +140,7 @@ class _Maker:
         return views if self.shape.views else views.cast(pa.binary())
 
     def expires_at(self) -> pa.Array:
-        deadline, bounded = expiry_ns(self.rows)
+        deadline, bounded = expiry_ns(self.rows["time_ns"], self.rows["ttl_s"])
         return self._times(deadline, bounded)
 
     def size(self) -> pa.Array:

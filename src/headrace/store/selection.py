@@ -34,19 +34,23 @@ class Selection:
         wanted = pc.match_substring_regex(table, _expression(self.patterns))
         return np.asarray(wanted.to_numpy(zero_copy_only=False), bool)
 
-    def row_mask(self, rows: Array, as_of_ns: int) -> Array | None:
-        """For each record head whether it is within bounds and was alive at `as_of_ns`; None when all are."""
-        deadline, bounded = expiry_ns(rows)
-        mask = ~(bounded & (deadline <= as_of_ns))
-        if self.first_seq is not None:
-            mask &= rows["seq"] >= np.uint64(max(self.first_seq, 0))
-        if self.end_seq is not None:
-            mask &= rows["seq"] < np.uint64(max(self.end_seq, 0))
+    def row_mask(self, time_ns: Array, ttl_s: Array, as_of_ns: int) -> Array | None:
+        """For each row whether it is within the bounds of time and was alive at `as_of_ns`; None: all are."""
+        masks = []
+        if ttl_s.any():
+            deadline, bounded = expiry_ns(time_ns, ttl_s)
+            masks.append(~(bounded & (deadline <= as_of_ns)))
         if self.first_ns is not None:
-            mask &= rows["time_ns"].astype(np.int64) >= self.first_ns
+            masks.append(time_ns.astype(np.int64) >= self.first_ns)
         if self.end_ns is not None:
-            mask &= rows["time_ns"].astype(np.int64) < self.end_ns
-        return None if mask.all() else mask
+            masks.append(time_ns.astype(np.int64) < self.end_ns)
+        return np.logical_and.reduce(masks) if masks else None
+
+    def seq_span(self, seq: Array) -> tuple[int, int]:
+        """Where in ascending sequences those within the bounds begin and end."""
+        low = 0 if self.first_seq is None else np.searchsorted(seq, np.uint64(max(self.first_seq, 0)))
+        high = len(seq) if self.end_seq is None else np.searchsorted(seq, np.uint64(max(self.end_seq, 0)))
+        return int(low), int(high)
 
 
 def _expression(patterns: tuple[bytes, ...]) -> bytes:

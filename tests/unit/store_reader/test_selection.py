@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from headrace.store.arrow import HEAD
 from headrace.store.selection import Selection
 
 
@@ -42,26 +41,40 @@ def test_no_pattern_wants_everything():
     assert Selection().subject_mask(SUBJECTS) is None
 
 
-def rows():
-    table = np.zeros(10, HEAD)
-    table["seq"] = np.arange(1, 11)
-    table["time_ns"] = 1000 + np.arange(10)
-    table["ttl_s"][[2, 3]] = [1, 0xFFFFFFFF]
-    return table
+TIME = 1000 + np.arange(10, dtype=np.uint64)
+TTL = np.array([0, 0, 1, 0xFFFFFFFF, 0, 0, 0, 0, 0, 0], np.uint32)
 
 
 @pytest.mark.parametrize(
     ("selection", "as_of", "chosen"),
     [
-        (Selection(), 0, None),
-        (Selection(first_seq=3, end_seq=5), 0, [3, 4]),
-        (Selection(first_seq=-4, end_seq=2), 0, [1]),
-        (Selection(first_ns=1001, end_ns=1003), 0, [2, 3]),
-        (Selection(), 1_000_001_001, None),
-        (Selection(), 1_000_001_002, [1, 2, 4, 5, 6, 7, 8, 9, 10]),
-        (Selection(end_seq=4), 2_000_000_000, [1, 2]),
+        (Selection(), 0, range(10)),
+        (Selection(first_ns=1001, end_ns=1003), 0, [1, 2]),
+        (Selection(), 1_000_001_001, range(10)),
+        (Selection(), 1_000_001_002, [0, 1, 3, 4, 5, 6, 7, 8, 9]),
+        (Selection(end_ns=1004), 2_000_000_000, [0, 1, 3]),
     ],
 )
-def test_bounds_are_half_open_and_the_expired_are_left_out(selection, as_of, chosen):
-    mask = selection.row_mask(rows(), as_of)
-    assert (None if mask is None else rows()["seq"][mask].tolist()) == chosen
+def test_times_are_half_open_and_the_expired_are_left_out(selection, as_of, chosen):
+    mask = selection.row_mask(TIME, TTL, as_of)
+    assert np.flatnonzero(mask).tolist() == list(chosen)
+
+
+def test_without_lifetimes_or_bounds_there_is_no_mask():
+    assert Selection().row_mask(TIME, np.zeros(10, np.uint32), 5_000_000_000) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "span"),
+    [
+        (None, None, (0, 4)),
+        (3, 8, (1, 3)),
+        (4, 7, (2, 2)),
+        (-5, 1, (0, 0)),
+        (0, 2, (0, 1)),
+        (100, None, (4, 4)),
+    ],
+)
+def test_sequences_are_half_open(first, end, span):
+    seqs = np.array([1, 3, 7, 9], np.uint64)
+    assert Selection(first_seq=first, end_seq=end).seq_span(seqs) == span

@@ -1,0 +1,157 @@
+"""A pinned snapshot of a stream, read as Arrow record batches.
+
+Owns which runs a read visits and how rows are cut into batches. Invariant: all rows and only the rows that
+were live and committed at the snapshot's position, in sequence order, the same every time; what is damaged
+raises `Corrupt` and is never left out in silence. Imports pyarrow; the broker never imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import Corrupt, StoreError
+from headrace.store.arrow import COLUMNS, Array, Shape, batch, heads, subject_dictionary
+from headrace.store.manifest import Manifest
+from headrace.store.runs import Run, TailRun, open_segment, read_subjects
+from headrace.store.selection import Selection
+from headrace.store.states import SegmentState
+
+__all__ = ["COLUMNS", "Mapped", "Selection", "Shape", "Snapshot"]
+
+# Offsets of plain `binary` are 32-bit; this also bounds what one batch holds in memory.
+BATCH_BYTES_MAX = 256 << 20
+
+
+class Mapped(Protocol):
+    """What a snapshot needs of a disk."""
+
+    def map(self, path: str) -> memoryview: ...
+
+
+class _Part:
+    """A run that is opened when first needed; its file is mapped already, so its name may vanish."""
+
+    def __init__(self, first: int, last: int, opener: Callable[[], Run]) -> None:
+        self.first, self.last = first, last
+        self._opener = opener
+        self._opened: tuple[Run, pa.Array] | None = None
+
+    def open(self) -> tuple[Run, pa.Array]:
+        """The run and its subjects as strings."""
+        if self._opened is None:
+            run = self._opener()
+            self._opened = run, subject_dictionary(run.subjects)
+        return self._opened
+
+
+class Snapshot:
+    """The rows of one manifest."""
+
+    def __init__(self, disk: Mapped, manifest: Manifest, release: Callable[[], None] = lambda: None) -> None:
+        self.manifest = manifest
+        self._release: Callable[[], None] | None = release
+        tables = [disk.map(f"{manifest.folder}/{name}") for name in manifest.subjects]
+        self._subjects: list[bytes] | None = None
+        self._tables = tables
+        self._parts = [self._segment_part(disk, state) for state in manifest.state.segments]
+        tail, live, last = manifest.state.tail, manifest.state.tail_live, manifest.state.last_seq
+        if tail:
+            self._parts.append(_Part(0, last, lambda: TailRun(tail, live)))
+
+    def batches(self, selection: Selection, shape: Shape, rows_max: int = 65_536) -> Iterator[pa.RecordBatch]:
+        """The chosen rows, in sequence order."""
+        if self._release is None:
+            raise StoreError(f"this reading of {self.manifest.stream} is closed")
+        self._refuse_lost(selection)
+        for part in self._parts:
+            if _overlaps(part.first, part.last, selection):
+                run, dictionary = part.open()
+                yield from self._run_batches(run, dictionary, selection, shape, rows_max)
+
+    def close(self) -> None:
+        """Release what keeps the snapshot on disk."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def _segment_part(self, disk: Mapped, state: SegmentState) -> _Part:
+        manifest = self.manifest
+        path = manifest.segment(state.number)
+        name = f"stream {manifest.stream}, segment {state.number:08x} ({state.base} to {state.last})"
+        try:
+            data = disk.map(path)
+        except OSError as error:
+            raise Corrupt(f"{name} cannot be read: {error}") from error
+        columns = manifest.columns.get(state.number)
+        cache = disk.map(f"{manifest.folder}/{columns}") if columns else None
+
+        def opener() -> Run:
+            return open_segment(data, cache, manifest.store, manifest.state.ident, state, self._table(), name)
+
+        return _Part(state.base, state.last, opener)
+
+    def _table(self) -> list[bytes]:
+        if self._subjects is None:
+            self._subjects = read_subjects(self._tables)
+        return self._subjects
+
+    def _refuse_lost(self, selection: Selection) -> None:
+        for damage in self.manifest.lost:
+            if _overlaps(damage.first, damage.last, selection):
+                raise Corrupt(
+                    f"stream {self.manifest.stream}: {damage.what} ({damage.first} to {damage.last} lost). "
+                    "Read around them, or let `headrace fsck --accept-loss` drop them"
+                )
+
+    def _run_batches(
+        self, run: Run, dictionary: pa.Array, selection: Selection, shape: Shape, rows_max: int
+    ) -> Iterator[pa.RecordBatch]:
+        low, high, mask = _choose(run, selection, self.manifest.as_of_ns)
+        chosen = np.arange(low, high) if mask is None else low + np.flatnonzero(mask)
+        for at in range(0, len(chosen), rows_max):
+            some = chosen[at : at + rows_max]
+            # A run without gaps is sliced, not gathered.
+            where = slice(int(some[0]), int(some[-1]) + 1) if mask is None else some
+            offsets = run.columns.offset[where].astype(np.intp)
+            run.check(offsets)
+            rows = heads(run.data, offsets)
+            if not np.array_equal(rows["seq"], run.columns.seq[where]):
+                raise Corrupt(f"stream {self.manifest.stream}: columns and records of a segment disagree")
+            ids = run.columns.subject[where]
+            for cut in _cuts(rows["size"]):
+                yield batch(shape, run.data, offsets[cut], rows[cut], ids[cut], dictionary)
+
+
+def _choose(run: Run, selection: Selection, as_of_ns: int) -> tuple[int, int, Array | None]:
+    """The span of rows within the bounds, and which of them are wanted (None: all)."""
+    columns = run.columns
+    low, high = selection.seq_span(columns.seq)
+    masks = [] if run.live is None else [run.live[low:high]]
+    wanted = selection.subject_mask(run.subjects)
+    if wanted is not None:
+        masks.append(wanted[columns.subject[low:high]])
+    alive = selection.row_mask(columns.time[low:high], columns.ttl[low:high], as_of_ns)
+    if alive is not None:
+        masks.append(alive)
+    return low, high, np.logical_and.reduce(masks) if masks else None
+
+
+def _cuts(sizes: Array) -> Iterator[slice]:
+    """Slices of rows that hold at most BATCH_BYTES_MAX each, or one row."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + BATCH_BYTES_MAX, side="right")))
+        yield slice(start, stop)
+        start = stop
+
+
+def _overlaps(first: int, last: int, selection: Selection) -> bool:
+    below = selection.end_seq is not None and first >= selection.end_seq
+    above = selection.first_seq is not None and last < selection.first_seq
+    return not below and not above
