@@ -43,4 +43,4 @@ def size_bytes(text: str) -> int:
     number, unit, binary = match.groups()
     if unit is None:
         return int(number)
-    return int(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()]
+    return int(number) * int((1024 if binary else 1000) ** _POWERS[unit.lower()])

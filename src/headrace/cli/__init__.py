@@ -1,0 +1,23 @@
+"""The `headrace` command.
+
+`serve` goes its own short way, without the command framework: it has to accept clients at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["serve"]:
+        from headrace.cli.serve import serve
+
+        return serve(words[1:])
+    from headrace.cli.app import run
+
+    return run(words)

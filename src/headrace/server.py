@@ -1,0 +1,268 @@
+"""A broker inside this process: `async with headrace.Server(store_dir=...) as server`.
+
+Owns how the parts of a server are put together, started and stopped, in whatever event loop runs.
+`headrace serve` is this with a process around it. It must not know signals, command lines or the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import ssl
+import time
+from base64 import b32encode
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from headrace import COMPATIBLE_VERSION, __version__
+from headrace.broker import Hub, Timers
+from headrace.durations import Duration, duration_ns
+from headrace.net.auth import Authenticator
+from headrace.net.clocks import Alarm, SystemClock
+from headrace.net.listener import Listener
+from headrace.net.logs import SILENT, Log
+from headrace.net.options import ANY_PORT, Options, OptionsError, from_keywords, is_loopback
+from headrace.net.presence import Presence
+from headrace.net.tls import server_context
+
+if TYPE_CHECKING:
+    from headrace.monitor import HttpServer, Vitals
+    from headrace.sim import SimClock
+
+__all__ = ["Server"]
+
+
+class Server:
+    """One broker. Keywords are the options of `headrace.net.options.Options`; the port is any free one, and a
+    `store_dir` asks for durable streams. `options` gives all at once, with the command line's defaults.
+
+    `clock="virtual"` makes the broker's time stand still until `advance` moves it, so that what waits for an
+    age, a TTL or a redelivery happens at once. Connections keep real time: nobody times out meanwhile.
+    """
+
+    def __init__(
+        self,
+        store_dir: str | os.PathLike[str] | None = None,
+        *,
+        options: Options | None = None,
+        clock: Literal["system", "virtual"] = "system",
+        log: Log = SILENT,
+        **settings: Any,
+    ) -> None:
+        if options is None:
+            settings.setdefault("port", ANY_PORT)
+            if store_dir is not None:
+                settings.setdefault("jetstream", True)
+                settings["store_dir"] = str(Path(store_dir))
+            options = from_keywords(**settings)
+        elif settings or store_dir is not None:
+            raise OptionsError("give either options=... or single settings, not both")
+        options.check()
+        self.options = options
+        self.server_id = make_server_id()
+        self.server_name = options.server_name or self.server_id
+        self._log = log
+        self._virtual = _virtual_clock() if clock == "virtual" else None
+        self.timers = Timers(self._virtual or SystemClock())
+        self.hub = Hub()
+        self._presence = Presence(options)
+        self._monitors: dict[str, HttpServer] = {}
+        self._stopped = asyncio.Event()
+        self._start_ns = 0
+        self._alarm: Alarm | None = None
+        self._listener: Listener | None = None
+        self._lame_duck: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Accept clients; OptionsError says what stands in the way. A server starts once."""
+        if self._listener is not None or self._stopped.is_set():
+            raise RuntimeError("a server starts only once: make another one")
+        self._greet()
+        tls = server_context(self.options)
+        self._start_ns = self.now_ns()
+        try:
+            await self._open_door(tls)
+            await self._open_monitors(tls)
+            self._presence.show(nats=[self.url], monitoring=self._monitor_urls())
+        except BaseException:
+            await self.stop()
+            raise
+        if self._virtual is None:
+            self._alarm = Alarm(self.timers, asyncio.get_running_loop())
+        self._log.info("Server is ready")
+
+    async def stop(self) -> None:
+        """Close everything; what was said to clients is sent first. No harm when it has stopped already."""
+        if self._stopped.is_set():
+            return
+        self._log.info("Initiating Shutdown...")
+        if self._lame_duck is not None and self._lame_duck is not asyncio.current_task():
+            self._lame_duck.cancel()
+        if self._alarm is not None:
+            self._alarm.close()
+        if self._listener is not None:
+            await self._listener.stop()
+        for monitor in self._monitors.values():
+            await monitor.stop()
+        self._presence.hide()
+        self._stopped.set()
+
+    async def wait_stopped(self) -> None:
+        """Return when the server has stopped, whoever asked for it."""
+        await self._stopped.wait()
+
+    def begin_lame_duck(self) -> None:
+        """Take no new clients, ask those there to move, let them go one by one, then stop."""
+        if self._lame_duck is None and self._listener is not None:
+            self._log.info("Entering lame duck mode, stop accepting new clients")
+            self._lame_duck = asyncio.get_running_loop().create_task(self._walk_lame(self._listener))
+
+    async def _walk_lame(self, listener: Listener) -> None:
+        await listener.lame_duck()
+        await self.stop()
+
+    def reload(self) -> None:
+        """Take up changed settings. All of them come from the command line, which cannot change."""
+        self._log.warn("Nothing to reload: the settings came from the command line")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def port(self) -> int:
+        """The port in use."""
+        if self._listener is None:
+            raise RuntimeError("the port is known once the server runs: start() it first")
+        return self._listener.port
+
+    @property
+    def url(self) -> str:
+        """What a client connects to."""
+        return f"{'tls' if self.options.tls_enabled else 'nats'}://{_address(self.options.host, self.port)}"
+
+    def now_ns(self) -> int:
+        """The server's time."""
+        return self.timers.clock.now_ns()
+
+    async def advance(self, duration: Duration) -> None:
+        """Let time pass on a virtual clock; everything that falls due meanwhile has happened on return."""
+        clock = self._virtual
+        if clock is None:
+            raise RuntimeError('real time cannot be advanced: make the server with clock="virtual"')
+        end_ns = clock.now_ns() + duration_ns(duration)
+        while (deadline_ns := self.timers.next_deadline()) is not None and deadline_ns <= end_ns:
+            clock.advance(max(deadline_ns - clock.now_ns(), 0))
+            self.timers.run_due()
+            await asyncio.sleep(0)
+        clock.advance(end_ns - clock.now_ns())
+        await asyncio.sleep(0)
+
+    def vitals(self) -> Vitals:
+        """The server's figures at this moment."""
+        from headrace.monitor import Vitals
+
+        listener = self._listener
+        if listener is None:
+            raise RuntimeError("there are figures once the server runs: start() it first")
+        in_msgs, in_bytes, out_msgs, out_bytes = listener.traffic()
+        return Vitals(
+            server_id=self.server_id,
+            server_name=self.server_name,
+            host=listener.host,
+            port=listener.port,
+            http_port=self._monitor_port("http"),
+            https_port=self._monitor_port("https"),
+            start_ns=self._start_ns,
+            now_ns=self.now_ns(),
+            connections=len(listener.connections),
+            total_connections=listener.total_connections,
+            subscriptions=self.hub.subscriptions,
+            in_msgs=in_msgs,
+            in_bytes=in_bytes,
+            out_msgs=out_msgs,
+            out_bytes=out_bytes,
+            slow_consumers=listener.slow_consumers,
+            stale_connections=listener.stale_connections,
+            page_counts={
+                path: count for monitor in self._monitors.values() for path, count in monitor.counts.items()
+            },
+        )
+
+    def _greet(self) -> None:
+        log, options = self._log, self.options
+        log.info("Starting headrace")
+        log.info(f"  Version:  {__version__} (compatible with nats-server {COMPATIBLE_VERSION})")
+        log.info(f"  Name:     {self.server_name}")
+        log.info(f"  ID:       {self.server_id}")
+        if not is_loopback(options.host) and not options.has_credentials and not options.tls_verify:
+            log.warn(f"Listening on {options.host or 'all addresses'!r} without authentication")
+
+    async def _open_door(self, tls: ssl.SSLContext | None) -> None:
+        options = self.options
+        listener = Listener(
+            self.hub,
+            options,
+            authenticator=Authenticator(options),
+            tls=tls,
+            log=self._log,
+            server_id=self.server_id,
+            server_name=self.server_name,
+        )
+        try:
+            await listener.start()
+        except OSError as error:
+            raise _not_to_be_had(options.host, options.port, "-p", error) from error
+        self._listener = listener
+        self._log.info(f"Listening for client connections on {_address(options.host, listener.port)}")
+        if tls is not None:
+            self._log.info("TLS required for client connections")
+
+    async def _open_monitors(self, tls: ssl.SSLContext | None) -> None:
+        options = self.options
+        for scheme, port, flag in (("http", options.http_port, "-m"), ("https", options.https_port, "-ms")):
+            if not port:
+                continue
+            from headrace.monitor import HttpServer, pages
+
+            monitor = HttpServer(pages(options, self.vitals), self._log.error)
+            try:
+                await monitor.start(options.monitoring_host, port, tls if scheme == "https" else None)
+            except OSError as error:
+                raise _not_to_be_had(options.monitoring_host, port, flag, error) from error
+            self._monitors[scheme] = monitor
+            self._log.info(f"Starting {scheme} monitor on {_address(options.monitoring_host, monitor.port)}")
+
+    def _monitor_port(self, scheme: str) -> int:
+        return self._monitors[scheme].port if scheme in self._monitors else 0
+
+    def _monitor_urls(self) -> list[str]:
+        host = self.options.monitoring_host
+        return [f"{scheme}://{_address(host, monitor.port)}" for scheme, monitor in self._monitors.items()]
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host or '0.0.0.0'}:{port}"
+
+
+def _not_to_be_had(host: str, port: int, flag: str, error: OSError) -> OptionsError:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return OptionsError(f"cannot listen on {_address(host, port)}: {reason}; choose another port with {flag}")
+
+
+def _virtual_clock() -> SimClock:
+    from headrace.sim import SimClock
+
+    return SimClock(time.time_ns())
+
+
+def make_server_id() -> str:
+    """A new identity in the form clients know: 56 characters that start with N."""
+    return "N" + b32encode(secrets.token_bytes(35)).decode()[:55]

@@ -1,0 +1,81 @@
+"""`headrace serve` as a process, for tests: started on a free port, watched through its log, always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PATIENCE_S = 20.0
+_LISTENING = re.compile(r"Listening for client connections on \S*:(\d+)")
+
+
+def headrace(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "headrace", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+class Serving:
+    """A running `headrace serve`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def port(self) -> int:
+        found = _LISTENING.search(self.log)
+        assert found is not None, self.log
+        return int(found[1])
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def wait_for(self, text: str) -> None:
+        """Until the log says it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.log:
+            assert self.process.poll() is None or text in self.log, self.log
+            assert time.monotonic() < deadline, f"{text!r} not in the log:\n{self.log}"
+            time.sleep(0.005)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ended(self) -> int:
+        """The exit code, once it has ended."""
+        return self.process.wait(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *flags: str, port: int = -1) -> Iterator[Serving]:
+    """`headrace serve` with these flags, ready for clients."""
+    log = folder / "stderr"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headrace", "serve", "-p", str(port), *flags],
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            stdin=subprocess.DEVNULL,
+            cwd=folder,
+            env=os.environ,
+        )
+    try:
+        running = Serving(process, log)
+        running.wait_for("Server is ready")
+        yield running
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,195 @@
+"""A broker inside an application."""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import nats
+import pytest
+
+import headrace
+from headrace.net.options import OptionsError
+from support import certificates
+
+
+async def round_trip(client: nats.NATS) -> None:
+    messages = await client.subscribe("a.>")
+    await client.publish("a.b", b"payload")
+    message = await messages.next_msg(5)
+    assert message.data == b"payload"
+    await client.close()
+
+
+async def test_on_a_free_port() -> None:
+    async with headrace.Server() as one, headrace.Server() as two:
+        assert one.port != two.port
+        assert one.url == f"nats://127.0.0.1:{one.port}"
+        await round_trip(await nats.connect(one.url))
+        await round_trip(await nats.connect(two.url))
+
+
+async def test_stop_cuts_clients_and_frees_the_port() -> None:
+    server = headrace.Server()
+    await server.start()
+    port = server.port
+    client = await nats.connect(server.url, allow_reconnect=False)
+    await server.stop()
+    await server.stop()
+    async with headrace.Server(port=port) as again:
+        await round_trip(await nats.connect(again.url))
+    await client.close()
+
+
+async def test_a_client_comes_back_after_a_restart() -> None:
+    back = asyncio.Event()
+
+    async def reconnected() -> None:
+        back.set()
+
+    server = headrace.Server()
+    await server.start()
+    port = server.port
+    client = await nats.connect(server.url, reconnect_time_wait=0.01, reconnected_cb=reconnected)
+    await server.stop()
+    async with headrace.Server(port=port):
+        await asyncio.wait_for(back.wait(), 20)
+        await round_trip(client)
+
+
+async def test_the_port_is_not_known_before_it_runs() -> None:
+    with pytest.raises(RuntimeError, match="start"):
+        _ = headrace.Server().url
+
+
+async def test_it_starts_only_once() -> None:
+    async with headrace.Server() as server:
+        with pytest.raises(RuntimeError, match="once"):
+            await server.start()
+
+
+def test_unknown_options_are_named() -> None:
+    with pytest.raises(OptionsError, match="'prot'"):
+        headrace.Server(prot=1)
+
+
+def test_contradictions_are_found_before_it_starts() -> None:
+    with pytest.raises(OptionsError, match="allow_insecure"):
+        headrace.Server(host="0.0.0.0")
+
+
+async def test_a_port_in_use_leaves_nothing_running() -> None:
+    async with headrace.Server() as server:
+        second = headrace.Server(port=server.port, http_port=-1)
+        with pytest.raises(OptionsError, match=str(server.port)):
+            await second.start()
+        await round_trip(await nats.connect(server.url))
+
+
+async def test_ipv6() -> None:
+    async with headrace.Server(host="::1") as server:
+        assert server.url == f"nats://[::1]:{server.port}"
+        await round_trip(await nats.connect(server.url))
+
+
+async def test_user_and_password() -> None:
+    async with headrace.Server(user="ada", password="secret") as server:
+        await round_trip(await nats.connect(server.url, user="ada", password="secret"))
+        with pytest.raises(nats.errors.Error, match=r"(?i)authorization violation"):
+            await nats.connect(server.url, user="ada", password="wrong", allow_reconnect=False)
+
+
+async def test_token() -> None:
+    async with headrace.Server(token="secret") as server:
+        await round_trip(await nats.connect(server.url, token="secret"))
+        with pytest.raises(nats.errors.Error, match=r"(?i)authorization violation"):
+            await nats.connect(server.url, allow_reconnect=False)
+
+
+def client_context(made: certificates.Certificates, *, certificate: bool = False) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=made.ca)
+    if certificate:
+        context.load_cert_chain(made.client_cert, made.client_key)
+    return context
+
+
+async def test_tls(tmp_path: Path) -> None:
+    made = certificates.make(tmp_path)
+    async with headrace.Server(tls_cert=made.cert, tls_key=made.key) as server:
+        assert server.url.startswith("tls://")
+        await round_trip(await nats.connect(server.url, tls=client_context(made)))
+
+
+async def test_tls_first(tmp_path: Path) -> None:
+    made = certificates.make(tmp_path)
+    async with headrace.Server(tls_cert=made.cert, tls_key=made.key, tls_handshake_first=True) as server:
+        client = await nats.connect(server.url, tls=client_context(made), tls_handshake_first=True)
+        await round_trip(client)
+
+
+async def test_client_certificates(tmp_path: Path) -> None:
+    made = certificates.make(tmp_path)
+    settings = {"tls_cert": made.cert, "tls_key": made.key, "tls_ca": made.ca, "tls_verify": True}
+    async with headrace.Server(**settings) as server:
+        await round_trip(await nats.connect(server.url, tls=client_context(made, certificate=True)))
+        with pytest.raises((nats.errors.Error, OSError)):
+            await nats.connect(server.url, tls=client_context(made), allow_reconnect=False, connect_timeout=5)
+
+
+async def test_a_server_that_silently_waits_for_tls_lets_go(tmp_path: Path) -> None:
+    made = certificates.make(tmp_path)
+    async with headrace.Server(tls_cert=made.cert, tls_key=made.key, tls_timeout_s=0.05) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert (await reader.readline()).startswith(b"INFO ")
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+
+
+async def test_vitals() -> None:
+    async with headrace.Server() as server:
+        client = await nats.connect(server.url)
+        await client.subscribe("a")
+        await client.publish("a", b"12345")
+        await client.flush()
+        vitals = server.vitals()
+        assert (vitals.connections, vitals.total_connections, vitals.subscriptions) == (1, 1, 1)
+        assert (vitals.in_msgs, vitals.in_bytes, vitals.out_msgs, vitals.out_bytes) == (1, 5, 1, 5)
+        await client.close()
+        await round_trip(await nats.connect(server.url))
+        assert server.vitals().total_connections == 2
+        assert server.vitals().in_msgs == 2
+
+
+async def test_time_passes_on_request_under_an_unmodified_client() -> None:
+    async with headrace.Server(clock="virtual") as server:
+        client = await nats.connect(server.url)
+        before = server.now_ns()
+        happened: list[int] = []
+        server.timers.after(3600 * 10**9, lambda: happened.append(server.now_ns() - before))
+        server.timers.after(7200 * 10**9, lambda: happened.append(server.now_ns() - before))
+        await server.advance("59m")
+        assert happened == []
+        await server.advance("23h1m")
+        assert happened == [3600 * 10**9, 7200 * 10**9]
+        assert server.now_ns() - before == 86400 * 10**9
+        await round_trip(client)
+
+
+async def test_real_time_cannot_be_advanced() -> None:
+    async with headrace.Server() as server:
+        with pytest.raises(RuntimeError, match="virtual"):
+            await server.advance("1s")
+
+
+async def test_lame_duck_tells_clients_and_ends() -> None:
+    told = asyncio.Event()
+
+    async def hear(*_: object) -> None:
+        told.set()
+
+    async with headrace.Server(lame_duck_grace_s=0.01, lame_duck_duration_s=0.02) as server:
+        client = await nats.connect(server.url, allow_reconnect=False, lame_duck_mode_cb=hear)
+        server.begin_lame_duck()
+        server.begin_lame_duck()
+        await asyncio.wait_for(told.wait(), 10)
+        await asyncio.wait_for(server.wait_stopped(), 10)
+        await client.close()
