@@ -14,7 +14,7 @@ import errno
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -179,6 +179,26 @@ class SimDisk:
         Nothing is more durable than before: a power loss later on may take what was not synced.
         """
         return SimDisk(snapshot=self.snapshot(), capacity=self.capacity)
+
+    # Damaging, looking
+
+    def walk(self, folder: str = "") -> Iterator[str]:
+        """Paths of all files, sorted."""
+        node = self._find(folder)
+        for name in sorted(node.names) if isinstance(node, Folder) else ():
+            path = f"{folder}/{name}" if folder else name
+            if isinstance(self._nodes[node.names[name]], File):
+                yield path
+            else:
+                yield from self.walk(path)
+
+    def rot(self, path: str, content: bytes) -> None:
+        """The medium now holds `content` for this file, and nobody was told."""
+        number = self._number(path)
+        rotten = File(self._epoch, Image({}, 0), self._file(path).links)
+        rotten.write(Write(self.ops_done, 0, content, len(content)))
+        rotten.sync()
+        self._nodes[number] = rotten
 
     # Inside
 

@@ -51,6 +51,10 @@ class Faults:
     def add(self, fault: Fault) -> None:
         self._seen.append((fault, [0]))
 
+    def seen(self, fault: Fault) -> int:
+        """How many matching calls a fault has counted."""
+        return next(count[0] for known, count in self._seen if known is fault)
+
     def clear(self) -> None:
         self._seen = []
 

@@ -217,6 +217,14 @@ def test_equal_fates_have_equal_signatures() -> None:
     assert len({disk.snapshot().power_loss(outcome, Random(1)).signature for outcome in OUTCOMES}) >= 4
 
 
+def test_rot_changes_the_medium_without_a_trace() -> None:
+    disk = disk_with(data=b"one")
+    disk.run([("mkdir", "f"), ("create", "f/b", 3)])
+    assert list(disk.walk()) == ["a", "f/b"]
+    disk.rot("a", b"rotten")
+    assert content(disk) == content(disk.crash(DROP)) == b"rotten"
+
+
 def test_missing_and_existing_paths_fail_as_on_a_real_disk() -> None:
     disk = disk_with(data=b"x")
     disk.run([("mkdir", "f")])
