@@ -97,7 +97,8 @@ class Server:
         """Close everything; what was said to clients is sent first. No harm when it has stopped already."""
         if self._stopped.is_set():
             return
-        self._log.info("Initiating Shutdown...")
+        if self._listener is not None:
+            self._log.info("Initiating Shutdown...")
         if self._lame_duck is not None and self._lame_duck is not asyncio.current_task():
             self._lame_duck.cancel()
         if self._alarm is not None:
@@ -253,7 +254,7 @@ def _address(host: str, port: int) -> str:
 
 
 def _not_to_be_had(host: str, port: int, flag: str, error: OSError) -> OptionsError:
-    reason = os.strerror(error.errno) if error.errno else str(error)
+    reason = os.strerror(error.errno).lower() if error.errno else str(error)
     return OptionsError(f"cannot listen on {_address(host, port)}: {reason}; choose another port with {flag}")
 
 

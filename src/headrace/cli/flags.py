@@ -111,6 +111,7 @@ def _number(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
+    text = text.strip('"')  # as a configuration file would have it
     return float(text) if text.replace(".", "", 1).isdigit() else duration_ns(text) / 1e9
 
 
