@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import nats
 import pytest
@@ -144,3 +145,20 @@ async def nc(server: Server) -> AsyncIterator[NatsClient]:
 def name() -> str:
     """A name no other test uses, for streams and first tokens of subjects."""
     return f"T{os.getpid()}n{next(_numbers)}"
+
+
+@pytest.fixture
+def make_stream(client: Client, name: str) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Create a stream called `name` that captures `name.>`, with more configuration as keywords; its info."""
+    created: list[str] = []
+
+    def make(stream: str = name, **config: Any) -> dict[str, Any]:
+        base = {"name": stream, "subjects": [f"{stream}.>"]}
+        info = client.api(f"STREAM.CREATE.{stream}", {**base, **config})
+        assert "error" not in info, info["error"]
+        created.append(stream)
+        return info
+
+    yield make
+    for stream in created:
+        client.api(f"STREAM.DELETE.{stream}")
