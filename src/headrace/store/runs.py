@@ -15,15 +15,23 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import Corrupt
-from headrace.store.format import RECORD_BYTES, identity, is_segment, open_block
+from headrace.kernel import twin
+from headrace.store.format import (
+    BLOCK_BYTES,
+    SEGMENT_HEADER_BYTES,
+    aligned,
+    identity,
+    is_segment,
+    open_block,
+)
 from headrace.store.states import SegmentState
 
 Array = npt.NDArray[Any]
+_records: Any = twin("records")
 
 COLUMNS_MAGIC = b"HRcol001"
 COLUMNS_BYTES = 96
 _COLUMNS = struct.Struct("<8sQIIQQIIIIII")
-_RECORD = struct.Struct("<IHHIIQQ")
 _U32 = struct.Struct("<I")
 CHUNK_MAGIC = b"HRsb"
 _CHUNK = struct.Struct("<4sIIII")
@@ -91,7 +99,7 @@ class TailRun(Run):
     """Records in no block yet; the manifest that carries them has its own checksum."""
 
     def __init__(self, records: bytes, live: bytes) -> None:
-        columns, subjects = scan(memoryview(records), [(0, len(records))])
+        columns, subjects = scan(memoryview(records), [(0, len(records))], "the end of the stream")
         super().__init__(memoryview(records), columns, live_rows(live, len(columns.seq)), subjects)
 
 
@@ -137,7 +145,9 @@ def open_segment(
     name: str,
 ) -> SegmentRun:
     """A pinned segment. Columns are a cache: without good ones they are made again from the blocks."""
-    if len(data) < state.end or not is_segment(bytes(data[:512]), store, ident, state.number):
+    if len(data) < state.end or not is_segment(
+        bytes(data[:SEGMENT_HEADER_BYTES]), store, ident, state.number
+    ):
         raise Corrupt(f"{name} is not the segment it should be, or it is cut short")
     data = data[: state.end]
     seed = identity(store, ident, state.number)
@@ -151,34 +161,30 @@ def open_segment(
 
 
 def _rebuild(data: memoryview, seed: int, state: SegmentState, name: str) -> tuple[Columns, list[bytes]]:
-    spans, at = [], 512
+    spans, at = [], SEGMENT_HEADER_BYTES
     while at < state.end:
         block = open_block(data, at, seed, at)
         if block is None:
             raise Corrupt(f"{name}: the block at {at} is damaged; `headrace fsck` says what is lost")
-        spans.append((at + 32, at + 32 + block.length))
-        at = -(-(at + 32 + block.length) // 512) * 512
-    columns, subjects = scan(data, spans)
+        spans.append((at + BLOCK_BYTES, block.length))
+        at = aligned(at + BLOCK_BYTES + block.length)
+    columns, subjects = scan(data, spans, name)
     if len(columns.seq) != state.rows:
         raise Corrupt(f"{name} holds {len(columns.seq)} records instead of {state.rows}")
-    columns.blocks = np.array([start - 32 for start, _ in spans], np.uint32)
+    columns.blocks = np.array([start - BLOCK_BYTES for start, _ in spans], np.uint32)
     return columns, subjects
 
 
-def scan(data: memoryview, spans: list[tuple[int, int]]) -> tuple[Columns, list[bytes]]:
-    """Columns and subject table of the records within some spans of a buffer, found one by one."""
-    rows: list[tuple[int, int, int, int, int]] = []
-    ids: dict[bytes, int] = {}
-    for at, end in spans:
-        while at < end:
-            size, subject_len, _, _, ttl_s, seq, time_ns = _RECORD.unpack_from(data, at)
-            subject = bytes(data[at + RECORD_BYTES : at + RECORD_BYTES + subject_len])
-            rows.append((seq, time_ns, at, ids.setdefault(subject, len(ids)), ttl_s))
-            at += max(size, RECORD_BYTES)
-    table = np.array(rows, np.uint64).reshape(-1, 5)
-    seq, time, offset, subject_id, ttl = table.T
-    columns = Columns(seq, time, offset, subject_id, ttl, np.empty(0, np.uint32))
-    return columns, list(ids)
+def scan(data: memoryview, spans: list[tuple[int, int]], name: str) -> tuple[Columns, list[bytes]]:
+    """Columns and subject table of the records within some spans (start, length) of a buffer."""
+    subjects, found = _records.Subjects(), _records.Columns()
+    for start, length in spans:
+        if found.scan(subjects, data, start, length, start) < 0:
+            raise Corrupt(f"{name} holds something that is no record, near {start}")
+    time, offset, _size, subject, ttl, _flags, delta = found.trimmed()
+    steps = np.arange(len(time), dtype=np.uint64) if delta is None else delta.astype(np.uint64)
+    columns = Columns(np.uint64(found.base) + steps, time, offset, subject, ttl, np.empty(0, np.uint32))
+    return columns, [subjects.name(number) for number in range(len(subjects))]
 
 
 def live_rows(bits: bytes, rows: int) -> Array | None:
