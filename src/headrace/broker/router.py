@@ -8,11 +8,14 @@ sockets and no time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.kernel import EXACT, HEAD, PARENT, Route, RouteTable, Subscription
 from headrace.protocol import subjects
+
+#: Beyond this, forgetting every route is cheaper than looking for those concerned.
+LEAVE_ONE_BY_ONE_MAX = 64
 
 
 class Sink(Protocol):
@@ -76,6 +79,13 @@ class Hub:
         sub.closed = True
         self._discard(sub.pattern, sub)
         self.subscriptions -= 1
+
+    def leave(self, subs: Sequence[Subscription]) -> None:
+        """A client is gone with all its interest."""
+        if len(subs) > LEAVE_ONE_BY_ONE_MAX:
+            self.table.clear()
+        for sub in subs:
+            self.unsubscribe(sub)
 
     def subscribe_internal(self, pattern: bytes, sink: Sink) -> None:
         """The server itself takes what matches."""
@@ -200,7 +210,12 @@ class Hub:
         if subjects.literal(pattern):
             concerned = [pattern] if pattern in self._watchers else []
         else:
-            concerned = [subject for subject in self._watchers if subjects.matches(pattern, subject)]
+            start = literal_start(pattern)
+            concerned = [
+                subject
+                for subject in self._watchers
+                if subject.startswith(start) and subjects.matches(pattern, subject)
+            ]
         for subject in concerned:
             for call in tuple(self._watchers.get(subject, ())):
                 call(subject)
@@ -253,6 +268,13 @@ def sort_out(entries: list[Entry]) -> tuple[list[Any], list[list[Any]], list[Any
         else:
             groups.setdefault(entry.queue, []).append(entry)
     return plain, list(groups.values()), sinks
+
+
+def literal_start(pattern: bytes) -> bytes:
+    """What every subject that a pattern with wildcards matches begins with."""
+    tokens = subjects.tokens(pattern)
+    first = next(i for i, token in enumerate(tokens) if token in (subjects.STAR, subjects.REST))
+    return b"".join(token + b"." for token in tokens[:first])
 
 
 def parent_of(subject: bytes) -> bytes:

@@ -99,8 +99,8 @@ class Session(Peer):
 
     def close(self) -> None:
         """The client is gone: so is its interest."""
-        for sub in list(self.subs.values()):
-            self._remove(sub)
+        gone, self.subs = self.subs, {}
+        self.hub.leave(list(gone.values()))
 
     def complain(self, text: str | bytes) -> None:
         """Send an error that does not end the connection."""

@@ -270,8 +270,6 @@ cdef class RouteTable:
 
     def __cinit__(self, resolve, Py_ssize_t size_max=16384):
         cdef Py_ssize_t room = 64
-        while room < size_max * 2:
-            room *= 2
         self.slots = <Slot *>calloc(room, sizeof(Slot))
         if self.slots == NULL:
             raise MemoryError()
@@ -349,15 +347,35 @@ cdef class RouteTable:
         return route
 
     cdef keep(self, Route route):
+        self.drop(route.key)
         if self.used >= self.used_max:
             self.clear()
-        cdef Py_ssize_t i = <Py_ssize_t>(route.hash & <uint64_t>self.mask)
+        if self.used * 2 >= self.mask:
+            self.grow()
+        Py_INCREF(route)
+        self.settle(route.hash, <PyObject *>route)
+        self.used += 1
+
+    cdef void settle(self, uint64_t hash, PyObject *route) noexcept:
+        """Put a route into the first free slot from its home on."""
+        cdef Py_ssize_t i = <Py_ssize_t>(hash & <uint64_t>self.mask)
         while self.slots[i].route != NULL:
             i = (i + 1) & self.mask
-        Py_INCREF(route)
-        self.slots[i].hash = route.hash
-        self.slots[i].route = <PyObject *>route
-        self.used += 1
+        self.slots[i].hash = hash
+        self.slots[i].route = route
+
+    cdef grow(self):
+        """Double the slots."""
+        cdef Slot *old = self.slots
+        cdef Py_ssize_t room = self.mask + 1, i
+        cdef Slot *slots = <Slot *>calloc(room * 2, sizeof(Slot))
+        if slots == NULL:
+            raise MemoryError()
+        self.slots, self.mask = slots, room * 2 - 1
+        for i in range(room):
+            if old[i].route != NULL:
+                self.settle(old[i].hash, old[i].route)
+        free(old)
 
     cdef remove(self, Py_ssize_t i):
         """Empty a slot, moving up those that were pushed behind it."""
@@ -382,7 +400,7 @@ cdef class RouteTable:
         """The route of a subject that is whole."""
         return self.seek(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject))
 
-    def drop(self, bytes key not None):
+    cpdef drop(self, bytes key):
         """Forget one key."""
         cdef Py_ssize_t i = self.place(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
         if i >= 0:

@@ -94,10 +94,11 @@ class Connection(asyncio.BufferedProtocol):
     def _begin_session(self) -> None:
         """The way is open: wait for CONNECT, or for whatever comes."""
         listener = self._listener
+        options = listener.options
         if listener.crowded:
             self.fail("maximum connections exceeded")
             return
-        patience = listener.options.ping_interval_s if self.session.ready else listener.auth_timeout_s
+        patience = options.ping_interval_s if self.session.ready else options.auth_timeout_s
         listener.wheel.appoint(self, patience)
 
     def get_buffer(self, sizehint: int) -> bytearray:
@@ -156,11 +157,11 @@ class Connection(asyncio.BufferedProtocol):
                 self._feed(chunk, len(chunk))
 
     def eof_received(self) -> None:
-        self.session.touch()
+        # The socket is closed next; what was asked for before is still answered.
+        self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
-        self.slot = -1
         self._parser = None
         self.session.close()
         self._listener.dismiss(self)
@@ -172,7 +173,10 @@ class Connection(asyncio.BufferedProtocol):
         out = self.session.take()
         if not out or self._transport.is_closing():
             return
-        self._send(out if self._channel is None else self._channel.seal(out))
+        if self._channel is None:
+            self._send(out)
+        elif self._channel.open:
+            self._send(self._channel.seal(out))
 
     def _send(self, data: bytes | bytearray) -> None:
         if not data:
@@ -188,6 +192,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._listener.unblock(self)
+
+    @property
+    def number(self) -> int:
+        """The client id, which the wheel knows it by."""
+        return self.session.cid
 
     @property
     def bytes_pending(self) -> int:

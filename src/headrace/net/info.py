@@ -30,15 +30,13 @@ class Card:
             "headers": True,
         }
 
-    def line(
-        self, cid: int, client_ip: str, *, account: str = "", lame_duck: bool = False, secured: bool = False
-    ) -> bytes:
+    def line(self, cid: int, client_ip: str, *, account: str = "", lame_duck: bool = False) -> bytes:
         """INFO for one client; `account` is that of a client that is connected."""
         options = self._options
         fields = dict(self._fields)
         if options.auth_required or (account and options.has_credentials):
             fields["auth_required"] = True
-        if options.tls_enabled and not secured:
+        if options.tls_enabled:
             fields["tls_available" if options.allow_non_tls else "tls_required"] = True
         if options.tls_verify:
             fields["tls_verify"] = True

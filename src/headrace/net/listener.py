@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Any
 
 from headrace.broker import Hub, Limits, Session
 from headrace.kernel import Parser
@@ -70,7 +69,7 @@ class Listener:
     async def start(self) -> None:
         """Listen; raises OSError when the address is not to be had."""
         self.loop = asyncio.get_running_loop()
-        self.wheel = Wheel(self.loop)
+        self.wheel = Wheel(self.loop, self.connections.get)
         self._server = await self.loop.create_server(
             lambda: Connection(self), self.options.host or None, max(self.options.port, 0), backlog=BACKLOG
         )
@@ -124,11 +123,6 @@ class Listener:
     def crowded(self) -> bool:
         most = self.options.max_connections
         return bool(most) and len(self.connections) > most
-
-    @property
-    def auth_timeout_s(self) -> float:
-        """How long a client may take to say who it is."""
-        return self.options.auth_timeout_s
 
     def admit(self, connection: Connection) -> tuple[Session, Parser]:
         """A session and a parser for a new connection."""
@@ -238,7 +232,3 @@ class Listener:
     def _relax(self) -> None:
         if not self._paused:
             self.resume_publishers()
-
-    def find(self, cid: int) -> Any:
-        """The connection of a client id, or None."""
-        return self.connections.get(cid)

@@ -1,13 +1,15 @@
 """One clock for the patience of all connections, instead of a timer for each.
 
-Owns when a connection is looked at next. A connection has at most one appointment; a new one replaces the
-old. It keeps the loop's time, whatever the broker's clock shows.
+Owns when a connection is looked at next. A connection has one appointment; a new one replaces the old. Only
+its number is kept, so that who has gone is forgotten at once. It keeps the loop's time, whatever the broker's
+clock shows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Callable
 from typing import Protocol
 
 SLOT_S = 0.02
@@ -18,6 +20,9 @@ class Patient(Protocol):
 
     slot: int
 
+    @property
+    def number(self) -> int: ...
+
     def look(self) -> None:
         """The appointed time has come."""
 
@@ -25,13 +30,13 @@ class Patient(Protocol):
 class Wheel:
     """Appointments, kept to a fiftieth of a second and never early."""
 
-    __slots__ = ("_handle", "_loop", "_next", "_order", "_slots")
+    __slots__ = ("_find", "_handle", "_loop", "_order", "_slots")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, find: Callable[[int], Patient | None]) -> None:
         self._loop = loop
-        self._slots: dict[int, list[Patient]] = {}
+        self._find = find
+        self._slots: dict[int, list[int]] = {}
         self._order: list[int] = []
-        self._next = 0
         self._handle: asyncio.TimerHandle | None = None
 
     def appoint(self, patient: Patient, delay_s: float) -> None:
@@ -40,9 +45,9 @@ class Wheel:
         patient.slot = slot
         waiting = self._slots.get(slot)
         if waiting is not None:
-            waiting.append(patient)
+            waiting.append(patient.number)
             return
-        self._slots[slot] = [patient]
+        self._slots[slot] = [patient.number]
         heapq.heappush(self._order, slot)
         if self._order[0] == slot:
             self._arm()
@@ -64,8 +69,9 @@ class Wheel:
         self._handle = None
         while self._order and self._order[0] * SLOT_S <= now:
             slot = heapq.heappop(self._order)
-            for patient in self._slots.pop(slot, ()):
-                if patient.slot == slot:
+            for number in self._slots.pop(slot, ()):
+                patient = self._find(number)
+                if patient is not None and patient.slot == slot:
                     patient.look()
         if self._order:
             self._arm()
