@@ -1,0 +1,101 @@
+"""Where ours differs from the reference on purpose; each reason is an entry of docs/compatibility.md."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conformance.client import Client
+from conformance.servers import LATER, OURS, Server, Setup
+
+TESTS = Path(__file__).parent.parent
+PAGE = TESTS.parent / "docs" / "compatibility.md"
+
+
+def _reasons() -> Iterator[str]:
+    """The texts of all `ours_only(...)` marks in the tests."""
+    for file in sorted(TESTS.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "ours_only":
+                assert isinstance(node.args[0], ast.Constant), (
+                    f"{file.name}: the reason has to be a literal text"
+                )
+                yield str(node.args[0].value)
+
+
+def test_each_reason_is_documented() -> None:
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert [reason for reason in _reasons() if reason not in page] == []
+
+
+@pytest.mark.parametrize("feature", sorted(LATER))
+def test_what_comes_later_is_documented(feature: str) -> None:
+    assert LATER[feature] in PAGE.read_text(encoding="utf-8")
+
+
+def _supports_permissions() -> bool:
+    try:
+        with Server(
+            OURS, Setup(config="authorization { users = [ { user: a, password: b } ] }", jetstream=False)
+        ):
+            return True
+    except RuntimeError:
+        return False
+
+
+def _supports_consumers() -> bool:
+    with Server(OURS) as server, Client(server.port) as client:
+        client.request("$JS.API.STREAM.CREATE.S", b'{"name":"S"}')
+        request = b'{"stream_name":"S","config":{"durable_name":"C","ack_policy":"explicit"}}'
+        client.ask("$JS.API.CONSUMER.CREATE.S.C", request)
+        client.request("$JS.API.INFO")
+        return any(b'"created"' in m.payload for m in client.pending("1"))
+
+
+PROBES = {"permissions": _supports_permissions, "consumers": _supports_consumers}
+
+
+@pytest.mark.parametrize("feature", sorted(LATER))
+def test_what_comes_later_has_not_come(feature: str) -> None:
+    """Fails when ours has learned it: then the feature leaves `servers.LATER` and its tests have to pass."""
+    assert not PROBES[feature](), f"ours supports {feature} now: remove it from servers.LATER"
+
+
+def _serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headrace", "serve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+
+
+@pytest.mark.ours_only("Without authentication ours listens on loopback only")
+def test_other_addresses_need_authentication() -> None:
+    refused = _serve("-a", "0.0.0.0", "-p", "-1")
+    assert refused.returncode == 1
+    assert "allow_insecure" in refused.stderr
+
+
+@pytest.mark.ours_only("Cluster flags are refused")
+@pytest.mark.parametrize("flag", ["--cluster", "--routes", "--cluster_name"])
+def test_no_cluster(flag: str) -> None:
+    refused = _serve(flag, "nats://127.0.0.1:1")
+    assert refused.returncode == 1
+    assert "cluster" in refused.stderr
+
+
+@pytest.mark.ours_only("An unknown flag is an error")
+def test_unknown_flag() -> None:
+    refused = _serve("--wings", "2")
+    assert refused.returncode == 2
+    assert "-wings" in refused.stderr
+
+
+@pytest.mark.ours_only("The version names both programs")
+def test_version() -> None:
+    shown = _serve("--version")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("headrace: v")
+    assert "nats-server: v2.15.1" in shown.stdout
