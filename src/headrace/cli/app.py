@@ -17,6 +17,18 @@ app = typer.Typer(
 )
 
 
+ServerUrl = Annotated[
+    str,
+    typer.Option(
+        "--server", "-s", envvar="NATS_URL", help="Where the server is; nats://user:pass@host:port."
+    ),
+]
+Subject = Annotated[str, typer.Argument(help="The subject; * stands for a token, > for the rest.")]
+Payload = Annotated[str | None, typer.Argument(help="The payload; standard input when left out.")]
+Headers = Annotated[list[str] | None, typer.Option("--header", "-H", help="Name:value, as often as needed.")]
+LOCAL = "nats://127.0.0.1:4222"
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code. What the user got wrong is explained, never a traceback."""
     if not arguments:
@@ -62,3 +74,46 @@ def fsck(
         typer.echo("headrace fsck: this build has no store to check", err=True)
         raise typer.Exit(1) from None
     raise typer.Exit(check(str(directory), accept_loss, json))
+
+
+@app.command()
+def pub(
+    subject: Subject,
+    payload: Payload = None,
+    header: Headers = None,
+    count: Annotated[int, typer.Option(min=1, help="How often.")] = 1,
+    server: ServerUrl = LOCAL,
+) -> None:
+    """Publish a message."""
+    from headrace.cli import talk
+
+    headers = talk.headers_of(header or ())
+    talk.converse(talk.publish(server, subject, talk.payload_of(payload), headers, count))
+
+
+@app.command()
+def sub(
+    subject: Subject,
+    queue: Annotated[str, typer.Option(help="Share the messages with others of this queue group.")] = "",
+    count: Annotated[int, typer.Option(min=0, help="End after so many; 0 goes on until Ctrl-C.")] = 0,
+    server: ServerUrl = LOCAL,
+) -> None:
+    """Show the messages of a subject as they come."""
+    from headrace.cli import talk
+
+    talk.converse(talk.subscribe(server, subject, queue, count))
+
+
+@app.command()
+def req(
+    subject: Subject,
+    payload: Payload = None,
+    header: Headers = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 2.0,
+    server: ServerUrl = LOCAL,
+) -> None:
+    """Ask, and show the answer."""
+    from headrace.cli import talk
+
+    headers = talk.headers_of(header or ())
+    talk.converse(talk.request(server, subject, talk.payload_of(payload), headers, timeout))
