@@ -18,6 +18,9 @@ __all__ = [
     "Route",
     "RouteTable",
     "Subscription",
+    "ack_parts",
+    "encode",
+    "subjects_of",
     "twin",
 ]
 
@@ -33,11 +36,14 @@ def twin(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
+    from headrace.kernel.delivery import ack_parts, encode, subjects_of
     from headrace.kernel.wire import Parser, Peer, Route, RouteTable, Subscription
 else:
     _wire = twin("wire")
     Parser, Peer = _wire.Parser, _wire.Peer
     Route, RouteTable, Subscription = _wire.Route, _wire.RouteTable, _wire.Subscription
+    _delivery = twin("delivery")
+    ack_parts, encode, subjects_of = _delivery.ack_parts, _delivery.encode, _delivery.subjects_of
 
 #: What the key of a Route stands for: one subject, all children of a prefix, everything below two tokens.
 EXACT, PARENT, HEAD = 0, 1, 2
