@@ -1,0 +1,40 @@
+"""Unmodified nats.js clients (tests/js) against both servers.
+
+The packages come from npm into tests/js/node_modules when they are not there yet; `make test` checks that
+node exists.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conformance.servers import Server
+
+FOLDER = Path(__file__).parent.parent / "js"
+MISSING = "node and npm are missing; the nats.js tests need them. On Debian: apt-get install nodejs npm"
+
+
+@pytest.fixture(scope="module")
+def node() -> str:
+    program, npm = shutil.which("node"), shutil.which("npm")
+    if not program or not npm:
+        pytest.fail(MISSING)
+    modules = FOLDER / "node_modules"
+    with (FOLDER / "package.json").open() as lock:  # workers that run at the same time install once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (modules / "@nats-io" / "jetstream").is_dir():
+            command = [npm, "install", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]
+            subprocess.run(command, cwd=FOLDER, check=True, timeout=100)
+    return program
+
+
+@pytest.mark.parametrize("script", ["core.mjs", "streams.mjs", "kv.mjs"])
+def test_script(server: Server, node: str, script: str) -> None:
+    command = [node, str(FOLDER / script), f"127.0.0.1:{server.port}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
