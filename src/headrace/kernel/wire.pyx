@@ -316,8 +316,11 @@ cdef class RouteTable:
         """The cached route of a subject, or None."""
         cdef Py_ssize_t i = self.place(at, size), dot = size - 1, dots = 0
         cdef char head[258]
+        cdef Route route
         if i >= 0:
-            return <Route>self.slots[i].route
+            route = <Route>self.slots[i].route
+            # `a.b.` as a subject is not whole; as a key it stands for the children of `a.b`.
+            return route if route.kind == EXACT else None
         while dot > 0 and at[dot] != 46:
             dot -= 1
         if dot <= 0 or dot == size - 1:
@@ -325,7 +328,7 @@ cdef class RouteTable:
         i = self.place(at, dot + 1)
         if i >= 0:
             return <Route>self.slots[i].route
-        for i in range(min(dot, 256)):
+        for i in range(min(dot + 1, 256)):
             if at[i] == 46:
                 dots += 1
                 if dots == 2:

@@ -171,7 +171,8 @@ class RouteTable:
         """The cached route of a subject, or None."""
         route = self._routes.get(subject)
         if route is not None:
-            return route
+            # `a.b.` as a subject is not whole; as a key it stands for the children of `a.b`.
+            return route if route.kind == EXACT else None
         dot = subject.rfind(b".")
         if dot <= 0 or dot == len(subject) - 1:
             return None

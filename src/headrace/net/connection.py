@@ -113,11 +113,15 @@ class Connection(asyncio.BufferedProtocol):
             self._receive_secure(nbytes)
         else:
             self._feed(listener.inbox, nbytes)
-        if nbytes == len(listener.inbox):
-            # Bulk: the loop may read on for long; let the receivers have what there is.
+        full = nbytes == len(listener.inbox)
+        if full:
             listener.flush()
         if listener.strained:
             listener.hold_back(self)
+        elif full:
+            # Bulk: libuv would read on and on here. Let others have their turn first.
+            self.pause_reading()
+            listener.loop.call_soon(self.resume_reading)
 
     def _feed(self, data: bytes | bytearray, size: int) -> None:
         assert self._parser is not None

@@ -19,7 +19,7 @@ from headrace.net.logs import SILENT, Log
 from headrace.net.options import Options
 from headrace.net.wheel import Wheel
 
-INBOX_BYTES = 256 * 1024
+INBOX_BYTES = 512 * 1024
 BACKLOG = 4096
 STALL_S = 0.005
 STRAIN = 0.75

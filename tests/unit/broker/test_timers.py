@@ -1,0 +1,72 @@
+"""Broker time: order, cancelling, and a clock that is moved by hand."""
+
+from __future__ import annotations
+
+from headrace.broker import Timers
+
+
+class Hands:
+    """A clock that shows what it is set to."""
+
+    def __init__(self) -> None:
+        self.now = 1000
+
+    def now_ns(self) -> int:
+        return self.now
+
+
+def test_due_in_order() -> None:
+    clock = Hands()
+    timers, seen = Timers(clock), list[str]()
+    timers.at(1020, lambda: seen.append("late"))
+    timers.at(1010, lambda: seen.append("first"))
+    timers.at(1010, lambda: seen.append("second"))
+    assert timers.next_deadline() == 1010
+    assert timers.run_due() == 0
+    clock.now = 1010
+    assert timers.run_due() == 2
+    clock.now = 2000
+    timers.run_due()
+    assert seen == ["first", "second", "late"]
+    assert timers.next_deadline() is None
+
+
+def test_what_is_cancelled_does_not_happen() -> None:
+    clock = Hands()
+    timers, seen = Timers(clock), list[int]()
+    keep = timers.after(10, lambda: seen.append(1))
+    gone = timers.after(5, lambda: seen.append(2))
+    timers.cancel(gone)
+    gone.cancel()
+    assert len(timers) == 1
+    assert timers.next_deadline() == 1010
+    clock.now = 1010
+    assert timers.run_due() == 1
+    keep.cancel()
+    assert seen == [1]
+    assert len(timers) == 0
+
+
+def test_what_is_asked_for_meanwhile_happens_if_due() -> None:
+    clock = Hands()
+    timers, seen = Timers(clock), list[str]()
+    timers.at(1000, lambda: (seen.append("a"), timers.at(1000, lambda: seen.append("b")))[0])
+    assert timers.run_due() == 2
+    assert seen == ["a", "b"]
+
+
+def test_the_shell_hears_of_an_earlier_deadline() -> None:
+    timers, calls = Timers(Hands()), list[int]()
+    timers.changed = lambda: calls.append(1)
+    timers.at(2000, lambda: None)
+    timers.at(3000, lambda: None)
+    timers.at(1500, lambda: None)
+    assert len(calls) == 2
+
+
+def test_many_cancelled_take_no_room() -> None:
+    timers = Timers(Hands())
+    for i in range(10_000):
+        timers.at(5000 + i, lambda: None).cancel()
+    assert len(timers._heap) < 200
+    assert len(timers) == 0
