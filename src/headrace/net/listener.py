@@ -96,6 +96,12 @@ class Listener:
             self._deadline.cancel()
         self.hub.table.wake = None
 
+    def adopt(self, options: Options, tls: ssl.SSLContext | None) -> None:
+        """Go by these options from now on; the address stays what it is."""
+        self.options, self.tls = options, tls
+        self._limits = Limits(options.max_subscriptions, options.max_subscription_tokens)
+        self._card = Card(options, self._server_id, self._server_name, self.host, self.port)
+
     def close_door(self) -> None:
         """Accept no more."""
         if self._server is not None:
