@@ -72,8 +72,7 @@ def adopted(config: ConsumerConfig, stream: StreamConfig, others: Others, random
             made.ack_wait = made.max_deliver = made.inactive_threshold = 0
     old = others.get(made.name)
     if old is not None:
-        # From the first update on the reference shows a pause in UTC.
-        made.pause_until = text(nanos(old.pause_until)) if old.pause_until else None
+        made.pause_until = old.pause_until
         if made.sourcing and made.durable_name:
             made.deliver_policy = old.deliver_policy
             made.opt_start_seq, made.opt_start_time = old.opt_start_seq, old.opt_start_time
@@ -100,11 +99,16 @@ def settle(
     name = made.durable_name or made.name
     old = others.get(name) if name else None
     if old is not None:
-        if action == "create" and not same(made, old):
-            raise error(10148)
+        if action == "create":
+            if not same(made, old):
+                raise error(10148)
+            made = copy(old)
         if stream.retention == "workqueue" and not _unique(name, made, others):
             raise error(10100)
         _check_changes(old, made, has_interest)
+        if made.pause_until is not None:
+            # From the second request on the reference shows a pause in UTC.
+            made.pause_until = text(nanos(made.pause_until))
     elif action == "update":
         raise error(10149)
     else:

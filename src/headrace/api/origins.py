@@ -164,7 +164,7 @@ def _check_source(source: StreamSource) -> None:
         _check_transform(each.src, each.dest, 10145, 10146)
     for position, each in enumerate(source.subject_transforms):
         others = source.subject_transforms[:position] + source.subject_transforms[position + 1 :]
-        if any(names.subset(each.src, other.src) for other in others):
+        if each.src and any(names.subset(each.src, other.src) for other in others):
             raise error(10147)
     _check_consumer(source, 10215)
 

@@ -47,6 +47,11 @@ def _check_names(config: StreamConfig) -> None:
         raise invalid_config(f"stream name is too long, maximum allowed is {names.NAME_MAX}")
     if len(config.description.encode()) > names.DESCRIPTION_MAX:
         raise invalid_config(f"stream description is too long, maximum allowed is {names.DESCRIPTION_MAX}")
+    check_metadata(config)
+
+
+def check_metadata(config: StreamConfig) -> None:
+    """Refuse too much metadata."""
     if metadata.size(config.metadata) > metadata.BYTES_MAX:
         raise invalid_config(f"stream metadata exceeds maximum size of {metadata.BYTES_MAX} bytes")
 

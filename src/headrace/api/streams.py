@@ -11,7 +11,7 @@ from headrace.api import metadata, names, origins
 from headrace.api.configs import ConsumerConfig, StreamConfig, copy
 from headrace.api.errors import error, invalid_config
 from headrace.api.limits import NO_LIMITS, NO_USAGE, Limits, Usage, check_reservation, check_stream_bytes
-from headrace.api.stream_fields import settle_copies, settle_fields, settle_subjects
+from headrace.api.stream_fields import check_metadata, settle_copies, settle_fields, settle_subjects
 
 Existing = Mapping[str, StreamConfig]
 
@@ -40,7 +40,9 @@ def create(
     if 0 < limits.max_streams <= usage.streams:
         raise error(10027)
     check_reservation(config, limits, usage)
-    made = check(config, existing, strict=strict, limits=limits)
+    fresh = copy(config)
+    fresh.metadata = metadata.stored(config.metadata, metadata.stream_level(config))
+    made = check(fresh, existing, strict=strict, limits=limits)
     if made.num_replicas > 1:
         raise error(10074)
     if name in existing:
@@ -73,6 +75,8 @@ def update(
     old = existing.get(name)
     if old is None:
         raise error(10059)
+    made.metadata = metadata.stored(config.metadata, metadata.stream_level(made))
+    check_metadata(made)
     if made.num_replicas > 1:
         raise error(10074)
     _check_changes(old, made)
@@ -117,7 +121,6 @@ def check(
 ) -> StreamConfig:
     """Fill defaults and apply every rule that does not depend on create or update."""
     made = copy(config)
-    made.metadata = metadata.stored(config.metadata, metadata.stream_level(config))
     settle_fields(made, strict, limits)
     made.mirror_direct = origins.check_origins(made, existing, strict=strict)
     settle_subjects(made)
