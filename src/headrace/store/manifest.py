@@ -14,38 +14,43 @@ import msgspec
 
 from headrace.errors import Corrupt, StoreError
 from headrace.store.report import Damage
-from headrace.store.states import StreamState
+from headrace.store.states import SegmentState
 
 NAME = "manifest"
 _HEAD = struct.Struct("<8sQI")
 _MAGIC = b"HRpin001"
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """A stream as of `state.last_seq`, alive until `expires_ns` (the lease).
+class Loose(msgspec.Struct, frozen=True, array_like=True):
+    """Records that were in no file yet when the pin was made; `live` as in a segment."""
 
-    `state` is what a checkpoint would say of the stream: segments with their committed end and live bits, and
-    the records that are in no block yet. `columns` names, by segment number, the column files in the pin's
-    folder; `subjects` names the files of the subject table, in order. `lost` is damage not yet accepted.
+    first: int
+    last: int
+    records: bytes
+    live: bytes
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A stream as of `committed_seq`, alive until `expires_ns` (the lease).
+
+    `segments` says of each pinned segment what a checkpoint would say: its committed end and live bits.
+    `columns` are the numbers of those with a column file, `generation` names the subject table those refer
+    to (0: none). `lost` is damage that nobody accepted yet.
     """
 
     pin: str
     store: int
-    state: StreamState
+    stream: str
+    ident: int
+    committed_seq: int
+    messages: int
     as_of_ns: int
     expires_ns: int
-    messages: int
-    columns: dict[int, str]
-    subjects: list[str]
+    segments: list[SegmentState]
+    columns: list[int]
+    generation: int
+    loose: list[Loose]
     lost: list[Damage]
-
-    @property
-    def stream(self) -> str:
-        return self.state.name
-
-    @property
-    def committed_seq(self) -> int:
-        return self.state.last_seq
 
     @property
     def folder(self) -> str:
@@ -54,6 +59,13 @@ class Manifest(msgspec.Struct, frozen=True):
     def segment(self, number: int) -> str:
         """The path of a pinned segment."""
         return f"{self.folder}/{number:08x}.seg"
+
+    def column_file(self, number: int) -> str:
+        return f"{self.folder}/{number:08x}.col"
+
+    @property
+    def subjects(self) -> str:
+        return f"{self.folder}/subjects.{self.generation}"
 
     def encode(self) -> bytes:
         body = msgspec.msgpack.encode(self)

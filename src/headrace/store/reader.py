@@ -8,6 +8,7 @@ raises `Corrupt` and is never left out in silence. Imports pyarrow; the broker n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 from headrace.errors import Corrupt, StoreError
 from headrace.store.arrow import COLUMNS, Array, Shape, batch, heads, subject_dictionary
 from headrace.store.manifest import Manifest
-from headrace.store.runs import Run, TailRun, open_segment, read_subjects
+from headrace.store.runs import Cache, LooseRun, Place, Run, open_segment, read_subjects
 from headrace.store.selection import Selection
 from headrace.store.states import SegmentState
 
@@ -54,13 +55,11 @@ class Snapshot:
     def __init__(self, disk: Mapped, manifest: Manifest, release: Callable[[], None] = lambda: None) -> None:
         self.manifest = manifest
         self._release: Callable[[], None] | None = release
-        tables = [disk.map(f"{manifest.folder}/{name}") for name in manifest.subjects]
+        self._chunks = disk.map(manifest.subjects) if manifest.generation else memoryview(b"")
         self._subjects: list[bytes] | None = None
-        self._tables = tables
-        self._parts = [self._segment_part(disk, state) for state in manifest.state.segments]
-        tail, live, last = manifest.state.tail, manifest.state.tail_live, manifest.state.last_seq
-        if tail:
-            self._parts.append(_Part(0, last, lambda: TailRun(tail, live)))
+        parts = [self._segment_part(disk, state) for state in manifest.segments]
+        parts += [_Part(loose.first, loose.last, partial(LooseRun, loose)) for loose in manifest.loose]
+        self._parts = sorted(parts, key=lambda part: part.first)
 
     def batches(self, selection: Selection, shape: Shape, rows_max: int = 65_536) -> Iterator[pa.RecordBatch]:
         """The chosen rows, in sequence order."""
@@ -86,17 +85,19 @@ class Snapshot:
             data = disk.map(path)
         except OSError as error:
             raise Corrupt(f"{name} cannot be read: {error}") from error
-        columns = manifest.columns.get(state.number)
-        cache = disk.map(f"{manifest.folder}/{columns}") if columns else None
+        columns = memoryview(b"")
+        if state.number in manifest.columns:
+            columns = disk.map(manifest.column_file(state.number))
+        place = Place(manifest.store, manifest.ident, name)
 
         def opener() -> Run:
-            return open_segment(data, cache, manifest.store, manifest.state.ident, state, self._table(), name)
+            return open_segment(data, Cache(columns, manifest.generation, self._table()), place, state)
 
         return _Part(state.base, state.last, opener)
 
     def _table(self) -> list[bytes]:
         if self._subjects is None:
-            self._subjects = read_subjects(self._tables)
+            self._subjects = read_subjects(self._chunks)
         return self._subjects
 
     def _refuse_lost(self, selection: Selection) -> None:

@@ -8,7 +8,7 @@ comes out right or `Corrupt` is raised. Must not know pins, leases or Arrow.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -24,6 +24,7 @@ from headrace.store.format import (
     is_segment,
     open_block,
 )
+from headrace.store.manifest import Loose
 from headrace.store.states import SegmentState
 
 Array = npt.NDArray[Any]
@@ -49,16 +50,36 @@ class Columns:
         self.subject, self.ttl, self.blocks = subject, ttl, blocks
 
 
-def open_columns(data: memoryview, store: int, ident: int, state: SegmentState) -> Columns | None:
-    """The columns of a segment, or None if these bytes are not a whole, good set of them."""
+class Cache(NamedTuple):
+    """What a segment's file of columns holds (nothing: there is none), and the subjects its ids refer to."""
+
+    columns: memoryview
+    generation: int
+    subjects: list[bytes]
+
+
+class Place(NamedTuple):
+    """Which segment of which stream of which store some bytes must belong to, and how to call it."""
+
+    store: int
+    ident: int
+    name: str
+
+
+def open_columns(cache: Cache, place: Place, state: SegmentState) -> Columns | None:
+    """The columns of a segment, or None if the cache is not a whole, good and fitting set of them."""
+    data = cache.columns
     if len(data) < COLUMNS_BYTES:
         return None
-    head = _COLUMNS.unpack_from(data)
-    magic, *identity_read, base, end, rows, blocks, _, _, sparse, arrays_crc = head
+    magic, store, ident, number, base, end, rows, blocks, generation, subjects, sparse, arrays_crc = (
+        _COLUMNS.unpack_from(data)
+    )
     (head_crc,) = _U32.unpack_from(data, _COLUMNS.size)
     if magic != COLUMNS_MAGIC or head_crc != crc32(data[: _COLUMNS.size]):
         return None
-    if identity_read != [store, ident, state.number] or (rows, end) != (state.rows, state.end):
+    if (store, ident, number, rows, end) != (place.store, place.ident, state.number, state.rows, state.end):
+        return None
+    if generation != cache.generation or subjects > len(cache.subjects):
         return None
     length = rows * (8 + 4 * (4 + bool(sparse)) + 2) + blocks * 4
     arrays = data[COLUMNS_BYTES : COLUMNS_BYTES + length]
@@ -95,12 +116,13 @@ class Run:
         """Raises Corrupt unless the records at `offsets` are as they were written."""
 
 
-class TailRun(Run):
-    """Records in no block yet; the manifest that carries them has its own checksum."""
+class LooseRun(Run):
+    """Records that were in no file yet; the manifest that carries them has its own checksum."""
 
-    def __init__(self, records: bytes, live: bytes) -> None:
-        columns, subjects = scan(memoryview(records), [(0, len(records))], "the end of the stream")
-        super().__init__(memoryview(records), columns, live_rows(live, len(columns.seq)), subjects)
+    def __init__(self, loose: Loose) -> None:
+        data = memoryview(loose.records)
+        columns, subjects = scan(data, [(0, len(data))], f"the records {loose.first} to {loose.last}")
+        super().__init__(data, columns, live_rows(loose.live, len(columns.seq)), subjects)
 
 
 class SegmentRun(Run):
@@ -135,29 +157,19 @@ class SegmentRun(Run):
             self._good[number] = True
 
 
-def open_segment(
-    data: memoryview,
-    columns: memoryview | None,
-    store: int,
-    ident: int,
-    state: SegmentState,
-    subjects: list[bytes],
-    name: str,
-) -> SegmentRun:
+def open_segment(data: memoryview, cache: Cache, place: Place, state: SegmentState) -> SegmentRun:
     """A pinned segment. Columns are a cache: without good ones they are made again from the blocks."""
-    if len(data) < state.end or not is_segment(
-        bytes(data[:SEGMENT_HEADER_BYTES]), store, ident, state.number
-    ):
-        raise Corrupt(f"{name} is not the segment it should be, or it is cut short")
+    header = bytes(data[:SEGMENT_HEADER_BYTES])
+    if len(data) < state.end or not is_segment(header, place.store, place.ident, state.number):
+        raise Corrupt(f"{place.name} is not the segment it should be, or it is cut short")
     data = data[: state.end]
-    seed = identity(store, ident, state.number)
+    seed = identity(place.store, place.ident, state.number)
     live = live_rows(state.live, state.rows)
-    found = open_columns(columns, store, ident, state) if columns is not None else None
-    if found is None:
-        found, subjects = _rebuild(data, seed, state, name)
-    elif len(found.subject) and int(found.subject.max()) >= len(subjects):
-        raise Corrupt(f"{name}: its columns name subjects that the snapshot does not hold")
-    return SegmentRun(data, found, live, subjects, seed, name)
+    subjects = cache.subjects
+    columns = open_columns(cache, place, state)
+    if columns is None:
+        columns, subjects = _rebuild(data, seed, state, place.name)
+    return SegmentRun(data, columns, live, subjects, seed, place.name)
 
 
 def _rebuild(data: memoryview, seed: int, state: SegmentState, name: str) -> tuple[Columns, list[bytes]]:
@@ -194,29 +206,24 @@ def live_rows(bits: bytes, rows: int) -> Array | None:
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=rows).astype(bool)
 
 
-def read_subjects(tables: list[memoryview]) -> list[bytes]:
-    """The subjects in order of their id, from the chunks of one table after another."""
+def read_subjects(table: memoryview) -> list[bytes]:
+    """The subjects in order of their id, as far as the chunks of a table are good."""
     subjects: list[bytes] = []
-    for table in tables:
-        at = 0
-        while at < len(table):
-            at = _read_chunk(table, at, subjects)
+    at = 0
+    while at + _CHUNK.size <= len(table):
+        head = at + _CHUNK.size
+        magic, first, count, length, crc = _CHUNK.unpack_from(table, at)
+        body = bytes(table[head : head + length])
+        if magic != CHUNK_MAGIC or first != len(subjects) or crc32(body, crc32(table[at : head - 4])) != crc:
+            break
+        _add_subjects(subjects, body, count)
+        at = head + length
     return subjects
 
 
-def _read_chunk(table: memoryview, at: int, subjects: list[bytes]) -> int:
-    head = at + _CHUNK.size
-    if head > len(table):
-        raise Corrupt("a subject table is cut short")
-    magic, first, count, length, crc = _CHUNK.unpack_from(table, at)
-    body = bytes(table[head : head + length])
-    if magic != CHUNK_MAGIC or first != len(subjects) or len(body) != length:
-        raise Corrupt("a subject table is damaged")
-    if crc32(body, crc32(table[at : head - 4])) != crc:
-        raise Corrupt("a subject table is damaged")
-    place = 0
+def _add_subjects(subjects: list[bytes], body: bytes, count: int) -> None:
+    at = 0
     for _ in range(count):
-        size = body[place] | body[place + 1] << 8
-        subjects.append(body[place + 2 : place + 2 + size])
-        place += 2 + size
-    return head + int(length)
+        size = body[at] | body[at + 1] << 8
+        subjects.append(body[at + 2 : at + 2 + size])
+        at += 2 + size

@@ -8,9 +8,9 @@ import pytest
 
 from headrace.store import format as fmt
 from headrace.store.folder import FolderDisk
-from headrace.store.manifest import Manifest
+from headrace.store.manifest import Loose, Manifest
 from headrace.store.reader import Snapshot
-from headrace.store.states import SegmentState, StreamState
+from headrace.store.states import SegmentState
 
 STORE, IDENT, T0 = 0xFEED, 7, 1_700_000_000_000_000_000
 
@@ -35,8 +35,8 @@ class PinBuilder:
         self.root = root
         self.folder = root / "pins" / "p1"
         self.folder.mkdir(parents=True)
-        self.subjects, self.segments, self.columns = [], [], {}
-        self.tail, self.tail_live, self.last, self.lost = b"", b"", 0, []
+        self.subjects, self.segments, self.columns = [], [], []
+        self.loose, self.last, self.lost = [], 0, []
 
     def segment(self, rows, live=None, columns=True):
         number = len(self.segments) + 1
@@ -55,8 +55,8 @@ class PinBuilder:
         state = SegmentState(number, rows[0][0], rows[-1][0], len(rows), len(data), bits)
         (self.folder / f"{number:08x}.seg").write_bytes(bytes(data) + b"written after the pin")
         if columns:
-            self.columns[number] = f"{number:08x}.col"
-            (self.folder / self.columns[number]).write_bytes(self._columns(state, rows, offsets, blocks))
+            self.columns.append(number)
+            (self.folder / f"{number:08x}.col").write_bytes(self._columns(state, rows, offsets, blocks))
         self.segments.append(state)
         self.last = rows[-1][0]
 
@@ -83,9 +83,10 @@ class PinBuilder:
         )
         return (head + struct.pack("<I", crc32(head))).ljust(96, b"\0") + body
 
-    def add_tail(self, rows, live=None):
-        self.tail = b"".join(record(*row) for row in rows)
-        self.tail_live = b"" if live is None else np.packbits([row[0] in live for row in rows]).tobytes()
+    def add_loose(self, rows, live=None):
+        records = b"".join(record(*row) for row in rows)
+        bits = b"" if live is None else np.packbits([row[0] in live for row in rows]).tobytes()
+        self.loose.append(Loose(rows[0][0], rows[-1][0], records, bits))
         self.last = rows[-1][0]
 
     def manifest(self, as_of_ns=T0):
@@ -93,10 +94,21 @@ class PinBuilder:
         head = struct.pack("<4sIII", b"HRsb", 0, len(self.subjects), len(body))
         chunk = head + struct.pack("<I", crc32(body, crc32(head))) + body
         (self.folder / "subjects.1").write_bytes(chunk)
-        state = StreamState(
-            "S", IDENT, self.last, T0 + self.last, 9, 1, self.segments, self.tail, self.tail_live
+        return Manifest(
+            pin="p1",
+            store=STORE,
+            stream="S",
+            ident=IDENT,
+            committed_seq=self.last,
+            messages=0,
+            as_of_ns=as_of_ns,
+            expires_ns=2 * T0,
+            segments=self.segments,
+            columns=self.columns,
+            generation=1,
+            loose=self.loose,
+            lost=self.lost,
         )
-        return Manifest("p1", STORE, state, as_of_ns, 2 * T0, 0, self.columns, ["subjects.1"], self.lost)
 
     def snapshot(self, as_of_ns=T0):
         return Snapshot(FolderDisk(self.root, exclusive=False), self.manifest(as_of_ns))
