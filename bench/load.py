@@ -1,0 +1,228 @@
+"""The load generator: raw sockets and buffers built beforehand, so that it costs little, the same for both.
+
+Knows the protocol, not the workloads. A server that has no answer to an API call yet is told apart from one
+that fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+CHUNK = 1000
+CONNECT = b'{"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"protocol":1}'
+
+
+class NotYet(Exception):
+    """The server does not know this part of the API."""
+
+
+class Refused(Exception):
+    """The server answered with an error."""
+
+
+class Connection:
+    """A client connection; answers to requests arrive on its own inbox."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self.inbox = b"_R.%d.%d" % (os.getpid(), self.socket.fileno())
+        self._buffer = b""
+        self._requests = 0
+        self.line()
+        self.socket.sendall(b"CONNECT %s\r\nSUB %s.* 1\r\nPING\r\n" % (CONNECT, self.inbox))
+        while self.line() != b"PONG":
+            pass
+        self.line()  # the second INFO
+
+    def line(self) -> bytes:
+        """The next control line; a PING is answered on the way."""
+        while True:
+            line, found, rest = self._buffer.partition(b"\r\n")
+            if not found:
+                self._fill()
+                continue
+            self._buffer = rest
+            if line != b"PING":
+                return line
+            self.socket.sendall(b"PONG\r\n")
+
+    def _fill(self) -> None:
+        data = self.socket.recv(1 << 20)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        self._buffer += data
+
+    def message(self) -> tuple[bytes, bytes, bytes, bytes]:
+        """The next message: subject, reply, header block, payload."""
+        words = self.line().split()
+        sizes = 2 if words[0] == b"HMSG" else 1
+        total = int(words[-1])
+        header = int(words[-2]) if sizes == 2 else 0
+        while len(self._buffer) < total + 2:
+            self._fill()
+        data, self._buffer = self._buffer[:total], self._buffer[total + 2 :]
+        reply = words[3] if len(words) == 4 + sizes else b""
+        return words[1], reply, data[:header], data[header:]
+
+    def request(self, subject: bytes, body: bytes = b"") -> tuple[bytes, bytes]:
+        """The header block and payload of the answer."""
+        self._requests += 1
+        reply = b"%s.%d" % (self.inbox, self._requests)
+        self.socket.sendall(b"PUB %s %s %d\r\n%s\r\n" % (subject, reply, len(body), body))
+        while True:
+            came, _, header, payload = self.message()
+            if came == reply:
+                return header, payload
+
+    def api(
+        self, operation: str, body: dict[str, Any] | None = None, timeout_s: float = 30
+    ) -> dict[str, Any]:
+        self.socket.settimeout(timeout_s)
+        try:
+            header, payload = self.request(
+                f"$JS.API.{operation}".encode(), json.dumps(body).encode() if body else b""
+            )
+        except TimeoutError:
+            raise NotYet(operation) from None
+        if b" 503" in header[:12]:
+            raise NotYet(operation)
+        answer: dict[str, Any] = json.loads(payload)
+        if "error" in answer:
+            raise Refused(f"{operation}: {answer['error']['description']}")
+        return answer
+
+    def stream(self, name: str, **config: Any) -> None:
+        """A new stream that captures `name.>`."""
+        with contextlib.suppress(Refused):
+            self.api(f"STREAM.DELETE.{name}")
+        self.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
+
+    def consumer(self, stream: str, name: str = "", **config: Any) -> dict[str, Any]:
+        """A consumer: durable with a name, ephemeral without."""
+        subject = f"CONSUMER.DURABLE.CREATE.{stream}.{name}" if name else f"CONSUMER.CREATE.{stream}"
+        durable = {"durable_name": name} if name else {}
+        return self.api(subject, {"stream_name": stream, "config": {**durable, **config}}, timeout_s=3)
+
+    def subscribe(self, subject: bytes, sid: int = 9) -> None:
+        self.socket.sendall(b"SUB %s %d\r\nPING\r\n" % (subject, sid))
+        while self.line() != b"PONG":
+            pass
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def publication(subject: bytes, payload: bytes, reply: bytes = b"", header: bytes = b"") -> bytes:
+    """The bytes of a PUB or HPUB."""
+    if not header:
+        return b"PUB %s %s %d\r\n%s\r\n" % (subject, reply, len(payload), payload)
+    total = len(header) + len(payload)
+    return b"HPUB %s %s %d %d\r\n%s%s\r\n" % (subject, reply, len(header), total, header, payload)
+
+
+def header(**fields: object) -> bytes:
+    """A header block; underscores in names stand for dashes."""
+    lines = b"".join(
+        b"%s: %s\r\n" % (k.replace("_", "-").encode(), str(v).encode()) for k, v in fields.items()
+    )
+    return b"NATS/1.0\r\n" + lines + b"\r\n"
+
+
+class Counter:
+    """Counts a token in what arrives on sockets, on a thread of its own; fails early when a server reports
+    an error.
+    """
+
+    def __init__(self, connections: Iterable[Connection], token: bytes, wanted: int) -> None:
+        self.count = 0
+        self.wanted = wanted
+        self.failure = ""
+        self._token = token
+        self._threads = [threading.Thread(target=self._read, args=(c,), daemon=True) for c in connections]
+        self._share = wanted // len(self._threads)
+        self._lock = threading.Lock()
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, connection: Connection) -> None:
+        token, own, tail = self._token, 0, b""
+        buffer = bytearray(1 << 20)
+        while own < self._share:
+            try:
+                size = connection.socket.recv_into(buffer)
+            except TimeoutError:
+                return
+            if not size:
+                self.failure = "the server closed the connection"
+                return
+            data = tail + bytes(memoryview(buffer)[:size])
+            found = data.count(token)
+            if b'{"error"' in data:
+                self.failure = data[data.index(b'{"error"') :][:200].decode(errors="replace")
+                return
+            own += found
+            with self._lock:
+                self.count += found
+            tail = data[-(len(token) - 1) :]
+
+    def wait(self, timeout_s: float = 300) -> None:
+        for thread in self._threads:
+            thread.join(timeout_s)
+        if self.failure or self.count < self.wanted:
+            raise Refused(self.failure or f"only {self.count} of {self.wanted} came back")
+
+
+def pump(
+    sender: Connection,
+    chunks: Iterable[bytes],
+    token: bytes,
+    wanted: int,
+    *,
+    receivers: Iterable[Connection] = (),
+    per_chunk: int = CHUNK,
+    window: int = 20_000,
+) -> float:
+    """Send chunks, at most `window` tokens ahead of what came back; the seconds until all came back."""
+    start = time.perf_counter()
+    counter = Counter(list(receivers) or [sender], token, wanted)
+    expected = 0
+    for chunk in chunks:
+        while expected - counter.count > window and not counter.failure:
+            time.sleep(0.0002)
+        sender.socket.sendall(chunk)
+        expected += per_chunk
+    counter.wait()
+    return time.perf_counter() - start
+
+
+def repeat(chunk: bytes, times: int) -> Iterator[bytes]:
+    for _ in range(times):
+        yield chunk
+
+
+def median_s(action: Callable[[], object], times: int, warm: int = 50) -> float:
+    """The median duration of an action, in seconds."""
+    for _ in range(warm):
+        action()
+    durations = []
+    for _ in range(times):
+        start = time.perf_counter()
+        action()
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations)
