@@ -25,6 +25,7 @@ from headrace.net.listener import Listener
 from headrace.net.logs import SILENT, Log
 from headrace.net.options import ANY_PORT, Options, OptionsError, from_keywords, is_loopback
 from headrace.net.presence import Presence
+from headrace.net.reload import fixed_changes, merged, review
 from headrace.net.tls import server_context
 
 if TYPE_CHECKING:
@@ -124,9 +125,21 @@ class Server:
         await listener.lame_duck()
         await self.stop()
 
-    def reload(self) -> None:
-        """Take up changed settings. All of them come from the command line, which cannot change."""
-        self._log.warn("Nothing to reload: the settings came from the command line")
+    def reload(self, options: Options) -> None:
+        """Take up changed users, permissions, certificates and log levels; the rest needs a new server."""
+        options.check()
+        if self._listener is None:
+            raise RuntimeError("only a running server can reload: start() it first")
+        tls, judge = server_context(options), Authenticator(options)
+        for name in sorted(fixed_changes(self.options, options)):
+            self._log.warn(f"A changed {name} takes effect after a restart")
+        self.options = merged(self.options, options)
+        before, self._listener.authenticator = self._listener.authenticator, judge
+        self._listener.adopt(self.options, tls)
+        self._log.debugging, self._log.tracing = options.debug, options.trace
+        for connection in list(self._listener.connections.values()):
+            review(connection, judge, before)
+        self._log.info("Reloaded server configuration")
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -7,6 +7,7 @@ server that stands in for `nats-server` starts with this module.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -67,6 +68,9 @@ Running it
     -v, --version    -h, --help
 """
 
+#: The one setting that is no option: where the others are.
+CONFIG = "config"
+
 NO_CLUSTER = (
     "Headrace is a single server and cannot form a cluster: leave the flag out. "
     "For a cluster run nats-server; clients, claims and jobs work with it unchanged."
@@ -96,10 +100,19 @@ class CommandLine:
     signal: str = ""
     warnings: tuple[str, ...] = ()
 
-    def options(self) -> Options:
-        options = from_keywords(**self.settings)
+    def resolve(self) -> tuple[Options, tuple[str, ...]]:
+        """The options, those of the configuration file overridden by flags, and what is worth a warning."""
+        settings, warnings = dict(self.settings), self.warnings
+        path = settings.pop(CONFIG, "")
+        if path:
+            from headrace.net.settings import load
+
+            draft = load(path, os.environ)
+            settings = draft.settings | settings
+            warnings += tuple(draft.warnings)
+        options = from_keywords(**settings)
         options.check()
-        return options
+        return options, warnings
 
 
 def _text(text: str) -> str:
@@ -196,7 +209,7 @@ _ROWS: tuple[tuple[str, Flag], ...] = (
     ("v version", Flag(read=_switch, action=Action.VERSION)),
     ("h help help_tls", Flag(read=_switch, action=Action.HELP)),
     ("sl signal", Flag(action=Action.SIGNAL)),
-    ("c config", Flag(refusal="configuration files are not read yet: give the settings as flags.")),
+    ("c config", _sets(_text, CONFIG)),
     ("cluster cluster_listen cluster_name cluster_advertise routes connect_retries", _CLUSTER),
     ("no_advertise", Flag(read=_switch, refusal=NO_CLUSTER)),
     (

@@ -61,7 +61,7 @@ def _help(line: CommandLine) -> int:
 
 
 def _check(line: CommandLine) -> int:
-    line.options()
+    line.resolve()
     print("headrace serve: the settings are fine")
     return OK
 
@@ -88,16 +88,16 @@ def _pid_in(path: str) -> int:
 
 
 def _run(line: CommandLine) -> int:
-    options = line.options()
+    options, warnings = line.resolve()
     try:
         log = WrittenLog(options)
     except OSError as error:
         raise OptionsError(f"cannot write the log file {options.log_file!r}: {error}") from error
     try:
-        for warning in line.warnings:
+        for warning in warnings:
             log.warn(warning)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_main(options, log))
+            return runner.run(_main(line, options, log))
     except (HeadraceError, OSError) as error:
         log.fatal(str(error))
         return FAILED
@@ -124,10 +124,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _main(options: Options, log: Log) -> int:
+async def _main(line: CommandLine, options: Options, log: Log) -> int:
     server = Server(options=options, log=log)
     stop = asyncio.Event()
-    _trap(server, stop, log)
+    _trap(server, stop, log, line)
     await server.start()
     # What was made while starting lives as long as the process: the collector need not look at it again.
     gc.collect()
@@ -142,7 +142,18 @@ async def _main(options: Options, log: Log) -> int:
     return OK
 
 
-def _trap(server: Server, stop: asyncio.Event, log: Log) -> None:
+def _reload(server: Server, log: Log, line: CommandLine) -> None:
+    """Read the configuration again; a mistake in it changes nothing."""
+    try:
+        options, warnings = line.resolve()
+        for warning in warnings:
+            log.warn(warning)
+        server.reload(options)
+    except HeadraceError as error:
+        log.error(f"Failed to reload the configuration: {error}")
+
+
+def _trap(server: Server, stop: asyncio.Event, log: Log, line: CommandLine) -> None:
     def ask_stop(name: str) -> None:
         log.info(f'Trapped "{name}" signal')
         stop.set()
@@ -152,7 +163,7 @@ def _trap(server: Server, stop: asyncio.Event, log: Log) -> None:
         signal.SIGTERM: lambda: ask_stop("terminated"),
         signal.SIGUSR1: log.reopen,
         signal.SIGUSR2: server.begin_lame_duck,
-        signal.SIGHUP: server.reload,
+        signal.SIGHUP: lambda: _reload(server, log, line),
     }
     loop = asyncio.get_running_loop()
     for number, handler in handlers.items():

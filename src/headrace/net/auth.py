@@ -10,6 +10,7 @@ import hmac
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import AuthError
@@ -33,6 +34,14 @@ class Identity:
 
 
 ANONYMOUS = Identity()
+
+
+class Standing(Enum):
+    """What becomes of a client when the users change."""
+
+    STAYS = "stays"
+    GONE = "gone"
+    VIOLATES = "violates"
 
 
 def is_hash(secret: str) -> bool:
@@ -92,6 +101,19 @@ class Authenticator:
         user = self._users.get(str(connect.get("user") or ""))
         known = same_secret(user.password if user else "", connect.get("pass"))
         return _identity(user) if user and known else None
+
+    def review(self, identity: Identity, before: Authenticator) -> tuple[Standing, Identity]:
+        """How somebody whom `before` let in stands now, and who they are from now on."""
+        if self._token != before._token:
+            return Standing.VIOLATES, identity
+        user, known = self._users.get(identity.user), before._users.get(identity.user)
+        if not identity.user:
+            return (Standing.VIOLATES if self._users else Standing.STAYS), identity
+        if user is None:
+            return (Standing.GONE if self._users else Standing.STAYS), identity
+        if known is None or known.password != user.password:
+            return Standing.VIOLATES, identity
+        return Standing.STAYS, _identity(user)
 
 
 def _offers_anything(connect: Mapping[str, Any]) -> bool:

@@ -97,6 +97,8 @@ class Options:
     store_dir: str = ""
     domain: str = ""
     sync: Sync = Sync.ALWAYS
+    max_file_store: int = 0
+    max_memory_store: int = 0
 
     # Monitoring
     http_host: str = ""

@@ -65,7 +65,7 @@ def test_settings_can_be_checked() -> None:
         (("-a", "0.0.0.0"), "--allow_insecure"),
         (("--cluster", "nats://127.0.0.1:1"), "cluster"),
         (("--routes", "nats://127.0.0.1:1"), "cluster"),
-        (("-c", "x.conf"), "configuration files"),
+        (("-c", "/no/such.conf"), "/no/such.conf"),
         (("--tls",), "--tlscert"),
         (("--tlscert", "no.pem", "--tlskey", "no.pem"), "no.pem"),
         (("--user", "ada"), "--pass"),
@@ -179,6 +179,41 @@ async def test_monitoring(tmp_path: Path) -> None:
         server.signal(signal.SIGTERM)
         assert server.ended() == 0
         assert not list(tmp_path.glob("*.ports"))
+
+
+def write_users(file: Path, *names: str, password: str = "1") -> None:
+    users = "".join(f"{{user: {name}, password: '{password}'}}\n" for name in names)
+    file.write_text(f"authorization {{ users [\n{users}] }}\n")
+
+
+async def test_a_configuration_file_and_its_reload(tmp_path: Path) -> None:
+    file = tmp_path / "server.conf"
+    write_users(file, "ada", "bob")
+    with serving(tmp_path, "-c", str(file)) as server:
+        closed = {name: asyncio.Event() for name in ("ada", "bob")}
+        clients = {}
+        for name, event in closed.items():
+
+            async def note(event: asyncio.Event = event) -> None:
+                event.set()
+
+            clients[name] = await nats.connect(
+                server.url, user=name, password="1", allow_reconnect=False, closed_cb=note
+            )
+        write_users(file, "ada")
+        server.signal(signal.SIGHUP)
+        await asyncio.wait_for(closed["bob"].wait(), PATIENCE_S)
+        await clients["ada"].flush()
+        assert not closed["ada"].is_set()
+        file.write_text("nonsense: 1\n")
+        server.signal(signal.SIGHUP)
+        await asyncio.to_thread(server.wait_for, "unknown field 'nonsense'")
+        await clients["ada"].flush()
+        write_users(file, "ada", password="2")
+        server.signal(signal.SIGHUP)
+        await asyncio.wait_for(closed["ada"].wait(), PATIENCE_S)
+        again = await nats.connect(server.url, user="ada", password="2")
+        await again.close()
 
 
 def test_a_pid_file_and_signals_by_it(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """The command line of `serve`: Go's rules, nats-server's names."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
-from headrace.cli.flags import FLAGS, USAGE, Action, UsageError, parse
+from headrace.cli.flags import CONFIG, FLAGS, USAGE, Action, UsageError, parse
 from headrace.net.options import LogFormat, OptionsError, option_names
 
 
@@ -50,6 +51,8 @@ from headrace.net.options import LogFormat, OptionsError, option_names
         ("--auth_timeout 2 --write_deadline 1.5", {"auth_timeout_s": 2.0, "write_deadline_s": 1.5}),
         ("--lame_duck_duration 30s", {"lame_duck_duration_s": 30.0}),
         ("--tls_handshake_first", {"tls_handshake_first": True}),
+        ("-c f", {CONFIG: "f"}),
+        ("--config=f", {CONFIG: "f"}),
         ("-p 1 -p 2", {"port": 2}),
         ("-p 1 --", {"port": 1}),
     ],
@@ -61,7 +64,7 @@ def test_flags_set_options(line: str, settings: dict[str, object]) -> None:
 
 
 def test_every_flag_sets_an_option_that_exists() -> None:
-    assert {option for flag in FLAGS.values() for option in flag.sets} <= option_names()
+    assert {option for flag in FLAGS.values() for option in flag.sets} <= option_names() | {CONFIG}
 
 
 def test_the_usage_names_every_flag_that_works() -> None:
@@ -121,7 +124,6 @@ def test_what_is_not_understood(line: str, text: str) -> None:
         ("--routes nats://h:1", "cluster"),
         ("--no_advertise", "cluster"),
         ("-s", "stderr"),
-        ("-c some.conf", "configuration files"),
     ],
 )
 def test_what_is_refused_says_why(line: str, word: str) -> None:
@@ -133,3 +135,11 @@ def test_what_is_refused_says_why(line: str, word: str) -> None:
 
 def test_flags_without_effect_are_mentioned() -> None:
     assert parse(["--profile", "6060", "-p", "1"]).warnings == ("-profile has no effect here",)
+
+
+def test_flags_override_the_configuration_file(tmp_path: Path) -> None:
+    file = tmp_path / "server.conf"
+    file.write_text("port: 1\nserver_name: mill\nleafnodes { port: 1 }\n")
+    options, warnings = parse(["-c", str(file), "-p", "2"]).resolve()
+    assert (options.port, options.server_name) == (2, "mill")
+    assert warnings == (f"{file}:3:1: 'leafnodes' has no effect here",)

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.errors import AuthError
-from headrace.net.auth import ANONYMOUS, Authenticator, Identity, is_hash, same_secret
+from headrace.net.auth import ANONYMOUS, Authenticator, Identity, Standing, is_hash, same_secret
 from headrace.net.options import Options, OptionsError, User
 
 
@@ -69,6 +69,25 @@ def test_reload_replaces_the_users() -> None:
     authenticator.replace(Options(token="new"))
     assert authenticator.check({"auth_token": "old"}) is None
     assert authenticator.check({"auth_token": "new"}) is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "identity", "standing"),
+    [
+        (Options(token="t"), Options(token="t"), ANONYMOUS, Standing.STAYS),
+        (Options(token="t"), Options(token="u"), ANONYMOUS, Standing.VIOLATES),
+        (Options(), Options(), ANONYMOUS, Standing.STAYS),
+        (Options(), Options(user="a", password="1"), ANONYMOUS, Standing.VIOLATES),
+        (Options(user="a", password="1"), Options(user="a", password="1"), Identity("a"), Standing.STAYS),
+        (Options(user="a", password="1"), Options(user="a", password="2"), Identity("a"), Standing.VIOLATES),
+        (Options(user="a", password="1"), Options(user="b", password="1"), Identity("a"), Standing.GONE),
+        (Options(user="a", password="1"), Options(), Identity("a"), Standing.STAYS),
+    ],
+)
+def test_what_becomes_of_clients_when_the_users_change(
+    before: Options, after: Options, identity: Identity, standing: Standing
+) -> None:
+    assert Authenticator(after).review(identity, Authenticator(before))[0] is standing
 
 
 def test_hashes_are_told_from_plain_secrets() -> None:

@@ -1,0 +1,150 @@
+"""What the keys of a configuration file mean."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.net.conf import ConfigError, parse
+from headrace.net.options import LogFormat, from_keywords
+from headrace.net.settings import interpret, load
+
+
+def settings(text: str) -> dict[str, Any]:
+    return interpret(parse(text, "server.conf", lambda path: "", {})).settings
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("port: 4333\nhost: ::1", {"port": 4333, "host": "::1"}),
+        ("PORT: 4333", {"port": 4333}),
+        ("net: 127.0.0.1", {"host": "127.0.0.1"}),
+        ("listen: 4333", {"port": 4333}),
+        ("listen: 127.0.0.1:-1", {"host": "127.0.0.1", "port": -1}),
+        ('listen: "[::1]:5"', {"host": "::1", "port": 5}),
+        ("http: 8222", {"http_port": 8222}),
+        ("http: 127.0.0.1:8222", {"http_port": 8222, "http_host": "127.0.0.1"}),
+        ("https_port: -1", {"https_port": -1}),
+        ("max_payload: 8MB", {"max_payload": 8 << 20}),
+        ('ping_interval: "300ms"\nping_max: 3', {"ping_interval_s": 0.3, "ping_max": 3}),
+        ("ping_interval: 5", {"ping_interval_s": 5.0}),
+        ("server_name: a\nserver_tags: [x, y]", {"server_name": "a", "server_tags": ("x", "y")}),
+        ("server_tags: x", {"server_tags": ("x",)}),
+        ("debug: true, trace: false", {"debug": True, "trace": False}),
+        ("log_format: json", {"log_format": LogFormat.JSON}),
+        ("jetstream: true", {"jetstream": True}),
+        ("jetstream: enabled", {"jetstream": True}),
+        ("jetstream: disabled", {"jetstream": False}),
+        ("jetstream {}", {"jetstream": True}),
+        (
+            "jetstream { store_dir: /x, domain: hub, max_file: 1GB, max_mem: 1MB }",
+            {
+                "jetstream": True,
+                "store_dir": "/x",
+                "domain": "hub",
+                "max_file_store": 1 << 30,
+                "max_memory_store": 1 << 20,
+            },
+        ),
+        ("jetstream { enabled: false }", {"jetstream": False}),
+        (
+            "tls { cert_file: c, key_file: k, ca_file: a, verify: true, timeout: 3, handshake_first: true }",
+            {
+                "tls": True,
+                "tls_cert": "c",
+                "tls_key": "k",
+                "tls_ca": "a",
+                "tls_verify": True,
+                "tls_timeout_s": 3.0,
+                "tls_handshake_first": True,
+            },
+        ),
+        ("authorization { token: t, timeout: 1 }", {"token": "t", "auth_timeout_s": 1.0, "users": ()}),
+        ("authorization { user: a, password: b }", {"user": "a", "password": "b", "users": ()}),
+        ("UNUSED: 1\nport: $UNUSED", {"port": 1}),
+    ],
+)
+def test_keys(text: str, expected: dict[str, Any]) -> None:
+    found = settings(text)
+    assert found == expected
+    from_keywords(**found)
+
+
+def test_users_with_permissions() -> None:
+    found = settings("""
+        authorization {
+          default_permissions { publish: "free.>" }
+          users = [
+            {user: a, password: 1
+             permissions: {publish: {allow: "a.>", deny: [a.no]}, subscribe: [b, "q v1"]}}
+            {username: b, pass: "2"}
+          ]
+        }
+    """)
+    first, second = found["users"]
+    assert (first.name, first.password, second.name, second.password) == ("a", "1", "b", "2")
+    assert first.permissions.may_publish(b"a.x")
+    assert not first.permissions.may_publish(b"a.no")
+    assert not first.permissions.may_publish(b"b")
+    assert first.permissions.may_subscribe(b"b", None)
+    assert not first.permissions.may_subscribe(b"c", None)
+    assert second.permissions.may_publish(b"free.x")
+    assert not second.permissions.may_publish(b"a.x")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\n foo: 1", "server.conf:2:2: unknown field 'foo'"),
+        ("port: many", "server.conf:1:1: 'port' cannot be 'many'"),
+        ("port: true", "whole number"),
+        ("debug: 1", "true or false"),
+        ("ping_interval: soon", "is not a duration"),
+        ("listen: nowhere", "'listen'"),
+        ("accounts { A {} }", "server.conf:1:1: 'accounts' is not supported yet"),
+        ("websocket { port: 1 }", "not supported yet"),
+        ("tls { verify_and_map: true }", "server.conf:1:7: unknown field 'verify_and_map' in 'tls'"),
+        ("tls: true", "'tls' is a section"),
+        ("authorization { users: [{user: a}] }", "a user needs a name and a password"),
+        ("authorization { users: [{nkey: UABC}] }", "unknown field 'nkey'"),
+        (
+            "authorization { user: a, password: b, users: [{user: c, password: d}] }",
+            "cannot be used together",
+        ),
+        ("authorization { users: 1 }", "'users' is a list"),
+        ("jetstream: maybe", "'jetstream' is a section"),
+        (
+            "authorization { users: [{user: a, password: b, permissions: {write: x}}] }",
+            "unknown field 'write'",
+        ),
+    ],
+)
+def test_what_cannot_be_used_says_why_and_where(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(text)
+    assert message in str(caught.value)
+
+
+def test_keys_without_effect_are_reported() -> None:
+    draft = interpret(
+        parse("leafnodes { listen: 1 }\njetstream { sync_interval: 1s }", "x", lambda path: "", {})
+    )
+    assert draft.settings == {"jetstream": True}
+    assert draft.warnings == [
+        "x:1:1: 'leafnodes' has no effect here",
+        "x:2:13: 'sync_interval' has no effect here",
+    ]
+
+
+def test_a_file_is_read_with_its_includes(tmp_path: Path) -> None:
+    (tmp_path / "server.conf").write_text("port: $HEADRACE_TEST_PORT\ninclude more.conf\n")
+    (tmp_path / "more.conf").write_text("server_name: mill\n")
+    draft = load(str(tmp_path / "server.conf"), {**os.environ, "HEADRACE_TEST_PORT": "5"})
+    assert draft.settings == {"port": 5, "server_name": "mill"}
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"/no/such\.conf"):
+        load("/no/such.conf", {})
