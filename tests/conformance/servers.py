@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +30,13 @@ KINDS = (OURS, REFERENCE)
 #: can.
 LATER = {
     "permissions": "permissions of users need the configuration file (issue 10)",
-    "consumers": "consumers (issue 4)",
+    "consumers": "consumers (issue 5)",
+    "monitoring": "monitoring pages beyond /healthz and /varz (issue 11)",
 }
 
 _LISTENING = re.compile(r"Listening for client connections on \S*?:(\d+)\s")
 _READY = "Server is ready"
+_MONITORING = re.compile(r"Starting http monitor on \S*?:(\d+)")
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 10.0
 
@@ -70,7 +74,8 @@ class Server:
         self.port = -1
         self._folder = Path(tempfile.mkdtemp(prefix=f"conformance-{kind}-"))
         self.store_dir = self._folder / "store"
-        self._log = self._folder / "log"
+        flags = self.setup.flags
+        self._log = Path(flags[flags.index("-l") + 1]) if "-l" in flags else self._folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self.start()
@@ -96,7 +101,7 @@ class Server:
         store.
         """
         written = self._log.stat().st_size if self._log.exists() else 0
-        with self._log.open("ab") as log:
+        with (self._folder / "log").open("ab") as log:
             environment = {**os.environ, "NO_COLOR": "1"}
             self._process = subprocess.Popen(
                 self._command(),
@@ -144,6 +149,12 @@ class Server:
     def log_text(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
+    def monitoring_url(self, path: str) -> str:
+        """The address of a monitoring page; the server was started with `-m -1`."""
+        found = _MONITORING.search(self.log_text())
+        assert found, self.log_text()
+        return f"http://127.0.0.1:{found[1]}{path}"
+
     def signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
@@ -190,3 +201,13 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def monitoring_status(server: Server, path: str) -> int:
+    """The HTTP status of a monitoring page."""
+    try:
+        with urllib.request.urlopen(server.monitoring_url(path), timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code

@@ -1,0 +1,134 @@
+"""Standing in for the `nats-server` executable: flags, files and pages that launchers and scripts rely on."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.client import Client, Wire
+from conformance.servers import Server, Setup, monitoring_status
+
+Launch = Callable[[Setup], Server]
+
+
+@pytest.fixture(scope="module")
+def monitored(kind: str) -> Iterator[Server]:
+    with Server(kind, Setup(flags=("-m", "-1"))) as running:
+        yield running
+
+
+def page(server: Server, path: str) -> Any:
+    with urllib.request.urlopen(server.monitoring_url(path), timeout=5) as answer:
+        assert answer.status == 200
+        return json.load(answer)
+
+
+class TestFlags:
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            ("-server_name", "mill"),
+            ("--server_name", "mill"),
+            ("-server_name=mill",),
+            ("--server_name=mill",),
+            ("-n", "mill"),
+            ("--name", "mill"),
+        ],
+        ids=" ".join,
+    )
+    def test_one_or_two_dashes_blank_or_equals(self, launch: Launch, flags: tuple[str, ...]) -> None:
+        with Wire(launch(Setup(flags=flags, jetstream=False)).port) as wire:
+            assert wire.info["server_name"] == "mill"
+
+    def test_the_last_one_wins(self, launch: Launch) -> None:
+        with Wire(launch(Setup(flags=("-n", "a", "-n", "b"), jetstream=False)).port) as wire:
+            assert wire.info["server_name"] == "b"
+
+    @pytest.mark.parametrize("flag", ["-D", "-V", "-DV", "--debug", "--trace", "-D=true"])
+    def test_talkative(self, launch: Launch, flag: str) -> None:
+        with Client(launch(Setup(flags=(flag,), jetstream=False)).port) as client:
+            client.flush()
+
+    def test_passwords_are_never_logged(self, launch: Launch) -> None:
+        server = launch(Setup(flags=("-DV", "--user", "ivan", "--pass", "s3cr3t-word"), jetstream=False))
+        with Client(server.port, **{"user": "ivan", "pass": "s3cr3t-word"}) as client:
+            client.flush()
+        assert "s3cr3t-word" not in server.log_text()
+
+
+class TestFiles:
+    def test_pid(self, launch: Launch, tmp_path: Path) -> None:
+        file = tmp_path / "pid"
+        server = launch(Setup(flags=("-P", str(file)), jetstream=False))
+        assert int(file.read_text()) == server.pid
+
+    def test_ports(self, launch: Launch, tmp_path: Path) -> None:
+        server = launch(Setup(flags=("--ports_file_dir", str(tmp_path), "-m", "-1"), jetstream=False))
+        deadline = time.monotonic() + 5
+        while not (files := list(tmp_path.glob("*.ports"))):
+            assert time.monotonic() < deadline
+        assert files[0].name == f"nats-server_{server.pid}.ports"
+        ports = json.loads(files[0].read_text())
+        assert ports["nats"] == [server.url]
+        assert ports["monitoring"][0].startswith("http://127.0.0.1:")
+        server.signal(signal.SIGTERM)
+        server.wait()
+        assert list(tmp_path.glob("*.ports")) == []
+
+    def test_log(self, launch: Launch, tmp_path: Path) -> None:
+        log = tmp_path / "server.log"
+        launch(Setup(flags=("-l", str(log)), jetstream=False))
+        assert "[INF] Server is ready" in log.read_text()
+
+
+class TestLogLines:
+    def test_their_form(self, server: Server) -> None:
+        lines = server.log_text().splitlines()
+        form = rf"\[{server.pid}\] \d{{4}}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{{6}} \[(INF|WRN|DBG)\] .*"
+        assert all(re.fullmatch(form, line) for line in lines), lines
+        assert lines[-1].endswith("[INF] Server is ready")
+
+
+class TestMonitoring:
+    def test_health(self, monitored: Server) -> None:
+        assert page(monitored, "/healthz") == {"status": "ok"}
+
+    def test_varz(self, monitored: Server) -> None:
+        with Client(monitored.port) as client:
+            before = page(monitored, "/varz")
+            client.publish("a", b"12345")
+            client.flush()
+            after = page(monitored, "/varz")
+        assert after["in_msgs"] == before["in_msgs"] + 1
+        assert after["in_bytes"] == before["in_bytes"] + 5
+        assert after["connections"] >= 1
+        assert (after["version"], after["port"]) == ("2.15.1", monitored.port)
+        assert (after["max_payload"], after["proto"]) == (1048576, 1)
+
+    @pytest.mark.parametrize(
+        "field", ["server_id", "start", "now", "uptime", "mem", "cores", "subscriptions"]
+    )
+    def test_varz_has(self, monitored: Server, field: str) -> None:
+        assert field in page(monitored, "/varz")
+
+    @pytest.mark.later("monitoring")
+    def test_connz(self, monitored: Server) -> None:
+        with Client(monitored.port, name="probe") as client:
+            client.subscribe("a.b")
+            client.flush()
+            cid = client.info["client_id"]
+            shown = page(monitored, f"/connz?subs=1&cid={cid}")["connections"]
+        assert [c["name"] for c in shown] == ["probe"]
+        assert sorted(shown[0]["subscriptions_list"]) == sorted(["a.b", f"{client.inbox}.*"])
+        assert shown[0]["subscriptions"] == 2
+
+    def test_unknown_pages(self, monitored: Server) -> None:
+        assert monitoring_status(monitored, "/nothing") == 404
