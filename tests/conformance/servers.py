@@ -29,7 +29,6 @@ KINDS = (OURS, REFERENCE)
 #: What ours cannot be told or do yet; tests marked `later(feature)` are expected to fail on ours until it
 #: can.
 LATER = {
-    "permissions": "permissions of users need the configuration file (issue 10)",
     "consumers": "consumers (issue 5)",
     "monitoring": "monitoring pages beyond /healthz and /varz (issue 11)",
 }
@@ -45,9 +44,7 @@ _STOP_TIMEOUT_S = 10.0
 class Setup:
     """What a server is started with.
 
-    `flags` are understood by both. `settings` are keys of the configuration file for which the reference
-    has no flag; ours takes each as `--key value`. `config` is configuration text that only a file can
-    express.
+    `settings` are keys of the configuration file, `config` is more of its text; `flags` come on top.
     """
 
     flags: tuple[str, ...] = ()
@@ -124,27 +121,16 @@ class Server:
 
     def _command(self) -> list[str]:
         setup = self.setup
-        program = self._program()
+        program = [sys.executable, "-m", "headrace", "serve"] if self.is_ours else [reference_binary()]
         command = [*program, "-a", "127.0.0.1", "-p", str(self.port), *setup.flags]
         if setup.jetstream:
             command += ["-js", "-sd", str(self.store_dir)]
-        if self.is_ours and not setup.config:
-            return command + [
-                word for key, value in setup.settings.items() for word in (f"--{key}", str(value))
-            ]
         lines = [f"{key}: {value}" for key, value in setup.settings.items()]
         if lines or setup.config:
             path = self._folder / "server.conf"
             path.write_text("\n".join([*lines, setup.config, ""]))
             command += ["-c", str(path)]
         return command
-
-    def _program(self) -> list[str]:
-        if not self.is_ours:
-            return [reference_binary()]
-        if self.setup.settings:
-            return [sys.executable, str(Path(__file__).with_name("tuned.py"))]
-        return [sys.executable, "-m", "headrace", "serve"]
 
     def log_text(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""

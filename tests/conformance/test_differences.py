@@ -38,16 +38,6 @@ def test_what_comes_later_is_documented(feature: str) -> None:
     assert LATER[feature] in PAGE.read_text(encoding="utf-8")
 
 
-def _supports_permissions() -> bool:
-    try:
-        with Server(
-            OURS, Setup(config="authorization { users = [ { user: a, password: b } ] }", jetstream=False)
-        ):
-            return True
-    except RuntimeError:
-        return False
-
-
 def _supports_consumers() -> bool:
     with Server(OURS) as server, Client(server.port) as client:
         client.request("$JS.API.STREAM.CREATE.S", b'{"name":"S"}')
@@ -63,7 +53,6 @@ def _supports_monitoring() -> bool:
 
 
 PROBES = {
-    "permissions": _supports_permissions,
     "consumers": _supports_consumers,
     "monitoring": _supports_monitoring,
 }

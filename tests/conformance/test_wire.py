@@ -26,7 +26,6 @@ SETUPS = {
             subscribe: { allow: ["bar.>", "qq v1"], deny: "bar.no" } } } ] }"""
     ),
 }
-LATER_SERVERS = {"P": "permissions"}
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +43,11 @@ def servers(kind: str) -> Iterator[Callable[[str], Server]]:
         running.close()
 
 
-def _parameters() -> Iterator[object]:
-    for file in FILES:
-        for talk in conversation.load(file):
-            marks = [pytest.mark.later(LATER_SERVERS[talk.server])] if talk.server in LATER_SERVERS else []
-            yield pytest.param(talk, id=str(talk), marks=marks)
+def _parameters() -> list[object]:
+    return [pytest.param(talk, id=str(talk)) for file in FILES for talk in conversation.load(file)]
 
 
-@pytest.mark.parametrize("talk", list(_parameters()))
+@pytest.mark.parametrize("talk", _parameters())
 def test_conversation(servers: Callable[[str], Server], talk: Conversation) -> None:
     expected = list(talk.expected)
     with Wire(servers(talk.server).port, answer_pings=talk.server != "G") as wire:
