@@ -202,6 +202,17 @@ class TestTls:
             )
             wire.expect(b"MSG a 1 300000\r\n" + payload + b"\r\n")
 
+    def test_a_goodbye_is_answered(self, sealed: Server, papers: Papers) -> None:
+        """Clients wait for it when they close; the first PING comes only after two seconds."""
+        with Wire(sealed.port) as wire:
+            wire.start_tls(papers.trusting())
+            wire.send(b'CONNECT {"verbose":false,"protocol":0}\r\nPING\r\n')
+            wire.expect(b"PONG\r\n")
+            wire.socket.settimeout(1.5)
+            assert isinstance(wire.socket, ssl.SSLSocket)
+            wire.socket = wire.socket.unwrap()
+            assert wire.socket.recv(1) == b""
+
     async def test_nats_py(self, sealed: Server, papers: Papers) -> None:
         url = sealed.url.replace("nats://", "tls://")
         connection = await nats.connect(url, tls=papers.trusting(), allow_reconnect=False)
