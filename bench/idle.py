@@ -84,8 +84,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument("--connections", type=int, default=5000)
-    arguments.add_argument("--messages", type=int, default=500_000)
-    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--messages", type=int, default=2_000_000)
+    arguments.add_argument("--rounds", type=int, default=4)
     arguments.add_argument("--command", default=OURS)
     given = arguments.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)

@@ -5,6 +5,7 @@ Seams for the parts of the server that are not clients:
 - `hub.subscribe_internal(pattern, sink)`: `sink.offer(session, subject, reply, header, payload)` is called
   for each message that matches; a sink counts as a receiver, so the publisher gets no 503.
 - `hub.publish(subject, reply, header, payload)`: send to whoever listens; returns how many received it.
+  `hub.publish_many(parcels)` does it for many at once.
 - `hub.deliver(deliver_subject, shown_subject, reply, header, payload)`: the same, showing another subject.
 - `hub.interest(subject, queue=None)` and `hub.watch(subject, call)`: whether somebody listens, and when that
   changes.

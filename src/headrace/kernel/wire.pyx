@@ -55,6 +55,9 @@ BLANK_VERBS = (b"PUB", b"SUB", b"HPUB", b"UNSUB", b"INFO", b"-ERR")
 FREE_VERBS = (b"CONNECT", b"PING", b"PONG", b"+OK")
 
 
+cdef list NOBODY = []
+
+
 cdef struct Span:
     const char *at
     Py_ssize_t size
@@ -215,7 +218,7 @@ cdef class Subscription:
 
 
 cdef class Route:
-    """Who receives a subject. Never changed once made: when interest changes it is dropped and made anew."""
+    """Who receives a subject. When interest changes it is dropped (no longer `live`, nobody on it) and made anew."""
 
     cdef readonly bytes key
     cdef readonly list plain, groups, sinks
@@ -233,6 +236,12 @@ cdef class Route:
         self.refused = key.startswith(b"$NRG.") or key.startswith(b"_GR_.")
         self.live = True
         self.hash = wire_hash(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
+
+    cdef void end(self) noexcept:
+        """It is dropped: keep nobody alive who may have gone."""
+        self.live = False
+        self.empty = True
+        self.plain = self.groups = self.sinks = NOBODY
 
     cdef inline bint covers(self, const char *at, Py_ssize_t size) noexcept:
         """Whether this route is that of a subject."""
@@ -384,7 +393,7 @@ cdef class RouteTable:
         """Empty a slot, moving up those that were pushed behind it."""
         cdef Route route = <Route>self.slots[i].route
         cdef Py_ssize_t j = i, home
-        route.live = False
+        route.end()
         Py_DECREF(route)
         self.used -= 1
         while True:
@@ -417,6 +426,7 @@ cdef class RouteTable:
         cdef Py_ssize_t i, size
         cdef Route route
         cdef list found = []
+        cdef bint fixed = at[0] != 42 and at[0] != 62
         if self.used == 0:
             return
         for i in range(self.mask + 1):
@@ -424,6 +434,8 @@ cdef class RouteTable:
                 continue
             route = <Route>self.slots[i].route
             key = PyBytes_AS_STRING(route.key)
+            if fixed and key[0] != at[0]:
+                continue
             size = PyBytes_GET_SIZE(route.key) - route.kind
             if touched(at, end, key, key + size, route.kind):
                 found.append(route)
@@ -435,17 +447,28 @@ cdef class RouteTable:
         cdef Py_ssize_t i
         for i in range(self.mask + 1):
             if self.slots[i].route != NULL:
-                (<Route>self.slots[i].route).live = False
+                (<Route>self.slots[i].route).end()
                 Py_DECREF(<Route>self.slots[i].route)
         memset(self.slots, 0, (self.mask + 1) * sizeof(Slot))
         self.used = 0
 
-    def publish(self, bytes subject not None, bytes reply not None, bytes header not None, bytes payload not None):
+    cpdef Py_ssize_t publish(self, bytes subject, bytes reply, bytes header, bytes payload) except -1:
         """Send from inside the server to all who match; how many received it."""
-        return self.send(self.find(subject), subject, reply, header, payload)
+        cdef const char *at = PyBytes_AS_STRING(subject)
+        cdef Route route = self.lookup(at, PyBytes_GET_SIZE(subject))
+        if route is None:
+            if not whole(at, at + PyBytes_GET_SIZE(subject)):
+                return 0
+            route = self.seek(at, PyBytes_GET_SIZE(subject))
+        return self.send(route, subject, reply, header, payload)
 
-    def send(self, Route route not None, bytes subject not None, bytes reply not None, bytes header not None,
-             bytes payload not None):
+    def publish_many(self, parcels):
+        """`publish` for each (subject, reply, header, payload)."""
+        cdef bytes subject, reply, header, payload
+        for subject, reply, header, payload in parcels:
+            self.publish(subject, reply, header, payload)
+
+    cpdef Py_ssize_t send(self, Route route, bytes subject, bytes reply, bytes header, bytes payload) except -1:
         """Send along a route, showing this subject; how many received it."""
         cdef Publication pub
         cdef char digits[48]
@@ -468,14 +491,14 @@ cdef class RouteTable:
         cdef Py_ssize_t received = 0, i, j, start, count
         cdef Subscription sub
         cdef Peer muted = source if source is not None and not source.echo else None
-        cdef list group
-        for i in range(len(route.plain)):
-            sub = <Subscription>route.plain[i]
+        cdef list plain = route.plain, groups = route.groups, sinks = route.sinks, group
+        for i in range(len(plain)):
+            sub = <Subscription>plain[i]
             if sub.peer is muted or sub.closed:
                 continue
             received += self.hand(sub, pub, header, payload)
-        if route.groups:
-            for group in route.groups:
+        if groups:
+            for group in groups:
                 count = len(group)
                 self.random ^= self.random << 13
                 self.random ^= self.random >> 7
@@ -488,7 +511,7 @@ cdef class RouteTable:
                     if self.hand(sub, pub, header, payload):
                         received += 1
                         break
-        if route.sinks:
+        if sinks:
             if subject is None:
                 if route.kind == EXACT:
                     subject = route.key
@@ -497,7 +520,7 @@ cdef class RouteTable:
                 reply = PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size)
                 block = PyBytes_FromStringAndSize(header, pub.header)
                 body = PyBytes_FromStringAndSize(payload, pub.total - pub.header)
-            for sink in route.sinks:
+            for sink in sinks:
                 sink.offer(source, subject, reply, block, body)
                 received += 1
         return received

@@ -7,7 +7,7 @@ deliveries. It runs where no compiler was at hand, and says in readable form wha
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from headrace.errors import ProtocolError
@@ -123,7 +123,7 @@ class Subscription:
 
 
 class Route:
-    """Who receives a subject. Never changed once made: when interest changes it is dropped and made anew."""
+    """Who receives a subject. When interest changes it is dropped (not `live`, nobody on it) and made anew."""
 
     __slots__ = ("empty", "groups", "key", "kind", "live", "plain", "refused", "sinks")
 
@@ -138,6 +138,11 @@ class Route:
         self.empty = not (plain or groups or sinks)
         self.refused = key.startswith(REFUSED)
         self.live = True
+
+    def end(self) -> None:
+        """It is dropped: keep nobody alive who may have gone."""
+        self.live, self.empty = False, True
+        self.plain, self.groups, self.sinks = [], [], []
 
 
 class RouteTable:
@@ -199,7 +204,7 @@ class RouteTable:
         """Forget one key."""
         route = self._routes.pop(key, None)
         if route is not None:
-            route.live = False
+            route.end()
 
     def drop_matching(self, pattern: bytes) -> None:
         """Forget every key that stands for a subject the pattern matches."""
@@ -211,12 +216,19 @@ class RouteTable:
     def clear(self) -> None:
         """Forget every route."""
         for route in self._routes.values():
-            route.live = False
+            route.end()
         self._routes.clear()
 
     def publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
         """Send from inside the server to all who match; how many received it."""
+        if not whole(subject):
+            return 0
         return self.send(self.find(subject), subject, reply, header, payload)
+
+    def publish_many(self, parcels: Iterable[tuple[bytes, bytes, bytes, bytes]]) -> None:
+        """`publish` for each (subject, reply, header, payload)."""
+        for subject, reply, header, payload in parcels:
+            self.publish(subject, reply, header, payload)
 
     def send(self, route: Route, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
         """Send along a route, showing this subject; how many received it."""
@@ -232,16 +244,17 @@ class RouteTable:
         """Write a message to everybody on a route."""
         received = 0
         muted = source if source is not None and not source.echo else None
-        for sub in route.plain:
+        plain, groups, sinks = route.plain, route.groups, route.sinks
+        for sub in plain:
             if sub.peer is not muted and not sub.closed:
                 received += self._hand(sub, pub, header, payload)
-        for group in route.groups:
+        for group in groups:
             start = random.randrange(len(group))
             for sub in group[start:] + group[:start]:
                 if sub.peer is not muted and not sub.closed and self._hand(sub, pub, header, payload):
                     received += 1
                     break
-        for sink in route.sinks:
+        for sink in sinks:
             sink.offer(source, pub[0], pub[1], header, payload)
             received += 1
         return received

@@ -71,7 +71,10 @@ class Listener:
         self.loop = asyncio.get_running_loop()
         self.wheel = Wheel(self.loop, self.connections.get)
         self._server = await self.loop.create_server(
-            lambda: Connection(self), self.options.host or None, max(self.options.port, 0), backlog=BACKLOG
+            lambda: Connection(self),
+            self.options.host or "0.0.0.0",
+            max(self.options.port, 0),
+            backlog=BACKLOG,
         )
         self.port = self._server.sockets[0].getsockname()[1]
         self._card = Card(self.options, self._server_id, self._server_name, self.host, self.port)

@@ -121,6 +121,16 @@ def test_a_sink_may_answer_while_a_chunk_is_parsed(desk: Desk) -> None:
     assert b"MSG _INBOX.499 1 1\r\nx\r\n" in heard
 
 
+def test_a_route_that_ends_on_the_way_still_serves_everybody(desk: Desk) -> None:
+    sink = Sink()
+    desk.hub.subscribe_internal(b"a", sink)
+    client = desk.client()
+    client.say(b"SUB a 1\r\nUNSUB 1 1\r\nSUB a q 2\r\nSUB a 3\r\n")
+    heard = client.say(b"PUB a 0\r\n\r\n")
+    assert sorted(line for line in heard.split(b"\r\n") if line) == [b"MSG a %d 0" % sid for sid in (1, 2, 3)]
+    assert sink.subjects == [b"a"]
+
+
 def test_an_unsubscribe_in_the_middle_of_a_delivery_counts(desk: Desk) -> None:
     client = desk.client()
     client.say(b"SUB a 1\r\nSUB a 2\r\nSUB a 3\r\nUNSUB 1 1\r\nUNSUB 2 1\r\n")

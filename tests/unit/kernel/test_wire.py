@@ -129,6 +129,8 @@ def test_publish_from_inside(desk: Desk) -> None:
     assert desk.hub.deliver(b"a.c", b"shown", b"", b"", b"x") == 1
     assert client.heard() == b"MSG shown 1 1\r\nx\r\n"
     assert desk.hub.publish(b"a..c", b"", b"", b"") == 0
+    desk.hub.publish_many([(b"a.d", b"", b"", b"1"), (b"a..d", b"", b"", b"2"), (b"a.e", b"r", b"", b"3")])
+    assert client.heard() == b"MSG a.d 1 1\r\n1\r\nMSG a.e 1 r 1\r\n3\r\n"
 
 
 def test_counters(desk: Desk) -> None:
@@ -172,6 +174,7 @@ class TestRoutes:
         shared = self.route(desk, b"a.b.c")
         client.say(b"SUB a.b.c 2\r\n")
         assert not shared.live
+        assert shared.plain == []
         assert len(self.route(desk, b"a.b.c").plain) == 2
         assert len(self.route(desk, b"a.b.d").plain) == 1
 
