@@ -65,7 +65,8 @@ def _servers_of(item: pytest.Item) -> list[Server]:
     for value in getattr(item, "funcargs", {}).values():
         if isinstance(value, Server):
             found.append(value)
-        found += getattr(value, "servers", [])
+        if isinstance(value, _Launcher):
+            found += value.servers
     return found
 
 
