@@ -159,6 +159,8 @@ class Connection(asyncio.BufferedProtocol):
         for chunk in plain:
             if not self._closing:
                 self._feed(chunk, len(chunk))
+        if channel.ended:
+            self.close()
 
     def eof_received(self) -> None:
         # The socket is closed next; what was asked for before is still answered.

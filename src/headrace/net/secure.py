@@ -12,15 +12,16 @@ CHUNK = 256 * 1024
 
 
 class Channel:
-    """The server's end of one TLS channel."""
+    """The server's end of one TLS channel: `open` after the handshake, `ended` when the peer said goodbye."""
 
-    __slots__ = ("_incoming", "_outgoing", "_tls", "open")
+    __slots__ = ("_incoming", "_outgoing", "_tls", "ended", "open")
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.open = False
+        self.ended = False
 
     def receive(self, data: memoryview) -> list[bytes]:
         """Take what came from the peer; the plain text in it. Raises ssl.SSLError when it is no good TLS."""
@@ -32,10 +33,11 @@ class Channel:
                 self.open = True
             while chunk := self._tls.read(CHUNK):
                 plain.append(chunk)
+            self.ended = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
-            pass
+            self.ended = True
         return plain
 
     def pending(self) -> bytes:
