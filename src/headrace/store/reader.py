@@ -117,25 +117,25 @@ class Snapshot:
             some = chosen[at : at + rows_max]
             # A run without gaps is sliced, not gathered.
             where = slice(int(some[0]), int(some[-1]) + 1) if mask is None else some
-            offsets = run.columns.offset[where].astype(np.intp)
+            offsets = run.rows.offset[where].astype(np.intp)
             run.check(offsets)
-            rows = heads(run.data, offsets)
-            if not np.array_equal(rows["seq"], run.columns.seq[where]):
+            found = heads(run.data, offsets)
+            if not np.array_equal(found["seq"], run.rows.seq[where]):
                 raise Corrupt(f"stream {self.manifest.stream}: columns and records of a segment disagree")
-            ids = run.columns.subject[where]
-            for cut in _cuts(rows["size"]):
-                yield batch(shape, run.data, offsets[cut], rows[cut], ids[cut], dictionary)
+            ids = run.rows.subject[where]
+            for cut in _cuts(found["size"]):
+                yield batch(shape, run.data, offsets[cut], found[cut], ids[cut], dictionary)
 
 
 def _choose(run: Run, selection: Selection, as_of_ns: int) -> tuple[int, int, Array | None]:
     """The span of rows within the bounds, and which of them are wanted (None: all)."""
-    columns = run.columns
-    low, high = selection.seq_span(columns.seq)
+    rows = run.rows
+    low, high = selection.seq_span(rows.seq)
     masks = [] if run.live is None else [run.live[low:high]]
     wanted = selection.subject_mask(run.subjects)
     if wanted is not None:
-        masks.append(wanted[columns.subject[low:high]])
-    alive = selection.row_mask(columns.time[low:high], columns.ttl[low:high], as_of_ns)
+        masks.append(wanted[rows.subject[low:high]])
+    alive = selection.row_mask(rows.time[low:high], rows.ttl[low:high], as_of_ns)
     if alive is not None:
         masks.append(alive)
     return low, high, np.logical_and.reduce(masks) if masks else None
