@@ -77,8 +77,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def server(kind: str) -> Iterator[Server]:
-    """With JetStream and otherwise default options; shared by the tests of a module."""
+    """With JetStream and otherwise default options; shared by the tests of a module.
+
+    One stream stays: the reference removes its folder of streams after the last one is deleted, and a stream
+    created at that moment fails.
+    """
     with Server(kind) as running:
+        with Client(running.port) as client:
+            client.request("$JS.API.STREAM.CREATE.STAYS", b'{"name":"STAYS","subjects":["stays"]}')
         yield running
 
 

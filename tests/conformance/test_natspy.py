@@ -45,7 +45,11 @@ class TestCore:
         await subscription.unsubscribe(limit=2)
         for i in range(5):
             await nc.publish(name, b"%d" % i)
-        await nc.flush()
+        answered = await nc.subscribe(f"{name}.end")
+        await nc.publish(f"{name}.end")
+        await answered.next_msg(timeout=5)
+        while len(received) < 2:
+            await asyncio.sleep(0)
         assert received == [b"0", b"1"]
 
     async def test_drain(self, server: Server, name: str) -> None:
