@@ -144,7 +144,8 @@ def _group(stamp: Stamp, account: str, stream: str, consumer: str, group: str) -
 
 def batch_abandoned(stamp: Stamp, account: str, stream: str, batch: str, reason: str) -> Event:
     """`reason`: timeout, incomplete, large, unsupported or unknown."""
-    body: dict[str, Any] = {"account": account, "stream": stream}
+    body: dict[str, Any] = {"account": account} if account else {}
+    body["stream"] = stream
     if stamp.domain:
         body["domain"] = stamp.domain
     body |= {"batch": batch, "reason": reason}

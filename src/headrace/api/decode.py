@@ -16,10 +16,17 @@ from msgspec import inspect
 
 from headrace.api import gojson, times
 from headrace.api.configs import Config, StreamConfig
+from headrace.api.consumer_fields import check_group
 from headrace.api.errors import error
 from headrace.api.fields import INT64_MAX, INT64_MIN, UINT64_MAX, Choice
 from headrace.api.gojson import Malformed, Node, Truncated
-from headrace.api.requests import BareNextRequest, NextRequest, StreamRequest
+from headrace.api.requests import (
+    BareNextRequest,
+    MessageGetRequest,
+    NextRequest,
+    StreamRequest,
+    UnpinRequest,
+)
 from headrace.errors import RequestError
 
 Kind = TypeVar("Kind", bound=Config)
@@ -87,6 +94,29 @@ def decode_next(body: bytes) -> NextRequest:
     if request.idle_heartbeat > 0 and request.idle_heartbeat * 2 > request.expires:
         raise RequestError(400, 10003, "heartbeat value too large")
     return request
+
+
+def decode_message_get(body: bytes) -> MessageGetRequest:
+    """The body of STREAM.MSG.GET, which has to choose one way to find one message (10003)."""
+    if is_empty(body):
+        raise error(10003)
+    request = decode(MessageGetRequest, body)
+    ways = (request.seq > 0) + bool(request.last_by_subj) + (request.start_time is not None)
+    several = request.batch > 0 or request.max_bytes > 0
+    # A subject to look for next may go with a sequence or a time to begin at, not with a last one.
+    both = bool(request.last_by_subj and request.next_by_subj)
+    if several or both or ways > 1 or not (ways or request.next_by_subj):
+        raise error(10003)
+    return request
+
+
+def decode_unpin(body: bytes) -> str:
+    """The group that a CONSUMER.UNPIN names."""
+    group = decode_lenient(UnpinRequest, body).group
+    if not group:
+        raise error(10025, err="consumer group not specified")
+    check_group(group)
+    return group
 
 
 def load(kind: type[Kind], data: bytes) -> Kind:

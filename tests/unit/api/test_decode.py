@@ -86,6 +86,36 @@ def test_a_pull_request_is_read_from_all_its_forms(body: bytes, batch: int, stru
     assert (request.batch, request.structured) == (batch, structured)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b'{"no_hdr":true}',
+        b'{"seq":1,"last_by_subj":"a"}',
+        b'{"seq":1,"start_time":"2020-01-01T00:00:00Z"}',
+        b'{"last_by_subj":"a","next_by_subj":"a"}',
+        b'{"seq":1,"batch":1}',
+        b'{"seq":1,"max_bytes":1}',
+    ],
+)
+def test_a_message_is_asked_for_in_one_way(body: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode.decode_message_get(body)
+    assert caught.value.err_code == 10003
+    for sound in (b'{"seq":1}', b'{"seq":1,"next_by_subj":"a"}', b'{"last_by_subj":"a"}'):
+        assert decode.decode_message_get(sound)
+
+
+def test_an_unpin_names_a_group() -> None:
+    assert decode.decode_unpin(b'{"group":"g","zz":1}') == "g"
+    refusals = {b"": 10025, b"{}": 10025, b'{"group":"a b"}': 10162, b'{"group":5}': 10025}
+    for body, code in refusals.items():
+        with pytest.raises(RequestError) as caught:
+            decode.decode_unpin(body)
+        assert caught.value.err_code == code
+
+
 def test_a_heartbeat_needs_twice_its_time() -> None:
     assert decode.decode_next(b'{"expires":10,"idle_heartbeat":5}').idle_heartbeat == 5
     with pytest.raises(RequestError, match="heartbeat value too large"):
