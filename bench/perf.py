@@ -129,7 +129,7 @@ class Bench:
     def grow(self, growth: Growth) -> Result:
         """The ratio with little and with much, each on servers of its own."""
         result: Result = {}
-        for size in (growth.little, growth.much):
+        for size in (growth.little, max(growth.little + 1, int(growth.much * self.scale))):
             rates: dict[str, Any] = {}
             for side in ("ours", "peer"):
                 with contextlib.closing(Server(self.commands[side])) as server:
