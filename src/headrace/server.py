@@ -128,16 +128,15 @@ class Server:
     def reload(self, options: Options) -> None:
         """Take up changed users, permissions, certificates and log levels; the rest needs a new server."""
         options.check()
-        if self._listener is None:
-            raise RuntimeError("only a running server can reload: start() it first")
+        listener = self.listener
         tls, judge = server_context(options), Authenticator(options)
         for name in sorted(fixed_changes(self.options, options)):
             self._log.warn(f"A changed {name} takes effect after a restart")
         self.options = merged(self.options, options)
-        before, self._listener.authenticator = self._listener.authenticator, judge
-        self._listener.adopt(self.options, tls)
+        before, listener.authenticator = listener.authenticator, judge
+        listener.adopt(self.options, tls)
         self._log.debugging, self._log.tracing = options.debug, options.trace
-        for connection in list(self._listener.connections.values()):
+        for connection in list(listener.connections.values()):
             review(connection, judge, before)
         self._log.info("Reloaded server configuration")
 
@@ -151,11 +150,16 @@ class Server:
         await self.stop()
 
     @property
+    def listener(self) -> Listener:
+        """The door for clients, with the connections."""
+        if self._listener is None:
+            raise RuntimeError("the server does not run: start() it first")
+        return self._listener
+
+    @property
     def port(self) -> int:
         """The port in use."""
-        if self._listener is None:
-            raise RuntimeError("the port is known once the server runs: start() it first")
-        return self._listener.port
+        return self.listener.port
 
     @property
     def url(self) -> str:
@@ -183,9 +187,7 @@ class Server:
         """The server's figures at this moment."""
         from headrace.monitor import Vitals
 
-        listener = self._listener
-        if listener is None:
-            raise RuntimeError("there are figures once the server runs: start() it first")
+        listener = self.listener
         in_msgs, in_bytes, out_msgs, out_bytes = listener.traffic()
         return Vitals(
             server_id=self.server_id,
@@ -246,7 +248,7 @@ class Server:
                 continue
             from headrace.monitor import HttpServer, pages
 
-            monitor = HttpServer(pages(options, self.vitals), self._log.error)
+            monitor = HttpServer(pages(self), self._log.error)
             try:
                 await monitor.start(options.monitoring_host, port, tls if scheme == "https" else None)
             except OSError as error:

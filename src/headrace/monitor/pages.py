@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
+from headrace.monitor.connz import connz
 from headrace.monitor.http import Answer, Page, Query, json_answer
 from headrace.monitor.varz import Vitals, varz
+from headrace.net.listener import Listener
 from headrace.net.options import Options
 
 
-def pages(options: Options, vitals: Callable[[], Vitals]) -> dict[str, Page]:
+class Watched(Protocol):
+    """A server, as far as its pages need it."""
+
+    @property
+    def options(self) -> Options: ...
+    @property
+    def server_id(self) -> str: ...
+    @property
+    def listener(self) -> Listener: ...
+    def vitals(self) -> Vitals: ...
+    def now_ns(self) -> int: ...
+
+
+def pages(server: Watched) -> dict[str, Page]:
     """The pages of one server, which is asked for its figures each time."""
 
     def general(_: Query) -> Answer:
-        return json_answer(varz(options, vitals()))
+        return json_answer(varz(server.options, server.vitals()))
+
+    def connections(query: Query) -> Answer:
+        listener = server.listener
+        try:
+            found = connz(
+                listener.connections, query, server.server_id, server.now_ns(), listener.loop.time()
+            )
+        except ValueError as error:
+            return json_answer({"error": str(error)}, 400)
+        return json_answer(found)
 
     def health(_: Query) -> Answer:
         return json_answer({"status": "ok"})
 
-    return {"/varz": general, "/healthz": health}
+    return {"/varz": general, "/connz": connections, "/healthz": health}

@@ -172,6 +172,10 @@ async def test_monitoring(tmp_path: Path) -> None:
         assert (varz["in_msgs"], varz["in_bytes"], varz["out_msgs"], varz["out_bytes"]) == (1, 5, 1, 5)
         assert varz["port"] == server.port
         assert varz["http_port"] == http_port
+        connz = json.loads(await asyncio.to_thread(get, http_port, "/connz?subs=1"))
+        assert connz["connections"][0]["subscriptions_list"] == ["a"]
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            await asyncio.to_thread(get, http_port, "/connz?cid=x")
         assert json.loads(await asyncio.to_thread(get, http_port, "/healthz")) == {"status": "ok"}
         with pytest.raises(urllib.error.HTTPError, match="404"):
             await asyncio.to_thread(get, http_port, "/nothing")

@@ -1,0 +1,60 @@
+"""The page of connections."""
+
+import asyncio
+from typing import Any
+
+import nats
+import pytest
+
+import headrace
+from headrace.monitor import Query, connz
+
+
+def page(server: headrace.Server, **query: str) -> dict[str, Any]:
+    found: Query = query
+    loop_s = asyncio.get_running_loop().time()
+    return connz(server.listener.connections, found, server.server_id, server.now_ns(), loop_s)
+
+
+async def test_what_a_connection_moved() -> None:
+    async with headrace.Server() as server:
+        client = await nats.connect(server.url, name="miller")
+        sub = await client.subscribe("a.*", queue="q")
+        await client.publish("a.b", b"12345")
+        await sub.next_msg(5)
+        found = page(server, auth="1")
+        assert (found["server_id"], found["num_connections"], found["total"]) == (server.server_id, 1, 1)
+        (entry,) = found["connections"]
+        assert (entry["cid"], entry["ip"], entry["name"], entry["lang"]) == (
+            1,
+            "127.0.0.1",
+            "miller",
+            "python3",
+        )
+        assert (entry["in_msgs"], entry["in_bytes"], entry["out_msgs"], entry["out_bytes"]) == (1, 5, 1, 5)
+        assert (entry["subscriptions"], entry["account"], entry["authorized_user"]) == (1, "$G", "")
+        assert "subscriptions_list" not in entry
+        assert page(server, subs="1")["connections"][0]["subscriptions_list"] == ["a.*"]
+        detail = page(server, subs="detail")["connections"][0]["subscriptions_list_detail"]
+        assert detail == [{"subject": "a.*", "sid": "1", "msgs": 1, "cid": 1, "qgroup": "q"}]
+        await client.close()
+
+
+async def test_which_connections() -> None:
+    async with headrace.Server() as server:
+        clients = [await nats.connect(server.url) for _ in range(3)]
+        await clients[1].publish("a", b"")
+        await clients[1].flush()
+
+        def cids(**query: str) -> list[int]:
+            return [entry["cid"] for entry in page(server, **query)["connections"]]
+
+        assert cids() == [1, 2, 3]
+        assert cids(cid="2") == [2]
+        assert cids(cid="9") == []
+        assert cids(offset="1", limit="1") == [2]
+        assert cids(sort="msgs_from") == [2, 1, 3]
+        with pytest.raises(ValueError, match="cannot sort"):
+            page(server, sort="beauty")
+        for client in clients:
+            await client.close()
