@@ -11,7 +11,7 @@ SOURCES := $(wildcard src/headrace/kernel/*.pyx src/headrace/kernel/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check format bench conformance-natspy java clean
+.PHONY: help setup run demo test check format bench crash mutants conformance-natspy java clean
 
 help: ## what can be made
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -50,7 +50,14 @@ format: setup ## let ruff put the code into shape
 bench: setup ## side by side with nats-server, as ratios
 	$(BIN)/python bench/perf.py $(ARGS)
 
-conformance-natspy: setup ## nats-py's own test suite against this broker (fetches the suite)
+crash: setup ## two million crash points and every byte of a store rotten: hours (ARGS='--points 50000' for fewer)
+	$(BIN)/python -m tests.crash.enumerate --jobs 2 $(ARGS)
+	$(BIN)/python -m tests.crash.rot --jobs 2
+
+mutants: setup ## bugs planted in the store, one by one; each must be caught
+	$(BIN)/python -m tests.crash.mutants
+
+conformance-natspy: setup ## nats-py's own test suite against this broker (ARGS='--suite PATH': a checkout of nats.py)
 	$(BIN)/python bench/natspy.py $(ARGS)
 
 java:
