@@ -30,7 +30,6 @@ KINDS = (OURS, REFERENCE)
 #: can.
 LATER = {
     "consumers": "consumers (issue 5)",
-    "monitoring": "monitoring pages beyond /healthz and /varz (issue 11)",
 }
 
 _LISTENING = re.compile(r"Listening for client connections on \S*?:(\d+)\s")

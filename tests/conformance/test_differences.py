@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance.client import Client
-from conformance.servers import LATER, OURS, Server, Setup, monitoring_status
+from conformance.servers import LATER, OURS, Server
 
 TESTS = Path(__file__).parent.parent
 PAGE = TESTS.parent / "docs" / "compatibility.md"
@@ -47,15 +47,7 @@ def _supports_consumers() -> bool:
         return any(b'"created"' in m.payload for m in client.pending("1"))
 
 
-def _supports_monitoring() -> bool:
-    with Server(OURS, Setup(flags=("-m", "-1"), jetstream=False)) as server:
-        return monitoring_status(server, "/connz") == 200
-
-
-PROBES = {
-    "consumers": _supports_consumers,
-    "monitoring": _supports_monitoring,
-}
+PROBES = {"consumers": _supports_consumers}
 
 
 @pytest.mark.parametrize("feature", sorted(LATER))

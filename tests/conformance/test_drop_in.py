@@ -119,7 +119,6 @@ class TestMonitoring:
     def test_varz_has(self, monitored: Server, field: str) -> None:
         assert field in page(monitored, "/varz")
 
-    @pytest.mark.later("monitoring")
     def test_connz(self, monitored: Server) -> None:
         with Client(monitored.port, name="probe") as client:
             client.subscribe("a.b")
