@@ -60,12 +60,12 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *flags: str, port: int = -1) -> Iterator[Serving]:
+def serving(folder: Path, *flags: str, program: tuple[str, ...] = ("-m", "headrace")) -> Iterator[Serving]:
     """`headrace serve` with these flags, ready for clients."""
     log = folder / "stderr"
     with log.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", "serve", "-p", str(port), *flags],
+            [sys.executable, *program, "serve", "-p", "-1", *flags],
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             stdin=subprocess.DEVNULL,

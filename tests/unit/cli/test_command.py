@@ -259,7 +259,7 @@ def wait_until(condition: object) -> None:
 
 
 async def test_nobody_has_to_read_stderr(tmp_path: Path) -> None:
-    """Traces of far more than a pipe holds, into a pipe that nobody reads, do not stop the server."""
+    """More lines than a pipe holds, into a pipe that nobody reads, do not stop the server."""
     ports = tmp_path / "ports"
     ports.mkdir()
     process = subprocess.Popen(
@@ -269,16 +269,22 @@ async def test_nobody_has_to_read_stderr(tmp_path: Path) -> None:
     try:
         file = ports / f"nats-server_{process.pid}.ports"
         await asyncio.to_thread(wait_until, file.exists)
-        client = await nats.connect(json.loads(file.read_text())["nats"][0])
-        for _ in range(5000):
-            await client.publish("some.subject.that.is.traced", b"x")
+        url = json.loads(file.read_text())["nats"][0]
+        for _ in range(1500):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(b"NONSENSE\r\n")
+            await asyncio.wait_for(reader.read(), PATIENCE_S)
+            writer.close()
+        client = await nats.connect(url)
         await client.flush(timeout=PATIENCE_S)
         await client.close()
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
     finally:
         process.kill()
-        process.communicate()
+        _, logged = process.communicate()
+    assert b"cid 1:" in logged
+    assert b"cid 1500:" not in logged, "the pipe was never full"
 
 
 async def test_lame_duck(tmp_path: Path) -> None:
@@ -294,6 +300,13 @@ async def test_lame_duck(tmp_path: Path) -> None:
         await asyncio.wait_for(told.wait(), PATIENCE_S)
         assert await asyncio.to_thread(server.ended) == 0
         await client.close()
+
+
+def test_it_runs_without_uvloop(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['uvloop'] = None; from headrace.cli import main; sys.exit(main())"
+    with serving(tmp_path, program=("-c", code)) as server:
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 0
 
 
 @pytest.mark.slow
