@@ -278,6 +278,12 @@ def encode(body: Any) -> bytes:
     return body if isinstance(body, bytes) else json.dumps(body).encode()
 
 
+def error_of(answer: Mapping[str, Any]) -> tuple[int, str]:
+    """The code and text of an API error; a test that expects one fails without."""
+    assert "error" in answer, answer
+    return answer["error"]["err_code"], answer["error"]["description"]
+
+
 def parse_message(frame: bytes) -> Message:
     line, _, rest = frame.partition(b"\r\n")
     words = line.decode().split()
