@@ -64,18 +64,24 @@ def frame_head(kind: int, store: int, file: int, number: int, body: Any, prev: i
     return head + _U32.pack(crc), crc
 
 
-def open_frame(data: memoryview, offset: int) -> Frame | None:
-    """The frame at an offset if it is whole, whatever file it says it belongs to."""
+def peek_frame(data: memoryview, offset: int) -> Frame | None:
+    """What the head of a frame at an offset says, true or not."""
     if offset + FRAME_BYTES > len(data):
         return None
     magic, kind, _, store, file, number, length, prev, _, crc = _FRAME.unpack_from(data, offset)
-    end = offset + FRAME_BYTES + length
-    if magic != FRAME_MAGIC or end > len(data):
+    return Frame(offset, kind, store, file, number, length, prev, crc) if magic == FRAME_MAGIC else None
+
+
+def open_frame(data: memoryview, offset: int) -> Frame | None:
+    """The frame at an offset if it is whole, whatever file it says it belongs to."""
+    frame = peek_frame(data, offset)
+    if frame is None:
         return None
-    head = offset + FRAME_BYTES
-    if crc32(data[head:end], crc32(data[offset : head - 4])) != crc:
+    start = offset + FRAME_BYTES
+    if start + frame.length > len(data):
         return None
-    return Frame(offset, kind, store, file, number, length, prev, crc)
+    crc = crc32(data[start : start + frame.length], crc32(data[offset : start - 4]))
+    return frame if crc == frame.crc else None
 
 
 def entry(kind: int, ident: int, body: bytes) -> bytes:
@@ -173,7 +179,8 @@ def is_segment(data: bytes, store: int, ident: int, segment: int) -> bool:
 
 def trailer(store: int, checkpoint: int, root_offset: int, root: bytes) -> bytes:
     """The last 48 bytes of a checkpoint file."""
-    head = _TRAILER.pack(TRAILER_MAGIC, store, checkpoint, root_offset, len(root), crc32(root), 0)[:-4]
+    crc = section_crc(store, root)
+    head = _TRAILER.pack(TRAILER_MAGIC, store, checkpoint, root_offset, len(root), crc, 0)[:-4]
     return head + _U32.pack(crc32(head))
 
 

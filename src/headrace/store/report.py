@@ -11,7 +11,8 @@ class Damage(msgspec.Struct, frozen=True, array_like=True):
     """Something that was written and cannot be read again; kept until a person accepts the loss.
 
     `stream` is empty where no single stream is concerned; `first` to `last` (inclusive) are the sequences
-    lost, 0 and 0 where none can be named; `file` is the file kept as evidence.
+    lost, 0 and 0 where none can be named; `file` is the file kept as evidence. `rows`: the log still
+    knows the messages and raises `Corrupt` when one of them is read.
     """
 
     what: str
@@ -19,6 +20,7 @@ class Damage(msgspec.Struct, frozen=True, array_like=True):
     first: int = 0
     last: int = 0
     file: str = ""
+    rows: bool = False
 
 
 @dataclass(slots=True)

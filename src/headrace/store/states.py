@@ -71,12 +71,10 @@ class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Root(msgspec.Struct, frozen=True, array_like=True):
-    """What a checkpoint says as a whole. Replay: frames above `frame`, in journal files >= `journal`."""
+    """What a checkpoint says as a whole. Replay starts with the frame after `frame`."""
 
     number: int
     frame: int
-    frame_crc: int
-    journal: int
     next_ident: int
     streams: list[StreamEntry]
     shards: list[ShardEntry]

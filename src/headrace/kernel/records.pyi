@@ -1,0 +1,14 @@
+from headrace.kernel.records_pure import BLOCK_BYTES as BLOCK_BYTES
+from headrace.kernel.records_pure import HAS_HEADER as HAS_HEADER
+from headrace.kernel.records_pure import HEAD_BYTES as HEAD_BYTES
+from headrace.kernel.records_pure import STALE as STALE
+from headrace.kernel.records_pure import SUBJECT_MAX as SUBJECT_MAX
+from headrace.kernel.records_pure import Appender as Appender
+from headrace.kernel.records_pure import Block as Block
+from headrace.kernel.records_pure import Columns as Columns
+from headrace.kernel.records_pure import Gate as Gate
+from headrace.kernel.records_pure import Packer as Packer
+from headrace.kernel.records_pure import Subjects as Subjects
+from headrace.kernel.records_pure import gather as gather
+from headrace.kernel.records_pure import settle as settle
+from headrace.kernel.records_pure import unpack as unpack

@@ -1,0 +1,761 @@
+"""Records in memory: packing into blocks, columns, subject ids, and the scans over them (pure twin).
+
+Owns the bytes between a publish and a frame: `Appender` gives the sequence, writes the record once into the
+tail of its block and keeps columns and subjects up to date; `gather` collects what is new for a frame.
+Invariant: bytes once written into a tail are never changed or moved while somebody holds a view. Must not
+know files or time. `records` is the same, compiled; the same tests hold both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+HEAD_BYTES = 32
+BLOCK_BYTES = 32
+HAS_HEADER = 0x8000
+STALE = 1 << 63
+SUBJECT_MAX = 0xFFFF
+
+_ALIGN = 512
+_HEAD = struct.Struct("<IHHIIQQ")
+_ENTRY = struct.Struct("<HHIQ")
+_MARK = struct.Struct("<IQ")
+_U16 = struct.Struct("<H")
+_RECORDS, _REMOVALS, _TRIM, _ADVANCE = 2, 4, 5, 6
+_FAR = 0xFFFFFFFF
+
+
+def _grown(array: Array, used: int, capacity: int) -> Array:
+    fresh = np.zeros(capacity, array.dtype)
+    fresh[:used] = array[:used]
+    return fresh
+
+
+def _caught(pattern: list[bytes], subject: bytes) -> bool:
+    tokens = subject.split(b".")
+    for i, token in enumerate(pattern):
+        if i >= len(tokens) or not tokens[i]:
+            return False
+        if token == b">" and i == len(pattern) - 1:
+            return True
+        if token not in (b"*", tokens[i]):
+            return False
+    return len(tokens) == len(pattern)
+
+
+class Gate:
+    """What all appenders of a store share: the frame under construction and how much still fits."""
+
+    def __init__(self, refuse: Callable[[int], None] | None = None) -> None:
+        self.closed = False
+        self.pending = 0
+        self.limit = 1 << 62
+        self.frame = 1
+        self.dirty: list[Appender] = []
+        self.refuse = refuse
+
+
+class Subjects:
+    """Stream-wide subject ids: bytes <-> id; per id its count, first and last live sequence, filter class.
+
+    A first or last with the STALE bit is a bound only: the true one lies after (first) or before (last) it.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, int] = {}
+        self._names: list[bytes] = []
+        self._counts: Array = np.zeros(8, np.uint32)
+        self._firsts: Array = np.zeros(8, np.uint64)
+        self._lasts: Array = np.zeros(8, np.uint64)
+        self._classes: Array = np.zeros(8, np.uint32)
+        self.alive = 0
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def find(self, subject: bytes) -> int:
+        return self._ids.get(subject, -1)
+
+    def add(self, subject: bytes) -> int:
+        sid = self._ids.get(subject, -1)
+        if sid >= 0:
+            return sid
+        if len(subject) > SUBJECT_MAX:
+            raise ValueError("a subject has at most 65535 bytes")
+        sid = self._ids[subject] = len(self._names)
+        self._names.append(subject)
+        if sid == len(self._counts):
+            capacity = sid + (sid >> 1)
+            self._counts = _grown(self._counts, sid, capacity)
+            self._firsts = _grown(self._firsts, sid, capacity)
+            self._lasts = _grown(self._lasts, sid, capacity)
+            self._classes = _grown(self._classes, sid, capacity)
+        return sid
+
+    def name(self, sid: int) -> bytes:
+        if sid < 0:
+            raise IndexError(sid)
+        return self._names[sid]
+
+    def match(self, pattern: bytes, start: int = 0) -> Array:
+        tokens = pattern.split(b".")
+        caught = [sid for sid in range(start, len(self)) if _caught(tokens, self._names[sid])]
+        return np.array(caught, np.uint32)
+
+    def dump(self, lo: int, hi: int) -> bytes:
+        if not 0 <= lo <= hi <= len(self):
+            raise IndexError((lo, hi))
+        return b"".join(_U16.pack(len(name)) + name for name in self._names[lo:hi])
+
+    def load(self, data: Any) -> bool:
+        raw, at = bytes(data), 0
+        while at < len(raw):
+            if at + 2 > len(raw):
+                return False
+            end = at + 2 + _U16.unpack_from(raw, at)[0]
+            if end > len(raw):
+                return False
+            self.add(raw[at + 2 : end])
+            at = end
+        return True
+
+    @property
+    def counts(self) -> Array:
+        return self._counts[: len(self)]
+
+    @property
+    def firsts(self) -> Array:
+        return self._firsts[: len(self)]
+
+    @property
+    def lasts(self) -> Array:
+        return self._lasts[: len(self)]
+
+    @property
+    def classes(self) -> Array:
+        return self._classes[: len(self)]
+
+    def came(self, sid: int, seq: int) -> None:
+        if self._counts[sid] == 0:
+            self._firsts[sid] = seq
+            self.alive += 1
+        self._counts[sid] += 1
+        self._lasts[sid] = seq
+
+    def clear(self) -> None:
+        """No subject has a live message any more."""
+        self._counts[:] = 0
+        self._firsts[:] = 0
+        self._lasts[:] = 0
+        self.alive = 0
+
+    def went(self, sid: int, seq: int) -> None:
+        self._counts[sid] -= 1
+        if self._counts[sid] == 0:
+            self._firsts[sid] = self._lasts[sid] = 0
+            self.alive -= 1
+            return
+        if self._lasts[sid] == seq:
+            self._lasts[sid] = seq | STALE
+        if self._firsts[sid] == seq:
+            self._firsts[sid] = seq | STALE
+        if self._counts[sid] == 1:
+            # One is left: a bound that is exact on one side is exact on both.
+            if not int(self._lasts[sid]) & STALE:
+                self._firsts[sid] = self._lasts[sid]
+            elif not int(self._firsts[sid]) & STALE:
+                self._lasts[sid] = self._firsts[sid]
+
+
+_KINDS = (np.uint64, np.uint32, np.uint32, np.uint32, np.uint32, np.uint16)
+
+
+class Columns:
+    """One row a record of a segment, dead ones too: where it lies, what it is about, whether it lives."""
+
+    def __init__(self, base: int = 0) -> None:
+        self.base = base
+        self.rows = 0
+        self.alive = 0
+        self.alive_bytes = 0
+        self.time, self.offset, self.size, self.subject, self.ttl, self.flags = (
+            np.zeros(0, kind) for kind in _KINDS
+        )
+        self.delta: Array | None = None
+        self.live: Array | None = None
+        self._capacity = 0
+
+    @staticmethod
+    def of(
+        base: int,
+        time: Array,
+        offset: Array,
+        size: Array,
+        subject: Array,
+        ttl: Array,
+        flags: Array,
+        delta: Array | None = None,
+    ) -> Columns:
+        """Columns over arrays that exist, all live; they are only read."""
+        self = Columns(base)
+        self.time, self.offset, self.size, self.subject = time, offset, size, subject
+        self.ttl, self.flags, self.delta = ttl, flags, delta
+        self.rows = self.alive = len(time)
+        self._capacity = -1
+        self.alive_bytes = int(size.sum(dtype=np.uint64)) if self.rows else 0
+        return self
+
+    def _grow(self) -> None:
+        if self._capacity < 0:
+            raise ValueError("these columns are only read")
+        capacity = self._capacity + (self._capacity >> 1) if self._capacity else 32
+        for name in ("time", "offset", "size", "subject", "ttl", "flags", "delta", "live"):
+            array = getattr(self, name)
+            if array is not None:
+                setattr(self, name, _grown(array, self.rows, capacity))
+        self._capacity = capacity
+
+    def push(self, seq: int, time: int, offset: int, size: int, subject: int, ttl: int, flags: int) -> None:
+        i = self.rows
+        if i >= self._capacity:
+            self._grow()
+        if i == 0:
+            self.base = seq
+        elif self.delta is None and seq != self.base + i:
+            self.delta = np.zeros(self._capacity, np.uint32)
+            self.delta[:i] = np.arange(i)
+        self.time[i], self.offset[i], self.size[i] = time, offset, size
+        self.subject[i], self.ttl[i], self.flags[i] = subject, ttl, flags
+        if self.delta is not None:
+            self.delta[i] = seq - self.base
+        if self.live is not None:
+            self.live[i] = 1
+        self.rows = i + 1
+        self.alive += 1
+        self.alive_bytes += size
+
+    def seq(self, i: int) -> int:
+        return self.base + (int(self.delta[i]) if self.delta is not None else i)
+
+    def lower(self, seq: int) -> int:
+        if seq <= self.base:
+            return 0
+        want = seq - self.base
+        if self.delta is None:
+            return min(want, self.rows)
+        return int(np.searchsorted(self.delta[: self.rows], want)) if want <= _FAR else self.rows
+
+    def index(self, seq: int) -> int:
+        i = self.lower(seq)
+        return i if i < self.rows and self.seq(i) == seq else -1
+
+    def find(self, seq: int) -> int:
+        i = self.index(seq)
+        return i if i >= 0 and self.is_live(i) else -1
+
+    def is_live(self, i: int) -> bool:
+        return self.live is None or bool(self.live[i])
+
+    def kill(self, i: int) -> bool:
+        if self.live is None:
+            self.live = np.ones(max(self._capacity, self.rows), np.uint8)
+        elif not self.live[i]:
+            return False
+        self.live[i] = 0
+        self.alive -= 1
+        self.alive_bytes -= int(self.size[i])
+        return True
+
+    def kill_all(self) -> None:
+        """Every row is dead."""
+        self.live = np.zeros(max(self._capacity, self.rows), np.uint8)
+        self.alive = self.alive_bytes = 0
+
+    def inherit(self, other: Columns) -> None:
+        """Takes over which rows live from columns of the same rows."""
+        self.live = None if other.live is None else other.live[: self.rows].copy()
+        self.alive, self.alive_bytes = other.alive, other.alive_bytes
+
+    def live_bits(self, lo: int = 0, hi: int = -1) -> bytes:
+        hi = self.rows if hi < 0 else hi
+        if self.live is None or self.alive == self.rows:
+            return b""
+        part = self.live[lo:hi]
+        return b"" if part.all() else np.packbits(part).tobytes()
+
+    def bury(self, bits: bytes, lo: int = 0, hi: int = -1) -> None:
+        hi = self.rows if hi < 0 else hi
+        if not len(bits) or hi <= lo:
+            return
+        flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=hi - lo)
+        for i in np.flatnonzero(flags == 0):
+            self.kill(lo + int(i))
+
+    def _wanted(self, subjects: Subjects, mask: Array | None, lo: int, hi: int) -> Array:
+        hi = max(min(hi, self.rows), lo)
+        wanted = np.ones(hi - lo, bool) if self.live is None else self.live[lo:hi] != 0
+        if mask is not None and hi > lo:
+            wanted = wanted & (mask[subjects.classes[self.subject[lo:hi]]] != 0)
+        return wanted
+
+    def next(self, subjects: Subjects, mask: Array | None, lo: int, hi: int) -> int:
+        found = np.flatnonzero(self._wanted(subjects, mask, lo, hi))
+        return lo + int(found[0]) if len(found) else -1
+
+    def prev(self, subjects: Subjects, mask: Array | None, lo: int, hi: int) -> int:
+        found = np.flatnonzero(self._wanted(subjects, mask, lo, hi))
+        return lo + int(found[-1]) if len(found) else -1
+
+    def count(self, subjects: Subjects, mask: Array | None, lo: int, hi: int) -> int:
+        return int(np.count_nonzero(self._wanted(subjects, mask, lo, hi)))
+
+    def seqs(self, subjects: Subjects, mask: Array | None, lo: int, hi: int) -> Array:
+        return self._seqs_of(lo + np.flatnonzero(self._wanted(subjects, mask, lo, hi)))
+
+    def _seqs_of(self, rows: Array) -> Array:
+        steps = rows.astype(np.uint64) if self.delta is None else self.delta[rows].astype(np.uint64)
+        return steps + np.uint64(self.base)
+
+    def hits(self, subjects: Subjects, mask: Array, lo: int, hi: int, most: int) -> Array | None:
+        found = lo + np.flatnonzero(mask[subjects.classes[self.subject[lo:hi]]])
+        return None if len(found) > most else found.astype(np.uint32)
+
+    def _of(self, sid: int, lo: int, hi: int) -> Array:
+        hi = max(min(hi, self.rows), lo)
+        return lo + np.flatnonzero(self._wanted(Subjects(), None, lo, hi) & (self.subject[lo:hi] == sid))
+
+    def next_of(self, sid: int, lo: int, hi: int) -> int:
+        found = self._of(sid, lo, hi)
+        return int(found[0]) if len(found) else -1
+
+    def prev_of(self, sid: int, lo: int, hi: int) -> int:
+        found = self._of(sid, lo, hi)
+        return int(found[-1]) if len(found) else -1
+
+    def lasts(self, subjects: Subjects, mask: Array | None, seen: Array, hi: int) -> Array:
+        found = []
+        for i in np.flatnonzero(self._wanted(subjects, mask, 0, hi))[::-1]:
+            sid = self.subject[i]
+            if not seen[sid]:
+                seen[sid] = 1
+                found.append(self.seq(int(i)))
+        return np.array(found, np.uint64)
+
+    def first_at(self, time_ns: int) -> int:
+        found = np.flatnonzero(
+            self._wanted(Subjects(), None, 0, self.rows) & (self.time[: self.rows] >= np.uint64(time_ns))
+        )
+        return int(found[0]) if len(found) else -1
+
+    def row(self, i: int) -> tuple[int, int, int, int, int, int]:
+        if not 0 <= i < self.rows:
+            raise IndexError(i)
+        return (
+            int(self.offset[i]),
+            int(self.size[i]),
+            int(self.subject[i]),
+            int(self.time[i]),
+            int(self.ttl[i]),
+            int(self.flags[i]),
+        )
+
+    def where(self, i: int) -> int:
+        return int(self.offset[i])
+
+    def time_at(self, i: int) -> int:
+        return int(self.time[i])
+
+    def scan(self, subjects: Subjects, data: Any, start: int, length: int, place: int) -> int:
+        view, at, end, found = memoryview(data), start, start + length, 0
+        while at < end:
+            if at + HEAD_BYTES > end:
+                return -1
+            size, sl, flags, hl, ttl, seq, time = _HEAD.unpack_from(view, at)
+            if size < HEAD_BYTES + sl + hl or at + size > end:
+                return -1
+            if self.rows and (seq <= self.seq(self.rows - 1) or seq - self.base > _FAR):
+                return -1
+            sid = subjects.add(bytes(view[at + HEAD_BYTES : at + HEAD_BYTES + sl]))
+            self.push(seq, time, place + at - start, size, sid, ttl, flags)
+            at += size
+            found += 1
+        return found
+
+    def trimmed(self) -> tuple[Array, Array, Array, Array, Array, Array, Array | None]:
+        n = self.rows
+        return (
+            self.time[:n],
+            self.offset[:n],
+            self.size[:n],
+            self.subject[:n],
+            self.ttl[:n],
+            self.flags[:n],
+            None if self.delta is None else self.delta[:n],
+        )
+
+
+class Block:
+    """Records that lie together: cut from a tail, or about to be. Its bytes do not change any more."""
+
+    def __init__(
+        self, offset: int, data: bytearray, used: int, first_seq: int, records: int, direct: bool
+    ) -> None:
+        self.offset, self.data, self.used = offset, data, used
+        self.first_seq, self.records, self.direct = first_seq, records, direct
+
+    @property
+    def view(self) -> memoryview:
+        return memoryview(self.data)[: self.used]
+
+
+class Packer:
+    """Packs records into blocks and rows into columns; the base of an appender, and what compaction uses."""
+
+    def __init__(self, subjects: Subjects, block_bytes: int, start: int = 512) -> None:
+        self.table = subjects
+        self.columns = Columns()
+        self.blocks: list[Block] = []
+        self.block_max = block_bytes - BLOCK_BYTES
+        self.block_at = start
+        self._renew()
+
+    def _renew(self) -> None:
+        self.tail = bytearray()
+        self.tail_used = 0
+        self.tail_row = self.columns.rows
+
+    def _room(self, size: int) -> None:
+        if self.tail_used and self.tail_used + size > self.block_max:
+            self.cut()
+        if self.tail_used + size > len(self.tail):
+            capacity = max(min(max(len(self.tail) * 4, 1024), self.block_max), self.tail_used + size)
+            fresh = bytearray(capacity)
+            fresh[: self.tail_used] = self.tail[: self.tail_used]
+            self.tail = fresh  # views of the old one keep it alive and unchanged
+
+    def cut(self, direct: bool = False) -> Block | None:
+        """The tail becomes a block of its own; nothing happens when it is empty."""
+        if self.tail_used == 0:
+            return None
+        first = self.columns.seq(self.tail_row)
+        records = self.columns.rows - self.tail_row
+        block = Block(self.block_at, self.tail, self.tail_used, first, records, direct)
+        self.blocks.append(block)
+        self.block_at += (BLOCK_BYTES + self.tail_used + _ALIGN - 1) & ~(_ALIGN - 1)
+        self._renew()
+        self.on_cut(block)
+        return block
+
+    def on_cut(self, block: Block) -> None:
+        """For those who want to know."""
+
+    def begin(self, start: int = 512) -> None:
+        """A new segment: empty columns, blocks from `start` on. The tail must be empty."""
+        if self.tail_used:
+            raise ValueError("cut the tail first")
+        self.columns = Columns()
+        self.block_at = start
+        self.tail_row = 0
+
+    def _take(self, record: Any, sid: int) -> None:
+        size, _, flags, _, ttl, seq, time = _HEAD.unpack_from(record)
+        self._room(size)
+        at = self.tail_used
+        self.tail[at : at + size] = record
+        self.columns.push(seq, time, self.block_at + BLOCK_BYTES + at, size, sid, ttl, flags)
+        self.tail_used += size
+
+    def copy(self, source: Columns, lo: int, hi: int, data: Any, place: int) -> None:
+        """Takes over the live rows lo..hi of other columns; `data` holds their records, from `place` on."""
+        view = memoryview(data)
+        for i in range(lo, hi):
+            if not source.is_live(i):
+                continue
+            offset, size, sid = source.row(i)[:3]
+            if offset < place or offset - place + size > len(view):
+                raise ValueError("a row points outside of its block")
+            self._take(view[offset - place : offset - place + size], sid)
+
+
+class Appender(Packer):
+    """One stream's growing end: gives sequences, packs records, keeps the counts; the base class of a log."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        ident: int,
+        subjects: Subjects,
+        block_bytes: int,
+        large: int,
+        journaled: bool,
+        first_seq: int = 1,
+    ) -> None:
+        super().__init__(subjects, block_bytes)
+        self.gate = gate
+        self.ident = ident
+        self.first_seq = first_seq
+        self.last_seq = self.committed_seq = self.sealed_seq = first_seq - 1
+        self.changed_frame = 0
+        self.last_time_ns = 0
+        self.messages = 0
+        self.bytes = 0
+        self.large = large
+        self.journaled = journaled
+        self.overhead = -2 if journaled else -16
+        self.header_extra = 4 if journaled else 0
+        self.dirty = False
+        self._quiet = False
+        self._mark = 0
+        self._parts: list[Any] = []
+        self._gone: list[list[int]] = []
+        self._trim_to = self._advance_to = 0
+
+    @property
+    def num_subjects(self) -> int:
+        return self.table.alive
+
+    @property
+    def num_deleted(self) -> int:
+        return self.last_seq + 1 - self.first_seq - self.messages
+
+    def touch(self) -> None:
+        """This log has a change in the frame under construction."""
+        if not self.dirty:
+            self.dirty = True
+            self.gate.dirty.append(self)
+        self.changed_frame = self.gate.frame
+
+    def append(
+        self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int = 0, flags: int = 0
+    ) -> int:
+        """Admits a message into the frame under construction; returns its sequence."""
+        size = HEAD_BYTES + len(subject) + len(header) + len(payload)
+        gate = self.gate
+        if self.journaled and (gate.closed or gate.pending + size > gate.limit):
+            assert gate.refuse is not None
+            gate.refuse(size)
+        if size >= self.large:
+            return self.append_large(subject, header, payload, time_ns, ttl_s, flags)
+        return self.put(subject, header, payload, time_ns, ttl_s, flags)
+
+    def append_large(
+        self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int, flags: int
+    ) -> int:
+        """A message above the `large` limit; a log that keeps those apart overrides this."""
+        return self.put(subject, header, payload, time_ns, ttl_s, flags)
+
+    def put(
+        self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int = 0, flags: int = 0
+    ) -> int:
+        """`append` without asking the gate and without looking at the size."""
+        seq = self.last_seq + 1
+        size = HEAD_BYTES + len(subject) + len(header) + len(payload)
+        sid = self.table.add(subject)
+        if self.columns.rows and seq - self.columns.base > _FAR:
+            self.split()
+        self._room(size)
+        flags = flags & 0x7FFF | (HAS_HEADER if header else 0)
+        at = self.tail_used
+        _HEAD.pack_into(self.tail, at, size, len(subject), flags, len(header), ttl_s, seq, time_ns)
+        self.tail[at + HEAD_BYTES : at + size] = subject + header + payload
+        self.columns.push(seq, time_ns, self.block_at + BLOCK_BYTES + at, size, sid, ttl_s, flags)
+        self.tail_used += size
+        if self.journaled:
+            self.gate.pending += size
+        self._count(sid, seq, size, flags, time_ns)
+        self.touch()
+        return seq
+
+    def append_many(
+        self, messages: Iterable[tuple[bytes, bytes, bytes]], time_ns: int, ttl_s: int = 0, flags: int = 0
+    ) -> int:
+        """Admits (subject, header, payload) after each other at one time; returns the first sequence."""
+        first = self.last_seq + 1
+        for subject, header, payload in messages:
+            self.append(subject, header, payload, time_ns, ttl_s, flags)
+        return first
+
+    def _weight(self, size: int, flags: int) -> int:
+        return size + self.overhead + (self.header_extra if flags & HAS_HEADER else 0)
+
+    def _count(self, sid: int, seq: int, size: int, flags: int, time_ns: int) -> None:
+        self.table.came(sid, seq)
+        if self.messages == 0:
+            self.first_seq = seq
+        self.messages += 1
+        self.bytes += self._weight(size, flags)
+        self.last_seq = seq
+        self.last_time_ns = time_ns
+
+    def split(self) -> None:
+        """Called when a sequence lies too far for the columns: a log starts a new segment."""
+        self.cut()
+        self.begin()
+
+    def cut(self, direct: bool = False) -> Block | None:
+        if not self._quiet and not direct and self.tail_used > self._mark:
+            self._parts.append((self.tail, self._mark, self.tail_used))
+        self._mark = 0
+        return super().cut(direct)
+
+    def refer(self, entry: bytes) -> None:
+        """Puts an encoded entry into the frame, after the records so far: a large message's place."""
+        self._parts.append(entry)
+
+    def load(self, data: Any) -> int:
+        """Takes records as they are (replay): those not above the last sequence are known. Not for a frame.
+
+        Returns how many were taken; -1 where the bytes are not records.
+        """
+        self._quiet = True
+        try:
+            found = self._load(memoryview(data))
+        finally:
+            self._quiet = False
+            self._mark = self.tail_used
+        if found >= 0:
+            self.committed_seq = self.sealed_seq = self.last_seq
+        return found
+
+    def _load(self, view: memoryview) -> int:
+        at, end, found = 0, len(view), 0
+        while at < end:
+            if at + HEAD_BYTES > end:
+                return -1
+            size, sl, flags, hl, _, seq, time = _HEAD.unpack_from(view, at)
+            if size < HEAD_BYTES + sl + hl or at + size > end:
+                return -1
+            if seq > self.last_seq:
+                sid = self.table.add(bytes(view[at + HEAD_BYTES : at + HEAD_BYTES + sl]))
+                if self.columns.rows and seq - self.columns.base > _FAR:
+                    self.split()
+                self._take(view[at : at + size], sid)
+                self._count(sid, seq, size, flags, time)
+                found += 1
+            at += size
+        return found
+
+    def account(self, columns: Columns) -> None:
+        """Counts the live rows of a segment that was there before (recovery); segments in ascending order."""
+        for i in range(columns.rows):
+            if columns.is_live(i):
+                _, size, sid, _, _, flags = columns.row(i)
+                seq = columns.seq(i)
+                self.table.came(sid, seq)
+                if self.messages == 0:
+                    self.first_seq = seq
+                self.messages += 1
+                self.bytes += self._weight(size, flags)
+
+    def _discount(self, columns: Columns, i: int) -> bool:
+        if not columns.kill(i):
+            return False
+        _, size, sid, _, _, flags = columns.row(i)
+        self.table.went(sid, columns.seq(i))
+        self.messages -= 1
+        self.bytes -= self._weight(size, flags)
+        return True
+
+    def discount(self, columns: Columns, lo: int, hi: int) -> int:
+        """Kills the rows lo..hi and takes them out of the counts; returns how many lived."""
+        return sum(self._discount(columns, i) for i in range(lo, hi))
+
+    def discount_seqs(self, columns: Columns, seqs: Array) -> int:
+        """Kills the rows of ascending sequences (u64), notes them for the frame; returns how many lived."""
+        found = 0
+        for seq in seqs.tolist():
+            i = columns.index(seq)
+            if i >= 0 and self._discount(columns, i):
+                self.note_gone(seq, seq)
+                found += 1
+        return found
+
+    def note_gone(self, first: int, last: int) -> None:
+        """The frame says that these sequences were removed."""
+        if not self.journaled:
+            return
+        if self._gone and self._gone[-1][1] + 1 == first:
+            self._gone[-1][1] = last
+        else:
+            self._gone.append([first, last])
+            self.gate.pending += 16
+
+    def note_trim(self, seq: int) -> None:
+        """The frame says that everything below was removed."""
+        self._trim_to = max(self._trim_to, seq)
+
+    def note_advance(self, seq: int) -> None:
+        """The frame says that the last sequence is at least this."""
+        self._advance_to = max(self._advance_to, seq)
+
+    def pour(self) -> bytes:
+        """This log's entries for the frame."""
+        found: list[Any] = []
+        for part in self._parts:
+            if isinstance(part, bytes):
+                found.append(part)
+            else:
+                tail, lo, hi = part
+                found += [_ENTRY.pack(_RECORDS, 0, self.ident, hi - lo), memoryview(tail)[lo:hi]]
+        fresh = self.tail_used - self._mark
+        if fresh:
+            view = memoryview(self.tail)[self._mark : self.tail_used]
+            found += [_ENTRY.pack(_RECORDS, 0, self.ident, fresh), view]
+        if self._gone:
+            runs = np.array(self._gone, "<u8").tobytes()
+            found += [_ENTRY.pack(_REMOVALS, 0, self.ident, len(runs)), runs]
+        for kind, value in ((_TRIM, self._trim_to), (_ADVANCE, self._advance_to)):
+            if value:
+                found += [_ENTRY.pack(kind, 0, self.ident, 8), value.to_bytes(8, "little")]
+        return b"".join(found)
+
+    def forget(self) -> None:
+        """Drops what this log has for the frame: it was poured, or the log deleted."""
+        self._parts = []
+        self._mark = self.tail_used
+        self._gone = []
+        self._trim_to = self._advance_to = 0
+        self.dirty = False
+        self.sealed_seq = self.last_seq
+
+
+def gather(logs: list[Appender]) -> tuple[bytearray, bytes]:
+    """(body, watermarks): the entries of all these logs for a frame; they start the next one clean."""
+    body, watermarks = bytearray(), bytearray()
+    for log in logs:
+        if log.journaled:
+            body += log.pour()
+            watermarks += _MARK.pack(log.ident, log.last_seq)
+        log.forget()
+    return body, bytes(watermarks)
+
+
+def settle(logs: list[Appender]) -> None:
+    """The frame that `gather` made of these logs is durable."""
+    for log in logs:
+        log.committed_seq = log.sealed_seq
+
+
+def unpack(data: Any, at: int) -> tuple[int, bytes, bytes, bytes, int]:
+    """(time_ns, subject, header, payload, ttl_s) of the record at a place; the bytes are verified ones."""
+    view = memoryview(data)
+    if at < 0 or at + HEAD_BYTES > len(view):
+        raise ValueError("no record there")
+    size, sl, _, hl, ttl, _, time = _HEAD.unpack_from(view, at)
+    if size < HEAD_BYTES + sl + hl or at + size > len(view):
+        raise ValueError("no record there")
+    header = at + HEAD_BYTES + sl
+    return (
+        time,
+        bytes(view[at + HEAD_BYTES : header]),
+        bytes(view[header : header + hl]),
+        bytes(view[header + hl : at + size]),
+        ttl,
+    )

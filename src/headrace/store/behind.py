@@ -1,0 +1,237 @@
+"""Writes full blocks, columns and subjects to their files, behind the journal.
+
+Owns the queue of lane "behind" towards segments. Invariant: what is queued is written in order, and a
+block leaves memory only when its file has it. A full disk stops the queue until `resume`; nothing is
+lost, for the journal has it all. Must not know frames or checkpoints.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.store.columnfile import Identity, encode_columns, encode_subjects
+from headrace.store.disk import Disk, Op
+from headrace.store.filelog import FileLog
+from headrace.store.format import (
+    aligned,
+    block_head,
+    columns_path,
+    segment_header,
+    subjects_path,
+)
+from headrace.store.options import StoreOptions
+from headrace.store.records import Block
+from headrace.store.segments import FileSegment, State
+
+
+class _Item(NamedTuple):
+    log: FileLog
+    segment: FileSegment
+    block: Block | None  # None: the segment's columns
+
+
+def make_folder(log: FileLog, disk: Disk) -> list[Op]:
+    """Operations that make a stream's folder, if it has none yet."""
+    if log.folder is not State.NEW:
+        return []
+    log.folder = State.MAKING
+    return [] if disk.exists(log.folder_path) else [("mkdir", log.folder_path)]
+
+
+def make_file(log: FileLog, segment: FileSegment, disk: Disk) -> list[Op]:
+    """Operations that make a segment's file, if it has none yet."""
+    if segment.state is not State.NEW:
+        return []
+    segment.state = State.MAKING
+    header = segment_header(log.shelf.store, log.ident, segment.number)
+    ops: list[Op] = [] if disk.exists(segment.path) else [("create", segment.path, 0)]
+    return [*ops, ("write", segment.path, 0, header)]
+
+
+def block_parts(segment: FileSegment, block: Block) -> list[bytes | memoryview]:
+    """A block's bytes as they lie in the file."""
+    view = block.view
+    return [block_head(segment.seed, block.offset, block.first_seq, block.records, view), view]
+
+
+class Behind:
+    """The queue. One submission is under way at a time, so that everything else on the lane gets its turn."""
+
+    def __init__(
+        self, disk: Disk, options: StoreOptions, progress: Callable[[], None], fail: Callable[[OSError], None]
+    ) -> None:
+        self._disk = disk
+        self._options = options
+        self._progress = progress
+        self._fail = fail
+        self._queue: deque[_Item] = deque()
+        self._busy = False
+        self._subjects = (0, 0)  # saved, end of the file: once the columns under way are written
+        self.stuck = False
+        self.pending_bytes = 0
+        self.added = 0
+        self.finished = 0
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+        self.unsynced: dict[str, tuple[FileLog, FileSegment]] = {}
+
+    def add_block(self, log: FileLog, segment: FileSegment, block: Block) -> None:
+        self._queue.append(_Item(log, segment, block))
+        self.added += 1
+        self.pending_bytes += block.used
+
+    def add_columns(self, log: FileLog, segment: FileSegment) -> None:
+        self._queue.append(_Item(log, segment, None))
+        self.added += 1
+
+    def when_finished(self, done: Callable[[], None]) -> None:
+        """Calls `done` when everything added so far is written."""
+        self._waiting.append((self.added, done))
+        self._tell()
+
+    def _tell(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.finished:
+            self._waiting.pop(0)[1]()
+
+    def pump(self) -> None:
+        """Submits the next part of the queue, if nothing is under way."""
+        if self._busy or self.stuck:
+            return
+        batch, ops = self._next()
+        if not batch:
+            return
+        self._busy = True
+        self._disk.submit("behind", ops, lambda error: self._done(batch, error))
+
+    def flush_now(self) -> None:
+        """Everything queued, blocking; for recovery."""
+        while True:
+            batch, ops = self._next()
+            if not batch:
+                return
+            self._disk.run(ops)
+            self._finish(batch)
+
+    def resume(self) -> None:
+        """There may be space again."""
+        self.stuck = False
+        self.pump()
+
+    def _next(self) -> tuple[list[_Item], list[Op]]:
+        batch: list[_Item] = []
+        ops: list[Op] = []
+        size = 0
+        while self._queue and size < self._options.behind_bytes:
+            item = self._queue[0]
+            if item.log.gone or (item.block is None and item.segment not in item.log.sealed):
+                self._skip(self._queue.popleft())
+                continue
+            made_here = any(item.segment is each.segment for each in batch)
+            if item.segment.state is State.MAKING and not made_here:
+                break  # by the commit lane, for a large message: its file is not there yet
+            if item.block is None:
+                if not batch:
+                    return self._columns(self._queue.popleft())
+                break
+            batch.append(self._queue.popleft())
+            ops += make_folder(item.log, self._disk) + make_file(item.log, item.segment, self._disk)
+            _append_write(ops, item.segment, item.block)
+            size += item.block.used
+        return batch, ops
+
+    def _skip(self, item: _Item) -> None:
+        self.finished += 1
+        if item.block is not None:
+            self.pending_bytes -= item.block.used
+
+    def _columns(self, item: _Item) -> tuple[list[_Item], list[Op]]:
+        log, segment = item.log, item.segment
+        ops: list[Op] = []
+        total = len(log.table)
+        self._subjects = (log.subjects_saved, log.subjects_end)
+        if total > log.subjects_saved:
+            path = subjects_path(log.ident, log.generation)
+            if log.subjects_end == 0 and not self._disk.exists(path):
+                ops.append(("create", path, 0))
+            chunk = encode_subjects(log.table, log.subjects_saved, total)
+            ops.append(("write", path, log.subjects_end, chunk))
+            self._subjects = (total, log.subjects_end + len(chunk))
+        who = Identity(log.shelf.store, log.ident, segment.number, segment.end, log.generation)
+        path = columns_path(log.ident, segment.number)
+        if not self._disk.exists(path):  # a bad one stays as it is, and is not used
+            ops.append(("create", path, 0))
+            ops.append(("write", path, 0, encode_columns(who, segment.columns, segment.blocks, total)))
+        return [item], ops
+
+    def _done(self, batch: list[_Item], error: OSError | None) -> None:
+        self._busy = False
+        if error is None:
+            self._finish(batch)
+            self.pump()
+        elif error.errno == errno.ENOSPC:
+            self._put_back(batch)
+        else:
+            self._fail(error)
+            return
+        self._tell()
+        self._progress()
+
+    def _finish(self, batch: list[_Item]) -> None:
+        for item in batch:
+            self.finished += 1
+            log, segment, block = item
+            if block is None:
+                log.subjects_saved, log.subjects_end = self._subjects
+                if not log.gone and segment in log.sealed:
+                    log.adopt_columns(segment)
+                continue
+            self.pending_bytes -= block.used
+            log.folder = segment.state = State.READY
+            segment.written(block)
+            if not log.gone:
+                self.unsynced[segment.path] = (log, segment)
+
+    def _put_back(self, batch: list[_Item]) -> None:
+        """No space: blocks wait for it; columns, being a cache, are given up."""
+        if batch[0].block is None:
+            self.finished += 1
+            self.pump()
+            return
+        self.stuck = True
+        for item in batch:
+            if item.segment.state is State.MAKING:
+                item.segment.state = State.NEW
+            if item.log.folder is State.MAKING:
+                item.log.folder = State.NEW
+        self._queue.extendleft(reversed(batch))
+
+
+def _append_write(ops: list[Op], segment: FileSegment, block: Block) -> None:
+    """Adds a block to the operations, as part of the last write where it follows on that."""
+    parts = block_parts(segment, block)
+    last = ops[-1] if ops else None
+    if last is not None and last[0] == "write" and last[1] == segment.path and isinstance(last[3], list):
+        end = last[2] + sum(len(part) for part in last[3])
+        if aligned(end) == block.offset:
+            last[3].append(bytes(block.offset - end))
+            last[3].extend(parts)
+            return
+    ops.append(("write", segment.path, block.offset, parts))
+
+
+def sync_ops(unsynced: dict[str, tuple[FileLog, FileSegment]]) -> list[Op]:
+    """Operations that make all written blocks durable, with the names of their files."""
+    ops: list[Op] = [("sync", path) for path in unsynced]
+    folders = {log.folder_path: log for log, _ in unsynced.values() if not log.folder_synced}
+    if folders:
+        ops.append(("syncdir", "streams"))
+    named = {log.folder_path: None for log, segment in unsynced.values() if not segment.folder_synced}
+    return ops + [("syncdir", folder) for folder in named]
+
+
+def mark_synced(unsynced: dict[str, tuple[FileLog, FileSegment]]) -> None:
+    """`sync_ops` of these has been done."""
+    for log, segment in unsynced.values():
+        log.folder_synced = segment.folder_synced = True

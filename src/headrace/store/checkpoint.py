@@ -1,0 +1,290 @@
+"""Checkpoints: taken section by section between ticks, written behind, proven by a mark in the journal.
+
+Owns which section of which file holds what, and when older files may go. Invariant: the root is written
+only when every frame its sections speak of is durable and every block they name is synced; nothing
+older goes before the mark of the newer is durable. Must not know what is in a section.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.store.behind import mark_synced, sync_ops
+from headrace.store.disk import Op
+from headrace.store.facts import SHARDS
+from headrace.store.filelog import FileLog
+from headrace.store.format import checkpoint_path, section_crc, trailer
+from headrace.store.segments import FileSegment
+from headrace.store.states import Ref, Root, ShardEntry, StreamEntry
+
+if TYPE_CHECKING:
+    from headrace.store.store import Store
+
+STEP_BYTES = 1 << 20  # of sections taken in one go: a bound for what a commit can be held up
+STEP_SECTIONS = 64
+FILES_MAX = 8  # checkpoints that a root refers to; beyond, the oldest's sections are taken again
+COPIES = ("a", "b")
+
+Done = Callable[[], None]
+
+
+class Checkpointer:
+    """At most one checkpoint is under way; `number` is the newest begun, `proven` the newest whose mark
+    is durable.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.number = 0
+        self.proven = 0
+        self.running = False
+        self.mark_wanted = 0  # a checkpoint that is durable and waits for its mark
+        self.streams: dict[int, StreamEntry] = {}
+        self.shards: dict[int, ShardEntry] = {}
+        self.offline: list[StreamEntry] = []
+        self.kept: list[str] = []
+        self._shard_ticks = [-1] * SHARDS
+        self._files: list[int] = []  # whose files exist
+        self._starts: dict[int, int] = {}  # checkpoint -> the frame up to which the journal is not needed
+        self._done: list[Done] = []  # to be told when the one under way is proven
+        self._later: list[Done] = []  # ... the one after that
+        self._again = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._todo: deque[tuple[FileLog | None, int]] = deque()
+        self._parts: list[bytes] = []
+        self._at = 0
+        self._start_frame = 0
+        self._tick = 0
+        self._ticket = 0
+        self._syncing = False
+        self._fresh_streams: dict[int, StreamEntry] = {}
+        self._fresh_shards: dict[int, ShardEntry] = {}
+
+    # Taking
+
+    def begin(self, done: Done | None = None, everything: bool = False) -> None:
+        """Starts a checkpoint; one that is under way is finished first and then another begun."""
+        if self.running or self.mark_wanted:
+            self._again = True
+            if done is not None:
+                self._later.append(done)
+            return
+        if done is not None:
+            self._done.append(done)
+        self.running = True
+        self._clear()
+        store = self._store
+        self.number += 1
+        self._start_frame = store.journal.number
+        stale = self._stale_files()
+        for log in store.file_logs():
+            entry = self.streams.get(log.ident)
+            if (
+                everything
+                or entry is None
+                or log.changed_frame > log.saved_tick
+                or entry.ref.checkpoint in stale
+            ):
+                self._todo.append((log, -1))
+            else:
+                self._fresh_streams[log.ident] = StreamEntry(
+                    log.ident, log.name, self._start_frame, entry.ref
+                )
+        for number, shard in enumerate(store.facts.shards):
+            known = self.shards.get(number)
+            changed = shard.changed_frame > self._shard_ticks[number]
+            if everything or changed or (known is not None and known.ref.checkpoint in stale):
+                self._todo.append((None, number))
+            elif known is not None:
+                self._fresh_shards[number] = ShardEntry(number, self._start_frame, known.ref)
+
+    def _stale_files(self) -> set[int]:
+        named = sorted({entry.ref.checkpoint for entry in self._entries()})
+        return set(named[: max(len(named) - FILES_MAX, 0)])
+
+    def _entries(self) -> list[StreamEntry | ShardEntry]:
+        return [*self.streams.values(), *self.shards.values(), *self.offline]
+
+    def step(self) -> None:
+        """Goes on as far as possible now. Called after every seal, commit and write behind."""
+        if not self.running or self._syncing:
+            return
+        if self._todo:
+            self._take()
+        if self._todo:
+            return
+        store = self._store
+        if store.committed < self._tick or store.behind.finished < self._ticket:
+            return
+        self._syncing = True
+        unsynced, store.behind.unsynced = store.behind.unsynced, {}
+        store.disk.submit("behind", sync_ops(unsynced), lambda error: self._synced(unsynced, error))
+
+    def _take(self) -> None:
+        """Takes sections of what is not being changed by the frame under construction."""
+        store = self._store
+        budget = self._at + STEP_BYTES
+        for _ in range(min(len(self._todo), STEP_SECTIONS)):
+            if self._at > budget:
+                break
+            log, number = self._todo.popleft()
+            changed = log.changed_frame if log is not None else store.facts.shards[number].changed_frame
+            if changed == store.frame:
+                self._todo.append((log, number))
+            elif log is None:
+                self._take_shard(number)
+            elif not log.gone:
+                self._take_stream(log)
+        if not self._todo:
+            self._tick = store.frame - 1
+            self._ticket = store.behind.added
+        elif any(not self._hot(each) for each in self._todo):
+            store.disk.submit("behind", [], lambda error: self.step())
+
+    def _hot(self, each: tuple[FileLog | None, int]) -> bool:
+        log, number = each
+        shards = self._store.facts.shards
+        return (log.changed_frame if log is not None else shards[number].changed_frame) == self._store.frame
+
+    def _take_stream(self, log: FileLog) -> None:
+        ref = self._section(log.capture())
+        self._fresh_streams[log.ident] = StreamEntry(log.ident, log.name, self._store.journal.number, ref)
+        log.saved_tick = self._store.frame - 1
+
+    def _take_shard(self, number: int) -> None:
+        ref = self._section(msgspec.msgpack.encode(self._store.facts.capture(number)))
+        self._fresh_shards[number] = ShardEntry(number, self._store.journal.number, ref)
+        self._shard_ticks[number] = self._store.frame - 1
+
+    def _section(self, data: bytes) -> Ref:
+        ref = Ref(self.number, self._at, len(data), section_crc(self._store.ident, data))
+        padding = -len(data) % 8
+        self._parts += [data, bytes(padding)] if padding else [data]
+        self._at += len(data) + padding
+        return ref
+
+    # Writing
+
+    def _root(self) -> Root:
+        store = self._store
+        return Root(
+            number=self.number,
+            frame=self._start_frame,
+            next_ident=store.next_ident,
+            streams=list(self._fresh_streams.values()),
+            shards=list(self._fresh_shards.values()),
+            damage=list(store.report().damage),
+            offline=self.offline,
+            kept=self.kept,
+        )
+
+    def _write_ops(self) -> list[Op]:
+        root = msgspec.msgpack.encode(self._root())
+        parts = [*self._parts, root, trailer(self._store.ident, self.number, self._at, root)]
+        ops: list[Op] = []
+        for copy in COPIES:
+            path = checkpoint_path(self.number, copy)
+            ops += [("create", path, 0), ("write", path, 0, parts), ("sync", path)]
+        return [*ops, ("syncdir", "checkpoints")]
+
+    def _synced(self, unsynced: dict[str, tuple[FileLog, FileSegment]], error: OSError | None) -> None:
+        if error is not None:
+            self._store.fail(error)
+            return
+        mark_synced(unsynced)
+        self._store.disk.submit("behind", self._write_ops(), self._written)
+
+    def _written(self, error: OSError | None) -> None:
+        if error is not None:
+            if error.errno == errno.ENOSPC:
+                self._give_up()
+            else:
+                self._store.fail(error)
+            return
+        self._adopt()
+        self.running = False
+        self._store.want_mark()
+
+    def _adopt(self) -> None:
+        self.streams, self.shards = self._fresh_streams, self._fresh_shards
+        self._files.append(self.number)
+        self._starts[self.number] = self._start_frame
+        self.mark_wanted = self.number
+        self._parts = []
+
+    def _give_up(self) -> None:
+        """No space for it: what was taken counts as not taken, and the half-written files go."""
+        store = self._store
+        for log in store.file_logs():
+            log.saved_tick = -1
+        self._shard_ticks = [-1] * SHARDS
+        paths = [checkpoint_path(self.number, copy) for copy in COPIES]
+        ops: list[Op] = [("unlink", path) for path in paths if store.disk.exists(path)]
+        self.running = False
+        self._clear()
+        store.disk.submit("behind", ops, lambda error: None)
+        store.out_of_space()
+
+    def run_now(self) -> None:
+        """A whole checkpoint, blocking: for recovery and for closing. Nothing may be under construction."""
+        store = self._store
+        store.disk.drain()
+        self.running = False  # one that waits for space is left for this one
+        self.mark_wanted = 0
+        self.begin(everything=self.proven == 0)
+        while self._todo:
+            self._take_all()
+        store.behind.flush_now()
+        unsynced, store.behind.unsynced = store.behind.unsynced, {}
+        store.disk.run(sync_ops(unsynced))
+        mark_synced(unsynced)
+        store.disk.run(self._write_ops())
+        self._adopt()
+        self.running = False
+
+    def _take_all(self) -> None:
+        log, number = self._todo.popleft()
+        if log is None:
+            self._take_shard(number)
+        elif not log.gone:
+            self._take_stream(log)
+
+    # Proof
+
+    def prove(self, number: int) -> None:
+        """The mark of a checkpoint is durable: what only older ones need may go."""
+        self.proven = number
+        self._store.journal.release(self._starts.pop(number))
+        named = {entry.ref.checkpoint for entry in self._entries()} | {self.number, number}
+        old = [each for each in self._files if each < number and each not in named]
+        self._files = [each for each in self._files if each not in old]
+        store = self._store
+        ops: list[Op] = []
+        for each in old:
+            paths = [checkpoint_path(each, copy) for copy in COPIES]
+            ops += [("unlink", path) for path in paths if store.disk.exists(path)]
+        if ops:
+            store.disk.submit("behind", ops, store.noticed)
+        done, self._done, self._later = self._done, self._later, []
+        for each_done in done:
+            each_done()
+        if self._again:
+            self._again = False
+            self.begin()
+
+    def inherit(self, files: list[int], newest: int) -> None:
+        """After recovery: checkpoint files that exist, and the newest number ever used."""
+        self._files = files
+        self.number = newest
+
+    @property
+    def next_number(self) -> int:
+        """The first checkpoint that will not name what is dropped now."""
+        return self.number + 1

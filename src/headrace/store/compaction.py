@@ -1,0 +1,192 @@
+"""Merges sparse segments into new ones, a few blocks at a time.
+
+Owns the job under way. Invariant: the old segments serve until the new one is written and synced; they
+go when a checkpoint that does not name them is proven. What dies meanwhile is dead in the new one too.
+Must not know frames.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from headrace.errors import Corrupt
+from headrace.store.behind import block_parts, make_file
+from headrace.store.disk import Op
+from headrace.store.filelog import FileLog
+from headrace.store.records import Packer
+from headrace.store.segments import FileSegment, Segment, State
+
+if TYPE_CHECKING:
+    from headrace.store.store import Store
+
+STEP_BLOCKS = 8  # read on the core's thread in one go
+
+
+class Compactor:
+    """One job at a time, driven by the completions of its own writes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._wanted: dict[str, tuple[FileLog, FileSegment]] = {}
+        self._job: _Job | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._job is not None
+
+    def consider(self, log: FileLog, segment: FileSegment) -> None:
+        """Rows of a sealed segment died."""
+        if segment.columns.alive_bytes < self._store.options.compact_live * segment.end:
+            self._wanted[segment.path] = (log, segment)
+
+    def rewrite(self, log: FileLog, segment: FileSegment) -> None:
+        """Its live rows are to be in another file, whatever their share; blocks without live rows are not read."""
+        segment.damaged = False
+        self._wanted[segment.path] = (log, segment)
+        self.step()
+
+    def step(self) -> None:
+        """Starts the next job, if none is under way."""
+        while self._job is None and self._wanted and not self._store.full and self._store.poisoned is None:
+            log, segment = self._wanted.pop(next(iter(self._wanted)))
+            if log.gone or segment not in log.sealed or not _ready(segment):
+                continue
+            self._job = _Job(self._store, log, self._run(log, segment), self._finished)
+            self._job.advance()
+
+    def _run(self, log: FileLog, segment: FileSegment) -> list[FileSegment]:
+        """A segment and the neighbours that are small or sparse too, as far as all fit into one."""
+        limit = self._store.options.segment_bytes
+        at = log.sealed.index(segment)
+        lo = hi = at
+        total = segment.columns.alive_bytes
+        while lo > 0 and self._small(log.sealed[lo - 1], limit - total):
+            lo -= 1
+            total += log.sealed[lo].columns.alive_bytes
+        while hi + 1 < len(log.sealed) and self._small(log.sealed[hi + 1], limit - total):
+            hi += 1
+            total += log.sealed[hi].columns.alive_bytes
+        return cast("list[FileSegment]", log.sealed[lo : hi + 1])
+
+    def _small(self, segment: Segment, room: int) -> bool:
+        assert isinstance(segment, FileSegment)
+        alive = segment.columns.alive_bytes
+        return _ready(segment) and alive <= room and alive < self._store.options.segment_bytes // 2
+
+    def _finished(self) -> None:
+        self._job = None
+        self.step()
+
+
+def _ready(segment: FileSegment) -> bool:
+    return segment.state is State.READY and not segment.pending and not segment.damaged
+
+
+class _Job:
+    def __init__(
+        self, store: Store, log: FileLog, run: list[FileSegment], finished: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._run = run
+        self._finished = finished
+        self._packer = Packer(log.table, store.options.block_bytes)
+        self._target = log.segment(log.take_number(), self._packer.columns)
+        self._places = [(segment, offset) for segment in run for offset in segment.blocks]
+        self._at = 0
+
+    def advance(self) -> None:
+        """Copies some blocks and writes what became full."""
+        if self._log.gone or self._store.poisoned is not None:
+            self._give_up()
+            return
+        try:
+            for segment, offset in self._places[self._at : self._at + STEP_BLOCKS]:
+                self._copy(segment, offset)
+        except Corrupt:
+            self._give_up()  # what cannot be read stays where it is
+            return
+        self._at += STEP_BLOCKS
+        last = self._at >= len(self._places)
+        if last:
+            self._packer.cut()
+        ops = self._ops()
+        if last and self._target.state is not State.NEW:
+            ops.append(("sync", self._target.path))
+        self._store.disk.submit("behind", ops, self._install if last else self._written)
+
+    def _copy(self, segment: FileSegment, offset: int) -> None:
+        columns = segment.columns
+        after = segment.blocks.index(offset) + 1
+        end = segment.blocks[after] if after < len(segment.blocks) else segment.end
+        rows = np.searchsorted(columns.offset[: columns.rows], [offset, end])
+        lo, hi = int(rows[0]), int(rows[1])
+        if columns.next(self._log.table, None, lo, hi) < 0:
+            return
+        data, place = segment.fetch(offset)
+        self._packer.copy(columns, lo, hi, data, place)
+
+    def _ops(self) -> list[Op]:
+        ops: list[Op] = []
+        if self._packer.blocks:
+            ops += make_file(self._log, self._target, self._store.disk)
+        for block in self._packer.blocks:
+            ops.append(("write", self._target.path, block.offset, block_parts(self._target, block)))
+            self._target.add(block)
+        self._packer.blocks.clear()
+        return ops
+
+    def _written(self, error: OSError | None) -> None:
+        if error is None:
+            self._target.pending.clear()
+            self.advance()
+        else:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        if error.errno == errno.ENOSPC:
+            self._give_up()
+            self._store.out_of_space()
+        else:
+            self._store.fail(error)
+
+    def _give_up(self) -> None:
+        self._log.dropped(self._target)
+        self._finished()
+
+    def _install(self, error: OSError | None) -> None:
+        if error is not None:
+            self._failed(error)
+            return
+        log, target = self._log, self._target
+        target.pending.clear()
+        old: list[Segment] = [segment for segment in self._run if segment in log.sealed]
+        if log.gone or not old or not target.columns.rows:
+            self._give_up()
+            return
+        self._bury(old)
+        target.state = State.READY
+        log.exchange(old, [target] if target.columns.alive else [])
+        log.saved_tick = -1  # the section must be taken again: it names other files now
+        for segment in old:
+            log.dropped(segment)
+        if target.columns.alive:
+            self._store.behind.unsynced[target.path] = (log, target)
+            self._store.behind.add_columns(log, target)
+            self._store.behind.pump()
+        else:
+            log.dropped(target)
+        self._finished()
+
+    def _bury(self, old: list[Segment]) -> None:
+        """What died since it was copied is dead in the copy."""
+        table, columns = self._log.table, self._target.columns
+        parts = [segment.columns.seqs(table, None, 0, segment.columns.rows) for segment in old]
+        alive = np.concatenate(parts)
+        copied = columns.seqs(table, None, 0, columns.rows)
+        for row in np.flatnonzero(~np.isin(copied, alive, assume_unique=True)).tolist():
+            columns.kill(row)

@@ -1,0 +1,154 @@
+"""A log on disk: which segment a block goes to, and how a large message gets there first.
+
+Owns the numbering of a stream's segments and what is known of its folder. Invariant: a segment number is used
+once. Must not know when things are written: it hands blocks to its shelf.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+
+from headrace.errors import Corrupt
+from headrace.store.columnfile import Identity, decode_columns
+from headrace.store.format import BLOCK_BYTES, columns_path, large_entry, stream_folder
+from headrace.store.log import Log
+from headrace.store.records import Block, Columns
+from headrace.store.report import Damage
+from headrace.store.segments import FileSegment, Segment, State
+from headrace.store.shelf import Shelf
+from headrace.store.states import SegmentState, StreamState
+
+
+class FileLog(Log):
+    """See `Log`; `saved_tick` is the tick whose state the newest checkpoint section of this log holds."""
+
+    def __init__(
+        self, shelf: Shelf, ident: int, name: str, first_seq: int = 1, next_segment: int = 0
+    ) -> None:
+        options = shelf.options
+        self.shelf = shelf
+        self.next_segment = next_segment
+        self.generation = 0
+        self.subjects_saved = 0
+        self.subjects_end = 0
+        self.folder = State.NEW
+        self.folder_synced = False
+        self.saved_tick = -1
+        self.gone = False
+        super().__init__(
+            shelf.gate,
+            ident,
+            name,
+            block_bytes=options.block_bytes,
+            segment_bytes=options.segment_bytes,
+            segment_rows=options.segment_rows,
+            large_bytes=options.large_bytes,
+            journaled=True,
+            first_seq=first_seq,
+        )
+
+    def segment(self, number: int, columns: Columns) -> FileSegment:
+        """A segment of this log."""
+        shelf = self.shelf
+        return FileSegment(shelf.disk, shelf.cache, shelf.store, self.ident, number, columns)
+
+    def take_number(self) -> int:
+        """A segment number that was never used."""
+        self.next_segment += 1
+        return self.next_segment - 1
+
+    def fresh_segment(self) -> Segment:
+        return self.segment(self.take_number(), self.columns)
+
+    def files(self) -> list[FileSegment]:
+        """All segments in order of sequence, the active one last."""
+        return cast("list[FileSegment]", [*self.sealed, self.active])
+
+    # Large messages
+
+    def append_large(
+        self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int, flags: int
+    ) -> int:
+        """Straight to the segment, once, and synced before the frame that refers to it."""
+        size = 32 + len(subject) + len(header) + len(payload)
+        self.shelf.check_space(size)
+        self.cut()
+        segment = cast("FileSegment", self.active)
+        direct = segment.state is State.READY or (
+            segment.state is State.NEW and self.folder is not State.MAKING
+        )
+        seq = self.put(subject, header, payload, time_ns, ttl_s, flags)
+        block = self.cut(direct)
+        if direct:
+            assert block is not None
+            self.gate.pending -= size
+            self.refer(large_entry(self.ident, segment.number, block.offset, BLOCK_BYTES + block.used, seq))
+            self.shelf.larges.append((self, segment, block))
+            self.shelf.large_bytes += size
+        return seq
+
+    # What happens to blocks and segments
+
+    def stored(self, segment: Segment, block: Block) -> None:
+        if not block.direct:
+            self.shelf.queue_block(self, cast("FileSegment", segment), block)
+
+    def closed(self, segment: Segment) -> None:
+        self.shelf.queue_columns(self, cast("FileSegment", segment))
+
+    def dropped(self, segment: Segment) -> None:
+        assert isinstance(segment, FileSegment)
+        self.shelf.discard(segment.path)
+        self.shelf.discard(columns_path(self.ident, segment.number))
+
+    def thinned(self, segment: Segment) -> None:
+        self.shelf.consider(self, cast("FileSegment", segment))
+
+    def damaged(self, segment: Segment, error: Corrupt) -> None:
+        assert isinstance(segment, FileSegment)
+        columns = segment.columns
+        what = str(error)
+        self.shelf.damage(Damage(what, self.name, columns.base, segment.last, segment.path, True))
+
+    def adopt_columns(self, segment: FileSegment) -> None:
+        """The columns of a sealed segment are in a file now: use those, and let the memory go."""
+        who = Identity(self.shelf.store, self.ident, segment.number, segment.end, self.generation)
+        decoded = decode_columns(self.shelf.disk.map(columns_path(self.ident, segment.number)), who)
+        if decoded is not None and decoded.columns.rows == segment.columns.rows:
+            decoded.columns.inherit(segment.columns)
+            segment.columns = decoded.columns
+            segment.saved = True
+
+    # Checkpoints
+
+    def capture(self) -> bytes:
+        """This log as of now, as a section of a checkpoint."""
+        tail = bytes(memoryview(self.tail)[: self.tail_used])
+        state = StreamState(
+            name=self.name,
+            ident=self.ident,
+            last_seq=self.last_seq,
+            last_time_ns=self.last_time_ns,
+            next_segment=self.next_segment,
+            generation=self.generation,
+            segments=[self._segment_state(segment) for segment in self.files() if len(segment.blocks)],
+            tail=tail,
+            tail_live=self.columns.live_bits(self.tail_row, self.columns.rows),
+        )
+        return msgspec.msgpack.encode(state)
+
+    def _segment_state(self, segment: FileSegment) -> SegmentState:
+        columns = segment.columns
+        if segment is not self.active:
+            return SegmentState(
+                segment.number, columns.base, segment.last, columns.rows, segment.end, segment.live_bits()
+            )
+        rows = self.tail_row
+        last = columns.seq(rows - 1)
+        return SegmentState(segment.number, columns.base, last, rows, segment.end, columns.live_bits(0, rows))
+
+    @property
+    def folder_path(self) -> str:
+        return stream_folder(self.ident)

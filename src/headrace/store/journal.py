@@ -1,0 +1,156 @@
+"""The journal's files while the store lives: where the next frame goes, and which files are ready or
+done with.
+
+Owns file numbers, frame numbers and the chain of checksums. Invariant: a frame is written once, at the
+place and under the identity its checksum covers, and a file is used again only under a new number. Must
+not know what is in a frame.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.store.disk import Disk, Op
+from headrace.store.format import FRAME_BYTES, aligned, frame_head, journal_path
+from headrace.store.options import StoreOptions
+
+_ZEROS = bytes(1 << 20)
+
+
+class File(NamedTuple):
+    """A file of the journal; `last` is the number of its last frame."""
+
+    number: int
+    size: int
+    last: int
+
+
+def _zeros(size: int) -> list[bytes]:
+    whole, rest = divmod(size, len(_ZEROS))
+    return [_ZEROS] * whole + ([_ZEROS[:rest]] if rest else [])
+
+
+class Journal:
+    """`number` is that of the newest frame, sealed or durable."""
+
+    def __init__(
+        self, disk: Disk, store: int, options: StoreOptions, fail: Callable[[OSError], None]
+    ) -> None:
+        self._disk = disk
+        self._store = store
+        self._options = options
+        self._fail = fail
+        self.number = 0
+        self.next_file = 1
+        self.short = False  # no space for another file
+        self.bytes = 0  # written since the checkpoint before last was asked for
+        self.spares: deque[tuple[int, int]] = deque()
+        self.closed: list[File] = []
+        self._free: deque[File] = deque()
+        self._making = False
+        self._crc = 0
+        self._file = 0
+        self._size = 0
+        self._at = 0
+
+    def start(self, number: int) -> None:
+        """After recovery: the next frame is `number` + 1, in the first spare, or a file made now."""
+        self.number = number
+        if not self.spares:
+            file, size = self.next_file, aligned(self._options.journal_bytes)
+            self._disk.run(_made(file, size))
+            self.next_file += 1
+            self.spares.append((file, size))
+        self._file, self._size = self.spares.popleft()
+        self._at = 0
+
+    def room(self) -> int:
+        """Bytes that the next frame can have for certain, whatever happens to the disk."""
+        ahead = max((size for _, size in self.spares), default=0)
+        return max(self._size - self._at, ahead) - FRAME_BYTES
+
+    def ops(self, kind: int, body: bytes) -> list[Op]:
+        """Operations that make one more frame durable."""
+        length = aligned(FRAME_BYTES + len(body))
+        ops = self._turn(length) if self._at + length > self._size else []
+        self.number += 1
+        head, self._crc = frame_head(kind, self._store, self._file, self.number, body, self._crc)
+        path = journal_path(self._file)
+        ops += [("write", path, self._at, [head, body]), ("sync", path)]
+        self._at += length
+        self.bytes += length
+        return ops
+
+    def _turn(self, length: int) -> list[Op]:
+        """Goes on to another file: a spare, or one made on the spot where none is ready or large enough."""
+        self.closed.append(File(self._file, self._size, self.number))
+        self._at = 0
+        if self.spares and self.spares[0][1] >= length:
+            self._file, self._size = self.spares.popleft()
+            return []
+        self._file, self._size = self.next_file, max(aligned(self._options.journal_bytes), length)
+        self.next_file += 1
+        return [("create", journal_path(self._file), self._size), ("syncdir", "journal")]
+
+    def release(self, frame: int) -> None:
+        """A proven checkpoint holds everything up to this frame: older files are free."""
+        done = [file for file in self.closed if file.last <= frame]
+        self.closed = [file for file in self.closed if file.last > frame]
+        self._free.extend(done)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Keeps spares ready: an old file under a new number, or a new one; what is too many goes."""
+        if self._making:
+            return
+        if len(self.spares) < self._options.journal_spares:
+            self._make()
+        elif self._free:
+            paths = [journal_path(file.number) for file in self._free]
+            self._free.clear()
+            self._submit([("unlink", path) for path in paths], None)
+
+    def _make(self) -> None:
+        standard = aligned(self._options.journal_bytes)
+        number = self.next_file
+        self.next_file += 1
+        if self._free:
+            old = self._free.popleft()
+            renamed: list[Op] = [
+                ("rename", journal_path(old.number), journal_path(number)),
+                ("syncdir", "journal"),
+            ]
+            self._submit(renamed, (number, old.size))
+        else:
+            self._submit(_made(number, standard), (number, standard))
+
+    def _submit(self, ops: list[Op], spare: tuple[int, int] | None) -> None:
+        self._making = True
+        self._disk.submit("behind", ops, lambda error: self._made(spare, error))
+
+    def _made(self, spare: tuple[int, int] | None, error: OSError | None) -> None:
+        self._making = False
+        if error is None:
+            self.short = False
+            if spare is not None:
+                self.spares.append(spare)
+            if self._free or len(self.spares) < self._options.journal_spares:
+                self.prepare()
+        elif error.errno == errno.ENOSPC and spare is not None:
+            self.short = True
+            path = journal_path(spare[0])
+            if self._disk.exists(path):
+                self._disk.submit("behind", [("unlink", path)], lambda error: None)
+        else:
+            self._fail(error)
+
+
+def _made(number: int, size: int) -> list[Op]:
+    """A new file, reserved and written once, so that later syncs need no change of the file system's
+    own data.
+    """
+    path = journal_path(number)
+    return [("create", path, size), ("write", path, 0, _zeros(size)), ("sync", path), ("syncdir", "journal")]

@@ -1,0 +1,251 @@
+"""Opens a store: newest usable checkpoint, replay of the journal, a new checkpoint, and only then service.
+
+Owns the verdicts of `docs/store.md`. Invariant: it never deletes, renames, truncates or overwrites
+anything; what it keeps is written anew and synced before it returns, because after a failed sync the
+page cache may show what the disk does not have. Crashing here leaves the old checkpoint and its journal
+as they were.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+
+import msgspec
+
+from headrace.errors import Full, Poisoned
+from headrace.store.disk import Clock, Disk, Op
+from headrace.store.filelog import FileLog
+from headrace.store.format import FRAME_BYTES, SHUTDOWN, aligned, journal_path, stream_folder
+from headrace.store.journal import File
+from headrace.store.journalscan import NAME as JOURNAL_NAME
+from headrace.store.journalscan import Scanned, scan_journal
+from headrace.store.options import StoreOptions
+from headrace.store.replay import Replay
+from headrace.store.report import Damage, Report
+from headrace.store.restore import NAME as SEGMENT_NAME
+from headrace.store.restore import restore_log
+from headrace.store.roots import NAME as CHECKPOINT_NAME
+from headrace.store.roots import Found, find_root, must_be_new, numbers
+from headrace.store.states import FactState, StreamState
+from headrace.store.store import Store
+
+FOLDERS = ("checkpoints", "journal", "streams")
+KNOWN = (*FOLDERS, "lock", "lost", "pins")
+JUMP = 1024  # frame numbers left out, so that a torn frame can never pass for a later one
+FLUSH_BYTES = 32 << 20
+_TORN = re.compile(r"[0-9a-f]{16}\.[0-9]+\.torn")
+_STREAM = re.compile(r"[0-9a-f]{8}")
+
+
+def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
+    """The store in this folder, or a new one where there is none."""
+    try:
+        return _Recovery(disk, options).run(clock)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise Full(f"no space to recover into: {error}") from error
+        raise Poisoned(f"recovery could not read or write: {error}") from error
+
+
+class _Recovery:
+    def __init__(self, disk: Disk, options: StoreOptions) -> None:
+        self.disk = disk
+        self.options = options
+        self.report = Report()
+        self.files: list[Scanned] = []
+
+    def run(self, clock: Clock) -> Store:
+        found = find_root(self.disk, self.report)
+        if found is None:
+            must_be_new(self.disk)
+            store = Store(self.disk, self.options, clock.now_ns(), self.report)
+        else:
+            store = Store(self.disk, self.options, found.store, self.report)
+        self._make_folders()
+        last = self._restore(store, found) if found is not None else self._scan(store, 0)
+        self._settle(store, found)
+        self._start_journal(store, last)
+        store.checkpoints.run_now()
+        self._leftovers(store, found)
+        store.ready()
+        return store
+
+    def _make_folders(self) -> None:
+        missing = [folder for folder in FOLDERS if not self.disk.exists(folder)]
+        ops: list[Op] = [("mkdir", folder) for folder in missing]
+        self.disk.run([*ops, ("syncdir", "")])
+
+    def _scan(self, store: Store, after: int) -> int:
+        self.files = scan_journal(self.disk, store.ident, after)
+        return after
+
+    # State
+
+    def _restore(self, store: Store, found: Found) -> int:
+        root = found.root
+        report = self.report
+        report.checkpoint = root.number
+        report.damage = list(root.damage)
+        store.next_ident = root.next_ident
+        store.checkpoints.kept = list(root.kept)
+        store.checkpoints.offline = list(root.offline)
+        logs: dict[int, FileLog] = {}
+        for entry in root.streams:
+            if entry.ref in found.sections:
+                state = msgspec.msgpack.decode(found.sections[entry.ref], type=StreamState)
+                logs[entry.ident] = restore_log(store.shelf, state, report)
+            else:
+                store.checkpoints.offline.append(entry)
+                self._damaged(f"stream {entry.name}: its section has no good copy", entry.name)
+        for shard in root.shards:
+            if shard.ref in found.sections:
+                states = msgspec.msgpack.decode(found.sections[shard.ref], type=list[FactState])
+                store.facts.restore(shard.shard, states)
+            else:
+                self._damaged(f"shard {shard.shard} of the facts has no good copy", "")
+        for entry in store.checkpoints.offline:
+            report.offline[entry.name] = "its section of the checkpoint is damaged"
+        self._scan(store, root.frame)
+        replay = Replay(
+            store,
+            logs,
+            {entry.ident: entry.frame for entry in root.streams},
+            {shard.shard: shard.frame for shard in root.shards},
+        )
+        replay.offline = {entry.ident for entry in store.checkpoints.offline}
+        last = self._replay(store, replay, root.frame)
+        for log in sorted(replay.logs.values(), key=lambda each: each.ident):
+            store.logs[log.name] = log
+        return last
+
+    def _damaged(self, what: str, stream: str) -> None:
+        damage = Damage(what, stream)
+        if damage not in self.report.damage:
+            self.report.damage.append(damage)
+
+    def _replay(self, store: Store, replay: Replay, after: int) -> int:
+        """Applies all frames above `after` in order of their number; returns the last."""
+        frames = [(frame, scanned) for scanned in self.files for frame in scanned.frames]
+        frames.sort(key=lambda each: each[0].number)
+        previous, crc = after, None
+        for frame, scanned in frames:
+            missing = frame.number - previous - 1
+            if missing < 0:
+                continue
+            if missing or (crc is not None and frame.prev != crc):
+                self._evidence(store)
+            if crc is not None and not missing and frame.prev != crc:
+                self._damaged(f"frame {frame.number} does not follow the one before it", "")
+            start = frame.offset + FRAME_BYTES
+            replay.apply(frame.number, scanned.data[start : start + frame.length], missing)
+            previous, crc = frame.number, frame.crc
+            self.report.frames_replayed += 1
+            self.report.clean = frame.kind == SHUTDOWN
+            if store.behind.pending_bytes > FLUSH_BYTES:
+                store.behind.flush_now()
+        replay.finish()
+        self._foreign(store, previous)
+        self._tears(previous)
+        return previous
+
+    def _evidence(self, store: Store) -> None:
+        """The journal is damaged: its files are kept until somebody accepts the loss."""
+        for scanned in self.files:
+            path = journal_path(scanned.file)
+            if path not in store.checkpoints.kept:
+                store.checkpoints.kept.append(path)
+
+    def _foreign(self, store: Store, last: int) -> None:
+        """Frames that are good but lie in another file than they were written to."""
+        for scanned in self.files:
+            for frame in scanned.moved:
+                if frame.number > last:
+                    self._evidence(store)
+                    self._damaged(f"{journal_path(scanned.file)} holds frames of another file", "")
+                    break
+
+    def _tears(self, last: int) -> None:
+        for scanned in self.files:
+            if scanned.torn is None or (scanned.newest and scanned.newest < last):
+                continue
+            offset, length = scanned.torn
+            path = f"journal/{scanned.file:016x}.{offset}.torn"
+            self.report.tears.append(path)
+            if not self.disk.exists(path):
+                tail = bytes(scanned.data[offset : offset + length])
+                self.disk.run(
+                    [("create", path, 0), ("write", path, 0, tail), ("sync", path), ("syncdir", "journal")]
+                )
+
+    def _settle(self, store: Store, found: Found | None) -> None:
+        """What was replayed is no change of the frame under construction."""
+        for log in store.file_logs():
+            log.forget()
+            log.committed_seq = log.last_seq
+            log.changed_frame = 0
+        store.gate.dirty = []
+        store.gate.pending = 0
+
+    # Files
+
+    def _start_journal(self, store: Store, last: int) -> None:
+        journal = store.journal
+        newest = last
+        for scanned in self.files:
+            journal.next_file = max(journal.next_file, scanned.file + 1)
+            newest = max(newest, scanned.newest, *(frame.number for frame in scanned.moved), last)
+            path = journal_path(scanned.file)
+            size = len(scanned.data)
+            if path in store.checkpoints.kept:
+                continue
+            if scanned.newest or scanned.torn or size < aligned(self.options.journal_bytes):
+                journal.closed.append(File(scanned.file, size, max(scanned.newest, 0)))
+            else:
+                journal.spares.append((scanned.file, size))
+        self.disk.run([("syncdir", "journal")])
+        journal.start(newest + JUMP)
+        existing = numbers(self.disk)
+        store.checkpoints.inherit(existing if self.report.healthy else [], max(existing, default=0))
+
+    def _leftovers(self, store: Store, found: Found | None) -> None:
+        """Files of the run that crashed, which everything here supersedes, go with the next checkpoint.
+
+        Only where nothing at all is damaged; otherwise, and for what is not ours, they are left and reported.
+        """
+        disk, report = self.disk, self.report
+        report.unknown += [name for name in disk.list("") if name not in KNOWN]
+        report.unknown += [
+            f"journal/{name}"
+            for name in disk.list("journal")
+            if not JOURNAL_NAME.fullmatch(name) and not _TORN.fullmatch(name)
+        ]
+        report.unknown += [
+            f"checkpoints/{name}" for name in disk.list("checkpoints") if not CHECKPOINT_NAME.fullmatch(name)
+        ]
+        logs = {log.ident: log for log in store.file_logs()}
+        offline = {entry.ident for entry in store.checkpoints.offline}
+        for name in disk.list("streams"):
+            ident = int(name, 16) if _STREAM.fullmatch(name) else -1
+            if ident in logs:
+                self._stream_leftovers(store, logs[ident])
+            elif ident in offline:
+                continue
+            elif report.healthy and 0 < ident < store.next_ident and found is not None:
+                store.trash.add_folder(f"streams/{name}")
+            else:
+                report.unknown.append(f"streams/{name}")
+
+    def _stream_leftovers(self, store: Store, log: FileLog) -> None:
+        named = {segment.number for segment in log.files()}
+        for name in self.disk.list(stream_folder(log.ident)):
+            path = f"{stream_folder(log.ident)}/{name}"
+            match = SEGMENT_NAME.fullmatch(name)
+            if match is None:
+                if not name.startswith("subjects."):
+                    self.report.unknown.append(path)
+            elif int(match[1], 16) not in named:
+                if self.report.healthy:
+                    store.trash.add(path)
+                else:
+                    self.report.unknown.append(path)

@@ -1,0 +1,109 @@
+"""Finds the newest checkpoint that can be used, and reads its sections from whichever copy is good.
+
+Owns the choice between copies and between checkpoints. Invariant: it only reads, and gives only bytes whose
+checksum holds. Must not know what is done with them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.errors import Corrupt
+from headrace.store.disk import Disk
+from headrace.store.format import TRAILER_BYTES, checkpoint_path, open_trailer, section_crc
+from headrace.store.journalscan import holds_frames
+from headrace.store.report import Report
+from headrace.store.states import Ref, Root
+
+NAME = re.compile(r"([0-9a-f]{16})\.([ab])")
+COPIES = ("a", "b")
+
+
+@dataclass(slots=True)
+class Found:
+    """The checkpoint to start from; `bad` has the refs of sections without a good copy."""
+
+    store: int
+    root: Root
+    sections: dict[Ref, bytes]
+    bad: list[Ref]
+
+
+def numbers(disk: Disk) -> list[int]:
+    """Checkpoints of which there is a file, newest first."""
+    found = [NAME.fullmatch(name) for name in disk.list("checkpoints")]
+    return sorted({int(match[1], 16) for match in found if match}, reverse=True)
+
+
+def find_root(disk: Disk, report: Report) -> Found | None:
+    """The newest checkpoint all of whose sections are good; else the newest with a good root; None if
+    none has.
+    """
+    fallback: Found | None = None
+    for number in numbers(disk):
+        loaded = _load(disk, number, report)
+        if loaded is None:
+            report.repaired.append(f"checkpoint {number} is not whole: an older one is used")
+        elif not loaded.bad:
+            return loaded
+        elif fallback is None:
+            fallback = loaded
+    return fallback
+
+
+def _load(disk: Disk, number: int, report: Report) -> Found | None:
+    for copy in COPIES:
+        path = checkpoint_path(number, copy)
+        loaded = _read_root(disk, path, number)
+        if loaded is None:
+            report.repaired.append(f"{path} is bad or missing")
+            continue
+        store, root = loaded
+        found = Found(store, root, {}, [])
+        for ref in [entry.ref for entry in root.streams] + [entry.ref for entry in root.shards]:
+            data = _read_section(disk, store, ref, report)
+            if data is None:
+                found.bad.append(ref)
+            else:
+                found.sections[ref] = data
+        return found
+    return None
+
+
+def _read_root(disk: Disk, path: str, number: int) -> tuple[int, Root] | None:
+    if not disk.exists(path):
+        return None
+    size = disk.size(path)
+    if size < TRAILER_BYTES:
+        return None
+    trailer = open_trailer(disk.read(path, size - TRAILER_BYTES, TRAILER_BYTES))
+    if trailer is None or trailer[1] != number:
+        return None
+    store, _, offset, length, crc = trailer
+    data = disk.read(path, offset, length)
+    if len(data) != length or section_crc(store, data) != crc:
+        return None
+    return store, msgspec.msgpack.decode(data, type=Root)
+
+
+def _read_section(disk: Disk, store: int, ref: Ref, report: Report) -> bytes | None:
+    for copy in COPIES:
+        path = checkpoint_path(ref.checkpoint, copy)
+        if disk.exists(path):
+            data = disk.read(path, ref.offset, ref.length)
+            if len(data) == ref.length and section_crc(store, data) == ref.crc:
+                return data
+        report.repaired.append(f"{path}: the section at {ref.offset} is bad or missing")
+    return None
+
+
+def must_be_new(disk: Disk) -> None:
+    """Without a checkpoint only a folder in which nothing was ever committed may become a store."""
+    journal = any(holds_frames(disk.map(f"journal/{name}")) for name in disk.list("journal"))
+    if journal or disk.list("streams"):
+        raise Corrupt(
+            "there is data but no checkpoint that can be read; nothing was changed, run headrace fsck"
+        )

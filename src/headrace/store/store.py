@@ -1,0 +1,366 @@
+"""The store: logs and facts, changed in frames that are durable as a whole or not at all.
+
+Owns the frame under construction, the one being written, and the order in which everything else
+happens: commit, write behind, checkpoint, recycling. Invariant: `committed` is a frame whose sync has
+returned, and everything before it is durable too. After a failed sync nothing is committed any more.
+Must not know threads or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from headrace.errors import Full, Poisoned, StoreError
+from headrace.store.behind import Behind, block_parts, make_file, make_folder
+from headrace.store.checkpoint import Checkpointer
+from headrace.store.compaction import Compactor
+from headrace.store.disk import Clock, Disk, Op
+from headrace.store.facts import Facts
+from headrace.store.filelog import FileLog
+from headrace.store.format import CHECKPOINT, CREATE, DELETE, IDLE, SHUTDOWN, TICK, WATERMARKS, entry, number
+from headrace.store.journal import Journal
+from headrace.store.log import Log
+from headrace.store.memorylog import MemoryLog
+from headrace.store.options import StoreOptions
+from headrace.store.records import Appender, Block, Gate, gather, settle
+from headrace.store.report import Damage, Report
+from headrace.store.segments import FileSegment, State
+from headrace.store.shelf import Shelf
+from headrace.store.trash import Trash
+
+_DEFAULT = StoreOptions()
+
+
+class Store:
+    """Use `Store.open`. Everything here runs on one thread, the core's."""
+
+    def __init__(self, disk: Disk, options: StoreOptions, ident: int, report: Report) -> None:
+        self.disk = disk
+        self.options = options
+        self.ident = ident
+        self.logs: dict[str, Log] = {}
+        self.next_ident = 1
+        self.committed = 0
+        self.in_flight = False
+        self.poisoned: StoreError | None = None
+        self.full = False
+        self.on_commit: Callable[[int], None] = lambda frame: None
+        self.pinned: set[str] = set()
+        self.gate = Gate(self._refuse)
+        self.facts = Facts(self.gate)
+        self.journal = Journal(disk, ident, options, self.fail)
+        self.behind = Behind(disk, options, self._progress, self.fail)
+        self.checkpoints = Checkpointer(self)
+        self.trash = Trash(self)
+        self.compactor = Compactor(self)
+        self.shelf = self._make_shelf()
+        self._report = report
+        self._creates: list[bytes] = []
+        self._deletes: list[bytes] = []
+        self._marks = b""
+        self._last_kind = SHUTDOWN
+        self._flight_bytes = 0
+        self._closed = False
+
+    @classmethod
+    def open(cls, disk: Disk, clock: Clock, options: StoreOptions = _DEFAULT) -> Store:
+        """Recovers what the disk holds; when this returns, all of it is durable. Raises `StoreError`."""
+        from headrace.store.recovery import recover
+
+        return recover(disk, clock, options)
+
+    def _make_shelf(self) -> Shelf:
+        shelf = Shelf(self.disk, self.ident, self.options, self.gate)
+        shelf.queue_block = self.behind.add_block
+        shelf.queue_columns = self.behind.add_columns
+        shelf.discard = self.trash.add
+        shelf.consider = self.compactor.consider
+        shelf.damage = self._damage
+        shelf.check_space = self._check_space
+        return shelf
+
+    # The frame under construction
+
+    @property
+    def frame(self) -> int:
+        return self.gate.frame
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self.gate.dirty or self.facts.entries or self._creates or self._deletes)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes admitted and not yet where they belong: for back-pressure."""
+        return self.gate.pending + self.shelf.large_bytes + self._flight_bytes + self.behind.pending_bytes
+
+    def create(self, name: str, *, memory: bool = False, first_seq: int = 1) -> Log:
+        """A new stream; durable with the frame."""
+        self._check()
+        if name in self.logs:
+            raise StoreError(f"stream {name} exists")
+        ident, self.next_ident = self.next_ident, self.next_ident + 1
+        log: Log
+        if memory:
+            log = MemoryLog(self.gate, ident, name, self.options, first_seq)
+        else:
+            log = FileLog(self.shelf, ident, name, first_seq)
+            self._creates.append(entry(CREATE, ident, number(first_seq) + name.encode()))
+        log.touch()
+        self.logs[name] = log
+        return log
+
+    def delete(self, log: Log) -> None:
+        """A stream and all it holds goes with the frame."""
+        self._check()
+        del self.logs[log.name]
+        if log.dirty:
+            self.gate.dirty.remove(log)
+            log.forget()
+        if isinstance(log, FileLog):
+            log.gone = True
+            self.shelf.larges = [large for large in self.shelf.larges if large[0] is not log]
+            self._deletes.append(entry(DELETE, log.ident, b""))
+            self.trash.add_folder(log.folder_path)
+
+    def file_logs(self) -> Iterator[FileLog]:
+        return (log for log in self.logs.values() if isinstance(log, FileLog))
+
+    def _check(self) -> None:
+        if self.poisoned is not None:
+            raise self.poisoned
+
+    def _refuse(self, size: int) -> None:
+        """Asked by an append when the gate is closed or the frame is about to outgrow what is reserved."""
+        self._check()
+        if self.full:
+            raise Full("the disk is full; free some space or remove messages")
+        wanted = 2 * (self.gate.pending + size)
+        if self.disk.free() < wanted + self.options.headroom_bytes:
+            raise Full("the disk has no space for a frame of this size")
+        self.gate.limit = wanted
+
+    def _check_space(self, size: int) -> None:
+        """Large messages are not reserved for: there must be room beyond the headroom."""
+        if self.disk.free() < self.options.headroom_bytes + self.shelf.large_bytes + size:
+            raise Full("the disk is full; free some space or remove messages")
+
+    # Committing
+
+    def seal(self) -> int:
+        """Closes the frame and submits it; only when none is in flight and there is something in it."""
+        return self._seal(TICK)
+
+    def idle(self) -> None:
+        """To be called when nothing has happened for a while: a mark proves the last frame."""
+        if self.poisoned is None and not self.in_flight and not self.dirty:
+            self._measure()
+            if self._last_kind == TICK:
+                self._seal(IDLE)
+
+    def _seal(self, kind: int) -> int:
+        self._check()
+        if self.in_flight:
+            raise StoreError("a frame is being written; seal when it is committed")
+        logs, ops = self._close_frame(kind)
+        tick = self.gate.frame
+        self.gate.frame += 1
+        self.in_flight = True
+        self._flight_bytes = self.gate.pending + self.shelf.large_bytes
+        self.gate.pending = 0
+        larges, self.shelf.larges, self.shelf.large_bytes = self.shelf.larges, [], 0
+        mark, self.checkpoints.mark_wanted = self.checkpoints.mark_wanted, 0
+        self.disk.submit("commit", ops, partial(self._done, tick, logs, larges, mark))
+        self._measure()
+        self.checkpoints.step()
+        return tick
+
+    def _close_frame(self, kind: int) -> tuple[list[Appender], list[Op]]:
+        logs, self.gate.dirty = self.gate.dirty, []
+        records, marks = gather(logs)
+        parts: list[bytes | bytearray] = [*self._creates, records, *self.facts.entries, *self._deletes]
+        self._creates, self._deletes, self.facts.entries = [], [], []
+        if self.checkpoints.mark_wanted:
+            parts.append(entry(CHECKPOINT, 0, number(self.checkpoints.mark_wanted)))
+        body = b"".join(parts)
+        if not body and kind == TICK:
+            return logs, []  # only memory logs changed
+        if self._marks:
+            body = entry(WATERMARKS, 0, self._marks) + body
+        self._marks = marks
+        self._last_kind = kind
+        return logs, self._large_ops() + self.journal.ops(kind, body)
+
+    def _large_ops(self) -> list[Op]:
+        """Large messages, their files and names, before the frame that refers to them."""
+        ops: list[Op] = []
+        touched: dict[str, tuple[FileLog, FileSegment]] = {}
+        for log, segment, block in self.shelf.larges:
+            ops += make_folder(log, self.disk) + make_file(log, segment, self.disk)
+            ops.append(("write", segment.path, block.offset, block_parts(segment, block)))
+            touched[segment.path] = (log, segment)
+        for path, (log, segment) in touched.items():
+            ops.append(("sync", path))
+            if not log.folder_synced:
+                ops.append(("syncdir", "streams"))
+            if not segment.folder_synced:
+                ops.append(("syncdir", log.folder_path))
+        return ops
+
+    def _done(
+        self,
+        tick: int,
+        logs: list[Appender],
+        larges: list[tuple[FileLog, FileSegment, Block]],
+        mark: int,
+        error: OSError | None,
+    ) -> None:
+        if error is not None:
+            self.fail(error)
+        if self.poisoned is not None:
+            return
+        self.in_flight = False
+        self._flight_bytes = 0
+        self.committed = tick
+        settle(logs)
+        for log, segment, block in larges:
+            log.folder = segment.state = State.READY
+            log.folder_synced = segment.folder_synced = True
+            segment.written(block)
+            self.journal.bytes += block.used
+            if not log.gone:
+                self.behind.unsynced[segment.path] = (log, segment)
+        if mark:
+            self._proven(mark)
+        self.behind.pump()
+        self._maybe_checkpoint()
+        self.checkpoints.step()
+        self.compactor.step()
+        self.on_commit(tick)
+        if self.checkpoints.mark_wanted and not self.in_flight and not self.dirty:
+            self.want_mark()
+
+    def fail(self, error: OSError) -> None:
+        """A write or a sync failed: nothing more is acknowledged, and nothing is tried again."""
+        if self.poisoned is None:
+            self.poisoned = Poisoned(f"a write failed: {error}; restart to read again what is on disk")
+            self.gate.closed = True
+
+    def noticed(self, error: OSError | None) -> None:
+        """For submissions of which only failure matters."""
+        if error is not None:
+            self.fail(error)
+
+    # Background work
+
+    def checkpoint(self, done: Callable[[], None] | None = None) -> None:
+        """Starts a checkpoint; `done` is called when one begun from now on is proven."""
+        self._check()
+        self.checkpoints.begin(done)
+        self.checkpoints.step()
+
+    def flush(self, log: Log, done: Callable[[], None]) -> None:
+        """Cuts the tail of a log and calls `done` when all its records so far are in segment files."""
+        log.cut()
+        self.behind.when_finished(done)
+        self.behind.pump()
+
+    def _maybe_checkpoint(self) -> None:
+        if self.checkpoints.running or self.checkpoints.mark_wanted:
+            return
+        if self.journal.bytes >= self.options.checkpoint_bytes or self.trash.urgent():
+            self.journal.bytes = 0
+            self.checkpoints.begin()
+
+    def want_mark(self) -> None:
+        """A checkpoint is durable: its mark goes into the next frame, at once when there is nothing else."""
+        if not self.in_flight and self.poisoned is None:
+            self._seal(TICK)
+
+    def _proven(self, checkpoint: int) -> None:
+        self.trash.empty(checkpoint)
+        self.checkpoints.prove(checkpoint)
+
+    def _progress(self) -> None:
+        """Something was written behind."""
+        self._measure()
+        self.checkpoints.step()
+        self.compactor.step()
+
+    def emptied(self, error: OSError | None) -> None:
+        """Files were unlinked: there may be space again."""
+        self.noticed(error)
+        self._measure()
+
+    def unpinned(self) -> None:
+        """Names were taken out of `pinned`: what only they held may go."""
+        self.trash.empty(self.checkpoints.proven)
+
+    def out_of_space(self) -> None:
+        """Background work found the disk full."""
+        self._set_full(True)
+
+    def _measure(self) -> None:
+        """How much the next frame can hold for certain, and whether the disk has room for what follows it."""
+        if self.poisoned is not None:
+            return
+        low = self.disk.free() < self.options.headroom_bytes
+        if not low and (self.behind.stuck or self.full):
+            self.behind.resume()
+        self._set_full(low or self.behind.stuck)
+        if not low:
+            self.journal.prepare()
+        room = self.journal.room()
+        self.gate.limit = (
+            room - room // 4
+        )  # a quarter for what an append does not count: entries and watermarks
+
+    def _set_full(self, full: bool) -> None:
+        self.full = full
+        self.gate.closed = full or self.poisoned is not None
+
+    def ready(self) -> None:
+        """Recovery is done."""
+        self._measure()
+
+    # Health and end
+
+    def _damage(self, damage: Damage) -> None:
+        if damage not in self._report.damage:
+            self._report.damage.append(damage)
+
+    def report(self) -> Report:
+        """What recovery found, and what reading has found since."""
+        return self._report
+
+    def accept_loss(self) -> None:
+        """A person has accepted the damage found so far; the evidence in the journal may go."""
+        self._report.damage.clear()
+        self.checkpoints.kept.clear()
+        self.checkpoints.offline.clear()
+        for log in self.file_logs():
+            log.lost.clear()
+
+    def close(self) -> None:
+        """Commits what is under construction, writes a checkpoint and the shutdown mark; blocks."""
+        if self._closed:
+            return
+        self._closed = True
+        self.disk.drain()
+        if self.poisoned is None and self.dirty and not self.in_flight:
+            self._seal(TICK)
+            self.disk.drain()
+        if self.poisoned is None:
+            self._finish()
+        if self.poisoned is not None:
+            raise self.poisoned
+
+    def _finish(self) -> None:
+        try:
+            self.checkpoints.run_now()
+        except OSError as error:
+            self.fail(error)
+            return
+        self._seal(SHUTDOWN)
+        self.disk.drain()
