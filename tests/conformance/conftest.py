@@ -17,6 +17,7 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from conformance.client import Client, Wire
+from conformance.reading import Reading
 from conformance.servers import KINDS, LATER, OURS, Server, Setup
 
 Launch = Callable[[Setup], Server]
@@ -169,3 +170,14 @@ def make_stream(client: Client, name: str) -> Iterator[Callable[..., dict[str, A
     yield make
     for stream in created:
         client.api(f"STREAM.DELETE.{stream}")
+
+
+@pytest.fixture
+def reading(client: Client, make_stream: Callable[..., dict[str, Any]], name: str) -> Callable[..., Reading]:
+    """Make the stream called `name` with more configuration as keywords, to be read by consumers."""
+
+    def make(**config: Any) -> Reading:
+        make_stream(**config)
+        return Reading(client, name)
+
+    return make

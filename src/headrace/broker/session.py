@@ -8,7 +8,7 @@ whatever is unusual.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,7 +65,9 @@ class Session(Peer):
 
     __slots__ = (
         "_greeted",
+        "_waiting",
         "activity",
+        "blocked",
         "cid",
         "hub",
         "identity",
@@ -96,11 +98,27 @@ class Session(Peer):
         self.activity = self.pings_out = 0
         self.stamped = False
         self._greeted = False
+        self.blocked = False
+        self._waiting: list[Callable[[], None]] = []
 
     def close(self) -> None:
         """The client is gone: so is its interest."""
         gone, self.subs = self.subs, {}
         self.hub.leave(list(gone.values()))
+
+    # Back-pressure
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Call once, when the client has taken what was sent."""
+        if call not in self._waiting:
+            self._waiting.append(call)
+
+    def drained(self) -> None:
+        """The client has taken what was sent; whoever held back may go on."""
+        self.blocked = False
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call()
 
     def complain(self, text: str | bytes) -> None:
         """Send an error that does not end the connection."""

@@ -1,10 +1,9 @@
-from collections.abc import Sequence
 from typing import Any
 
 def encode(
     targets: list[list[Any]],
     view: memoryview,
-    seqs: Sequence[int],
+    seqs: Any,
     at: int,
     most: int,
     ack: bytes,

@@ -194,10 +194,12 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.backlog(self, pending)
 
     def pause_writing(self) -> None:
+        self.session.blocked = True
         self._listener.block(self)
 
     def resume_writing(self) -> None:
         self._listener.unblock(self)
+        self.session.drained()
 
     @property
     def number(self) -> int:

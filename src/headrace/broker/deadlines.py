@@ -1,0 +1,109 @@
+"""When messages that nobody acknowledged are due again.
+
+Messages of a run share a deadline, so a run costs one entry; a message that got a deadline of its own (redelivered,
+delayed, in progress) leaves its run. What is no longer pending is passed over when its time comes. Knows no clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping
+
+#: Runs that start within this time of each other share the later one's deadline.
+COARSE_NS = 5_000_000
+
+Run = tuple[int, int, int]  # deadline, first and last stream sequence
+
+
+class Deadlines:
+    """The deadlines of one consumer."""
+
+    __slots__ = ("_heap", "_merged_from", "_runs", "own")
+
+    def __init__(self) -> None:
+        self._runs: deque[Run] = deque()
+        self._merged_from = 0
+        self._heap: list[tuple[int, int]] = []
+        self.own: dict[int, int] = {}
+
+    def add_run(self, deadline_ns: int, first: int, last: int) -> None:
+        """Messages `first` to `last` were delivered for the first time; deadlines never go back."""
+        runs = self._runs
+        if runs and deadline_ns - self._merged_from < COARSE_NS and runs[-1][1] <= first:
+            runs[-1] = (deadline_ns, runs[-1][1], last)
+        else:
+            runs.append((deadline_ns, first, last))
+            self._merged_from = deadline_ns
+
+    def set(self, seq: int, deadline_ns: int) -> None:
+        """One message is due at a time of its own."""
+        self.own[seq] = deadline_ns
+        heapq.heappush(self._heap, (deadline_ns, seq))
+
+    def forget(self, seq: int) -> None:
+        """A message is no longer pending (its run need not know)."""
+        self.own.pop(seq, None)
+
+    def clear(self) -> None:
+        self._runs.clear()
+        self._heap.clear()
+        self.own.clear()
+
+    def shift(self, delta_ns: int) -> None:
+        """The time to wait has changed for what is under way."""
+        self._runs = deque((deadline + delta_ns, first, last) for deadline, first, last in self._runs)
+        self._merged_from += delta_ns
+
+    def next(self) -> int:
+        """The earliest deadline; 0 when there is none."""
+        heap, own = self._heap, self.own
+        while heap and own.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        earliest = heap[0][0] if heap else 0
+        if self._runs and (not earliest or self._runs[0][0] < earliest):
+            return self._runs[0][0]
+        return earliest
+
+    def of(self, seq: int) -> int:
+        """When a pending message is due; 0 if it has no deadline."""
+        if seq in self.own:
+            return self.own[seq]
+        return next((deadline for deadline, first, last in self._runs if first <= seq <= last), 0)
+
+    def last(self) -> int:
+        """The latest deadline; 0 when there is none."""
+        latest = self._runs[-1][0] if self._runs else 0
+        return max([latest, *self.own.values()])
+
+    def prune(self, lowest: int) -> None:
+        """Nothing below `lowest` is pending."""
+        while self._runs and self._runs[0][2] < lowest:
+            self._runs.popleft()
+
+    def due(self, now_ns: int, pending: Mapping[int, int]) -> list[int]:
+        """Take out what is due by now and still pending, ascending."""
+        found: list[int] = []
+        while self._runs and self._runs[0][0] <= now_ns:
+            _, first, last = self._runs.popleft()
+            found += self._of_run(first, last, pending)
+        heap, own = self._heap, self.own
+        while heap and heap[0][0] <= now_ns:
+            deadline, seq = heapq.heappop(heap)
+            if own.get(seq) == deadline:
+                del own[seq]
+                if seq in pending:
+                    found.append(seq)
+        return sorted(found)
+
+    def _of_run(self, first: int, last: int, pending: Mapping[int, int]) -> list[int]:
+        own = self.own
+        if not pending:
+            return []
+        if last - first < 4 * len(pending):
+            return [seq for seq in range(first, last + 1) if seq in pending and seq not in own]
+        return [seq for seq in pending if first <= seq <= last and seq not in own]
+
+    def runs(self) -> list[Run]:
+        """All runs, for a snapshot."""
+        return list(self._runs)

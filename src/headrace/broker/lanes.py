@@ -1,0 +1,41 @@
+"""Where a run of messages may go without a decision for each of them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from headrace.kernel import Route
+
+
+class Lanes(NamedTuple):
+    """Targets that take turns, and how far a run may go; see `kernel.encode`."""
+
+    targets: list[list[Any]]
+    most: int
+    base: int
+    bytes_max: int
+    strict: bool
+
+
+def plain_subscriptions(route: Route) -> list[Any] | None:
+    """The receivers of a route if the kernel can write to them directly: no groups, no sinks, nothing special."""
+    if route.groups or route.sinks or not route.plain:
+        return None
+    return simple(route.plain)
+
+
+def simple(subs: list[Any]) -> list[Any] | None:
+    """The subscriptions, unless one of them counts its deliveries or may not have all."""
+    for sub in subs:
+        if sub.limit or sub.watched or sub.closed:
+            return None
+    return subs
+
+
+def blocked_peer(targets: list[list[Any]]) -> Any:
+    """A receiver whose socket is full, None if there is none."""
+    for target in targets:
+        for sub in target:
+            if sub.peer.blocked:
+                return sub.peer
+    return None

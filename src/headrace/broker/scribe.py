@@ -1,0 +1,48 @@
+"""Writes down what consumers did without being asked: at most every tenth of a second, all of them together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.broker.consumer import Consumer
+    from headrace.broker.jetstream import JetStream
+
+EVERY_NS = 100_000_000
+
+
+class Scribe:
+    """The consumers of the account whose progress is not written down yet, and those to be served next."""
+
+    __slots__ = ("_jetstream", "_serving", "_unwritten")
+
+    def __init__(self, jetstream: JetStream) -> None:
+        self._jetstream = jetstream
+        self._unwritten: dict[Consumer, None] = {}
+        self._serving: dict[Consumer, None] = {}
+
+    def note(self, consumer: Consumer) -> None:
+        """A consumer's progress changed."""
+        if not self._unwritten:
+            timers = self._jetstream.timers
+            timers.at(self._jetstream.clock_ns() + EVERY_NS, self.write)
+        self._unwritten[consumer] = None
+
+    def write(self) -> None:
+        """Put everything that changed into the frame under construction."""
+        unwritten, self._unwritten = self._unwritten, {}
+        for consumer in unwritten:
+            consumer.save()
+        if unwritten:
+            self._jetstream.ticker.arm()
+
+    def serve(self, consumer: Consumer) -> None:
+        """A consumer has something to deliver or somebody to deliver to: its turn comes at the end of this one."""
+        if not self._serving:
+            self._jetstream.later(self._serve_all)
+        self._serving[consumer] = None
+
+    def _serve_all(self) -> None:
+        serving, self._serving = self._serving, {}
+        for consumer in serving:
+            consumer.serve()

@@ -1,0 +1,124 @@
+"""What the tests of consumers share: a stream with messages, consumers on it, and deliveries taken apart."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from conformance.client import API, Client, Message, encode
+
+MS = 1_000_000
+SECOND = 1_000_000_000
+
+
+class Ack(NamedTuple):
+    """The numbers of an acknowledgement subject."""
+
+    delivered: int
+    seq: int
+    cseq: int
+    time_ns: int
+    pending: int
+
+
+def ack_of(message: Message) -> Ack:
+    assert message.reply.startswith("$JS.ACK."), message
+    return Ack(*(int(token) for token in message.reply.split(".")[-5:]))
+
+
+def seqs_of(messages: list[Message]) -> list[int]:
+    return [ack_of(message).seq for message in messages if message.reply]
+
+
+class Reading:
+    """One stream, called `name`, with consumers."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client = client
+        self.name = name
+
+    def fill(self, count: int, *subjects: str) -> None:
+        """Store messages `m1`, `m2`, ... on the subjects in turn."""
+        for number in range(1, count + 1):
+            subject = subjects[(number - 1) % len(subjects)] if subjects else "s"
+            assert "error" not in self.client.store(f"{self.name}.{subject}", f"m{number}")
+
+    def subject(self, tail: str) -> str:
+        return f"{self.name}.{tail}"
+
+    def create(self, consumer: str, action: str = "", **config: Any) -> dict[str, Any]:
+        """Create or update a durable consumer with explicit acknowledgement, unless the keywords say otherwise."""
+        full = {"durable_name": consumer, "ack_policy": "explicit", **config}
+        full = {key: value for key, value in full.items() if value is not None}
+        body = {"stream_name": self.name, "config": full, "action": action}
+        return self.client.api(f"CONSUMER.CREATE.{self.name}.{consumer}", body)
+
+    def made(self, consumer: str, **config: Any) -> dict[str, Any]:
+        info = self.create(consumer, **config)
+        assert "error" not in info, info
+        return info
+
+    def info(self, consumer: str) -> dict[str, Any]:
+        return self.client.api(f"CONSUMER.INFO.{self.name}.{consumer}")
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.client.api(f"STREAM.INFO.{self.name}")["state"]
+        return state
+
+    def next_subject(self, consumer: str) -> str:
+        return f"{API}CONSUMER.MSG.NEXT.{self.name}.{consumer}"
+
+    def fetch(self, consumer: str, count: int, timeout_s: float = 10.0) -> list[Message]:
+        """Pull exactly `count` messages."""
+        inbox = f"{self.client.inbox}-fetch-{time.monotonic_ns()}"
+        sid = self.client.subscribe(inbox)
+        body = encode({"batch": count, "expires": int(timeout_s * SECOND)})
+        self.client.publish(self.next_subject(consumer), body, reply=inbox)
+        messages = [self.client.next(sid, timeout_s) for _ in range(count)]
+        self.client.unsubscribe(sid)
+        return messages
+
+    def available(self, consumer: str, **request: Any) -> list[Message]:
+        """Pull what is there, the closing status included."""
+        return self.client.collect(self.next_subject(consumer), {"batch": 100, "no_wait": True, **request})
+
+    def ask(self, consumer: str, body: Any) -> str:
+        """Send a pull request; the subscription its answers come to."""
+        inbox = f"{self.client.inbox}-pull-{time.monotonic_ns()}"
+        sid = self.client.subscribe(inbox)
+        self.client.publish(self.next_subject(consumer), encode(body), reply=inbox)
+        return sid
+
+    def reply(self, message: Message, payload: bytes = b"") -> None:
+        """Say something about a message, without waiting for an answer."""
+        self.client.publish(message.reply, payload)
+
+    def confirm(self, message: Message, payload: bytes = b"+ACK") -> Message:
+        """Say something about a message and wait until the server has taken it."""
+        return self.client.request(message.reply, payload)
+
+    def reset(self, consumer: str, body: Any = None, headers: dict[str, str] | None = None) -> dict[str, Any]:
+        return self.client.api(f"CONSUMER.RESET.{self.name}.{consumer}", body, headers)
+
+    def silent(self, subject: str, payload: bytes = b"", timeout_s: float = 0.3) -> bool:
+        """Whether a request is never answered."""
+        try:
+            self.client.request(subject, payload, timeout_s=timeout_s)
+        except TimeoutError:
+            return True
+        return False
+
+
+def position(info: dict[str, Any], which: str) -> tuple[int, int]:
+    return info[which]["consumer_seq"], info[which]["stream_seq"]
+
+
+def eventually(check: Any, timeout_s: float = 5.0) -> Any:
+    """The first true value of `check()`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = check()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: last value {value!r}"
+        time.sleep(0.02)
