@@ -35,7 +35,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     `segments` says of each pinned segment what a checkpoint would say: its committed end and live bits.
     `columns` are the numbers of those with a column file, `generation` names the subject table those refer
-    to (0: none). `lost` is damage that nobody accepted yet.
+    to (-1: none). `lost` is damage that nobody accepted yet.
     """
 
     pin: str

@@ -55,7 +55,7 @@ class Snapshot:
     def __init__(self, disk: Mapped, manifest: Manifest, release: Callable[[], None] = lambda: None) -> None:
         self.manifest = manifest
         self._release: Callable[[], None] | None = release
-        self._chunks = disk.map(manifest.subjects) if manifest.generation else memoryview(b"")
+        self._chunks = disk.map(manifest.subjects) if manifest.generation >= 0 else memoryview(b"")
         self._subjects: list[bytes] | None = None
         parts = [self._segment_part(disk, state) for state in manifest.segments]
         parts += [_Part(loose.first, loose.last, partial(LooseRun, loose)) for loose in manifest.loose]

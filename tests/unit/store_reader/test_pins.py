@@ -1,0 +1,170 @@
+"""A pin shows one state of a stream for as long as it is held, whatever the store does meanwhile."""
+
+import errno
+
+import pytest
+
+import headrace
+from headrace.errors import Corrupt, StoreError
+from headrace.store import pins
+from headrace.store.arrow import Shape
+from headrace.store.folder import FolderDisk
+from headrace.store.manifest import load
+from headrace.store.reader import Snapshot
+from headrace.store.selection import Selection
+from headrace.store.snapshots import open_log
+
+from .stores import NOW, Opened
+
+FEW = Shape(columns=("seq", "subject", "data"))
+
+
+@pytest.fixture
+def opened(tmp_path):
+    made = Opened(tmp_path)
+    yield made
+    if not made.disk._closed:
+        made.crash()
+
+
+def rows_of(snapshot):
+    found = []
+    for batch in snapshot.batches(Selection(), FEW, 50):
+        found += [tuple(row.values()) for row in batch.to_pylist()]
+    return found
+
+
+def read(opened, name):
+    """As another process would: by the folder and the pin's name only."""
+    disk = FolderDisk(opened.root, exclusive=False)
+    return rows_of(Snapshot(disk, load(disk, name)))
+
+
+def test_all_admitted_messages_are_in_it(opened):
+    opened.append(50)
+    opened.remove(7)
+    held = pins.pin(opened.store, opened.log, 60, NOW)
+    assert held.frame == opened.store.frame
+    assert (held.manifest.committed_seq, held.manifest.messages) == (50, 43)
+    assert read(opened, held.id) == opened.rows()
+
+
+def test_an_empty_stream_has_an_empty_pin(opened):
+    held = pins.pin(opened.store, opened.log, 60, NOW)
+    assert read(opened, held.id) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pins_keep_what_they_showed_while_the_store_goes_on(tmp_path, seed):
+    opened = Opened(tmp_path, seed)
+    held = []
+    for _ in range(60):
+        opened.append(opened.rng.randrange(30), size=opened.rng.choice([60, 400, 400, 9000]))
+        if opened.rng.random() < 0.5:
+            opened.remove(opened.rng.randrange(25))
+        if opened.rng.random() < 0.1:
+            opened.trim(opened.log.last_seq - opened.rng.randrange(100))
+        # Without waiting: blocks are in memory, under way and written, in any mixture.
+        if opened.rng.random() < 0.3:
+            held.append((pins.pin(opened.store, opened.log, 60, NOW).id, opened.rows()))
+        if opened.store.dirty and not opened.store.in_flight:
+            opened.store.seal()
+        if opened.rng.random() < 0.2:
+            opened.checkpoint()
+        elif opened.rng.random() < 0.5:
+            opened.disk.drain()
+    for name, rows in held:
+        assert read(opened, name) == rows
+        assert read(opened, name) == rows
+    for name, _ in held:
+        pins.unpin(opened.store, name)
+    assert opened.disk.list("pins") == []
+    opened.close()
+
+
+def test_sealed_segments_come_with_their_columns(opened):
+    opened.append(400)
+    opened.commit()
+    held = pins.pin(opened.store, opened.log, 60, NOW)
+    assert held.manifest.columns
+    assert set(held.manifest.columns) <= {state.number for state in held.manifest.segments}
+    assert read(opened, held.id) == opened.rows()
+
+
+def test_a_memory_stream_is_pinned_too(opened):
+    log = opened.store.create("M", memory=True)
+    for number in range(300):
+        log.append(b"m", b"", b"%d" % number, NOW)
+    log.remove(3)
+    held = pins.pin(opened.store, log, 60, NOW)
+    assert [row[0] for row in read(opened, held.id)] == [1, 2, *range(4, 301)]
+
+
+def test_a_lease_that_is_over_is_swept(opened):
+    opened.append(20)
+    short = pins.pin(opened.store, opened.log, 1, NOW)
+    long = pins.pin(opened.store, opened.log, 60, NOW)
+    assert short.id != long.id
+    assert pins.sweep(opened.store, NOW + 10**9 - 1) == []
+    assert pins.sweep(opened.store, NOW + 10**9) == [short.id]
+    assert opened.disk.list("pins") == [long.id]
+    with pytest.raises(StoreError, match="no pin"):
+        read(opened, short.id)
+    pins.unpin(opened.store, long)
+    pins.unpin(opened.store, long)
+    assert opened.disk.list("pins") == []
+
+
+def test_a_crash_leaves_pins_that_can_still_be_read_and_are_swept_later(opened, tmp_path):
+    opened.append(80)
+    opened.commit()
+    held = pins.pin(opened.store, opened.log, 60, NOW)
+    rows = opened.rows()
+    (tmp_path / "pins" / "0000-unfinished").mkdir()
+    opened.crash()
+    again = Opened(tmp_path)
+    assert again.store.report().unknown == []
+    assert read(again, held.id) == rows
+    assert pins.sweep(again.store, NOW) == ["0000-unfinished"]
+    assert pins.sweep(again.store, NOW + 61 * 10**9) == [held.id]
+    again.close()
+
+
+def test_a_pin_that_cannot_be_written_leaves_nothing(opened, monkeypatch):
+    opened.append(400)
+    opened.commit()
+    run = opened.disk.run
+
+    def full(ops):
+        for op in ops:
+            if op[0] == "write":
+                raise OSError(errno.ENOSPC, "no space left")
+            run([op])
+
+    monkeypatch.setattr(opened.disk, "run", full)
+    with pytest.raises(StoreError, match="cannot be pinned"):
+        pins.pin(opened.store, opened.log, 60, NOW)
+    assert opened.disk.list("pins") == []
+
+
+def test_a_missing_segment_is_said_when_its_rows_are_wanted(opened, tmp_path):
+    opened.append(400)
+    opened.commit()
+    first = opened.log.sealed[0]
+    last = first.last
+    (tmp_path / first.path).unlink()
+    held = pins.pin(opened.store, opened.log, 60, NOW)
+    with pytest.raises(Corrupt, match="a segment is missing"):
+        read(opened, held.id)
+    later = headrace.read(tmp_path, "S", pin=held.id, start=last + 1).to_table()
+    assert later["seq"].to_pylist() == list(range(last + 1, 401))
+
+
+def test_in_the_same_process_a_snapshot_is_durable_and_released(opened):
+    opened.append(30)
+    snapshot = open_log(opened.store, opened.log, NOW)
+    assert opened.store.committed >= opened.log.changed_frame
+    assert rows_of(snapshot) == opened.rows()
+    assert len(opened.disk.list("pins")) == 1
+    snapshot.close()
+    assert opened.disk.list("pins") == []
