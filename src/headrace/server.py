@@ -29,6 +29,7 @@ from headrace.net.reload import fixed_changes, merged, review
 from headrace.net.tls import server_context
 
 if TYPE_CHECKING:
+    from headrace.broker.jetstream import JetStream
     from headrace.monitor import HttpServer, Vitals
     from headrace.sim import SimClock
 
@@ -74,6 +75,7 @@ class Server:
         self._start_ns = 0
         self._alarm: Alarm | None = None
         self._listener: Listener | None = None
+        self._jetstream: JetStream | None = None
         self._lame_duck: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -84,6 +86,8 @@ class Server:
         tls = server_context(self.options)
         self._start_ns = self.now_ns()
         try:
+            if self.options.jetstream:
+                self._jetstream = self._open_streams()
             await self._open_door(tls)
             await self._open_monitors(tls)
             self._presence.show(nats=[self.url], monitoring=self._monitor_urls())
@@ -104,6 +108,8 @@ class Server:
             self._lame_duck.cancel()
         if self._alarm is not None:
             self._alarm.close()
+        if self._jetstream is not None:
+            self._jetstream.close()
         if self._listener is not None:
             await self._listener.stop()
         for monitor in self._monitors.values():
@@ -220,6 +226,11 @@ class Server:
         log.info(f"  ID:       {self.server_id}")
         if not is_loopback(options.host) and not options.has_credentials and not options.tls_verify:
             log.warn(f"Listening on {options.host or 'all addresses'!r} without authentication")
+
+    def _open_streams(self) -> JetStream:
+        from headrace.net.streams import open_streams
+
+        return open_streams(self.options, self.hub, self.timers, self.server_name, self._log)
 
     async def _open_door(self, tls: ssl.SSLContext | None) -> None:
         options = self.options

@@ -13,6 +13,8 @@ __all__ = [
     "EXACT",
     "HEAD",
     "PARENT",
+    "Lane",
+    "Outbox",
     "Parser",
     "Peer",
     "Route",
@@ -37,11 +39,14 @@ def twin(name: str) -> ModuleType:
 
 if TYPE_CHECKING:
     from headrace.kernel.delivery import ack_parts, encode, subjects_of
+    from headrace.kernel.lanes import Lane, Outbox
     from headrace.kernel.wire import Parser, Peer, Route, RouteTable, Subscription
 else:
     _wire = twin("wire")
     Parser, Peer = _wire.Parser, _wire.Peer
     Route, RouteTable, Subscription = _wire.Route, _wire.RouteTable, _wire.Subscription
+    _lanes = twin("lanes")
+    Lane, Outbox = _lanes.Lane, _lanes.Outbox
     _delivery = twin("delivery")
     ack_parts, encode, subjects_of = _delivery.ack_parts, _delivery.encode, _delivery.subjects_of
 

@@ -47,10 +47,10 @@ class Store:
         self.full = False
         self.on_commit: Callable[[int], None] = lambda frame: None
         self.pinned: set[str] = set()
-        self.gate = Gate(self._refuse)
+        self.gate = Gate(self.make_room)
         self.facts = Facts(self.gate)
         self.journal = Journal(disk, ident, options, self.fail)
-        self.behind = Behind(disk, options, self._progress, self.fail)
+        self.behind = Behind(disk, options, self._progress, self.out_of_space, self.fail)
         self.checkpoints = Checkpointer(self)
         self.trash = Trash(self)
         self.compactor = Compactor(self)
@@ -131,8 +131,10 @@ class Store:
         if self.poisoned is not None:
             raise self.poisoned
 
-    def _refuse(self, size: int) -> None:
-        """Asked by an append when the gate is closed or the frame is about to outgrow what is reserved."""
+    def make_room(self, size: int) -> None:
+        """Asked when the gate is closed or the frame is about to outgrow what is reserved; raises Full
+        or Poisoned.
+        """
         self._check()
         if self.full:
             raise Full("the disk is full; free some space or remove messages")
@@ -254,9 +256,12 @@ class Store:
 
     # Background work
 
-    def checkpoint(self, done: Callable[[], None] | None = None) -> None:
-        """Starts a checkpoint; `done` is called when one begun from now on is proven."""
+    def checkpoint(self, done: Callable[[OSError | None], None] | None = None) -> None:
+        """Starts a checkpoint; `done` is called when one begun from now on is proven, or given up for
+        want of space.
+        """
         self._check()
+        self._measure()
         self.checkpoints.begin(done)
         self.checkpoints.step()
 
@@ -284,7 +289,6 @@ class Store:
 
     def _progress(self) -> None:
         """Something was written behind."""
-        self._measure()
         self.checkpoints.step()
         self.compactor.step()
 
@@ -297,9 +301,10 @@ class Store:
         """Names were taken out of `pinned`: what only they held may go."""
         self.trash.empty(self.checkpoints.proven)
 
-    def out_of_space(self) -> None:
+    def out_of_space(self, error: OSError) -> None:
         """Background work found the disk full."""
         self._set_full(True)
+        self.checkpoints.no_space(error)
 
     def _measure(self) -> None:
         """How much the next frame can hold for certain, and whether the disk has room for what follows it."""
@@ -355,6 +360,8 @@ class Store:
             self._finish()
         if self.poisoned is not None:
             raise self.poisoned
+        self.poisoned = StoreError("the store is closed; open it again")
+        self.gate.closed = True
 
     def _finish(self) -> None:
         try:

@@ -1,0 +1,174 @@
+"""The publish checks of one stream, in the reference's order; the first that fails answers.
+
+A message without `Nats-` headers on a stream without special limits never comes here (see `Stream.offer`). The checks
+run against what is admitted, not what is committed: the answer leaves only after everything it depends on is durable.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.api import errors
+from headrace.api.times import SECOND, TTL_INVALID, TTL_NEVER, TTL_SECONDS, TTL_ZERO, parse_ttl
+from headrace.protocol import headers
+
+if TYPE_CHECKING:
+    from headrace.broker.stream import Stream
+
+HEADER_BYTES_MAX = 65_535
+NEVER = 0xFFFF_FFFF
+#: Deadlines further away than the record format can say are as good as none.
+TTL_SECONDS_MAX = NEVER - 1
+
+MSG_ID = b"Nats-Msg-Id"
+EXPECTED_STREAM = b"Nats-Expected-Stream"
+EXPECTED_LAST_SEQ = b"Nats-Expected-Last-Sequence"
+EXPECTED_LAST_SUBJECT_SEQ = b"Nats-Expected-Last-Subject-Sequence"
+EXPECTED_LAST_SUBJECT = b"Nats-Expected-Last-Subject-Sequence-Subject"
+EXPECTED_LAST_MSG_ID = b"Nats-Expected-Last-Msg-Id"
+ROLLUP = b"Nats-Rollup"
+TTL = b"Nats-TTL"
+STREAM_SOURCE = b"Nats-Stream-Source"
+INCREMENT = b"Nats-Incr"
+
+
+def nats_headers(block: bytes) -> dict[bytes, bytes]:
+    """The first value of every header whose name begins with `Nats-`; names are case-sensitive."""
+    found: dict[bytes, bytes] = {}
+    for line in block.split(b"\r\n"):
+        if line.startswith(b"Nats-"):
+            name, _, value = line.partition(b":")
+            if name not in found:
+                found[name] = value.lstrip(b" ")
+    return found
+
+
+class Duplicate(Exception):
+    """Not a failure: the message is already stored, under this sequence."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(seq)
+        self.seq = seq
+
+
+def check_counter(stream: Stream, found: dict[bytes, bytes], payload: bytes) -> None:
+    """`Nats-Incr` belongs to counter streams."""
+    value = found.get(INCREMENT)
+    if not value:
+        return
+    if not value.lstrip(b"+-").isdigit():
+        raise errors.error(10171)
+    if not stream.config.allow_msg_counter:
+        raise errors.error(10168)
+    if payload:
+        raise errors.error(10170)
+
+
+def check_expectations(stream: Stream, subject: bytes, found: dict[bytes, bytes]) -> None:
+    """`Nats-Expected-Stream`, a TTL where none is allowed, then the expected sequences."""
+    expected = found.get(EXPECTED_STREAM)
+    if expected and expected != stream.name_bytes:
+        raise errors.error(10060)
+    if (ttl := found.get(TTL)) and not stream.config.allow_msg_ttl:
+        _check_ttl_disabled(ttl)
+    if expected := found.get(EXPECTED_LAST_SUBJECT_SEQ):
+        last = stream.last_matching(found.get(EXPECTED_LAST_SUBJECT) or subject)
+        if not expected.isdigit() or int(expected) != last:
+            raise errors.error(10071, seq=last)
+    elif found.get(EXPECTED_LAST_SUBJECT):
+        raise errors.error(10193)
+    expected = found.get(EXPECTED_LAST_SEQ)
+    if expected and (not expected.isdigit() or int(expected) != stream.log.last_seq):
+        raise errors.error(10071, seq=stream.log.last_seq)
+    if found.get(STREAM_SOURCE):
+        raise errors.error(10227)
+
+
+def check_identity(stream: Stream, found: dict[bytes, bytes], now_ns: int) -> bytes:
+    """De-duplication and the expected last message id; returns the id to remember (b"" for none)."""
+    message_id = found.get(MSG_ID, b"")
+    if message_id and stream.duplicates is not None:
+        seq = stream.duplicates.find(message_id, now_ns)
+        if seq:
+            raise Duplicate(seq)
+    expected = found.get(EXPECTED_LAST_MSG_ID)
+    if expected and expected != stream.lane.last_message_id:
+        raise errors.error(10070, id=stream.lane.last_message_id.decode("utf-8", "replace"))
+    return message_id
+
+
+def check_rollup(stream: Stream, found: dict[bytes, bytes]) -> bytes:
+    """b"sub", b"all" or b"" for none."""
+    value = found.get(ROLLUP)
+    if not value:
+        return b""
+    config = stream.config
+    if not config.allow_rollup_hdrs or config.deny_purge:
+        raise errors.error(10111, err="rollup not permitted")
+    rollup = value.lower()
+    if rollup not in (b"sub", b"all"):
+        text = rollup.decode("utf-8", "replace")
+        raise errors.error(10111, err=f'rollup value invalid: "{text}"')
+    return rollup
+
+
+def check_size(stream: Stream, header: bytes, payload: bytes) -> None:
+    """The stream's message size limit and the header limit of the format."""
+    size_max = stream.config.max_msg_size
+    if size_max >= 0 and len(header) + len(payload) > size_max:
+        raise errors.error(10054)
+    if len(header) > HEADER_BYTES_MAX:
+        raise errors.error(10097)
+
+
+def check_room(stream: Stream, subject: bytes, header: bytes, payload: bytes, rollup: bytes) -> None:
+    """Discard policy `new`: refuse what does not fit."""
+    config, log = stream.config, stream.log
+    per_subject = config.max_msgs_per_subject
+    replaces = per_subject > 0 and log.count_of(subject) >= per_subject
+    if replaces and config.discard_new_per_subject and not rollup:
+        raise errors.error(10077, err="maximum messages per subject exceeded")
+    stream.retention.enforce()
+    if 0 < config.max_msgs <= log.messages and not replaces:
+        raise errors.error(10077, err="maximum messages exceeded")
+    if config.max_bytes <= 0:
+        return
+    size = stream.stored_size(subject, header, payload)
+    if log.bytes + size > config.max_bytes and not (
+        replaces and stream.size_of(log.first_of(subject)) >= size
+    ):
+        raise errors.error(10077, err="maximum bytes exceeded")
+
+
+def read_ttl(stream: Stream, found: dict[bytes, bytes]) -> int:
+    """Seconds to live: 0 for no limit of its own, NEVER for exempt from every age."""
+    value = found.get(TTL)
+    if not value:
+        return 0
+    kind, seconds = parse_ttl(value)
+    if kind == TTL_INVALID or (kind == TTL_ZERO and not stream.config.allow_msg_ttl):
+        raise errors.error(10165)
+    return NEVER if kind == TTL_NEVER else min(seconds, TTL_SECONDS_MAX)
+
+
+def raise_ttl(stream: Stream, header: bytes, ttl_s: int) -> tuple[bytes, int]:
+    """With delete markers and more than one message a subject, no TTL is shorter than a marker's: otherwise a marker
+    could be missed because an older one still stands."""
+    config = stream.config
+    least_s = config.subject_delete_marker_ttl // SECOND
+    if not 0 < ttl_s < least_s or config.max_msgs_per_subject == 1:
+        return header, ttl_s
+    return headers.replace(header, TTL, b"%d" % least_s), least_s
+
+
+def _check_ttl_disabled(value: bytes) -> None:
+    kind, _ = parse_ttl(value)
+    if kind in (TTL_SECONDS, TTL_NEVER):
+        raise errors.error(10166)
+
+
+def strip_status(header: bytes) -> bytes:
+    """A status in the first line belongs to a reply, not to a stored message."""
+    if header.startswith(b"NATS/1.0\r\n"):
+        return header
+    return b"NATS/1.0\r\n" + header.partition(b"\r\n")[2]

@@ -1,0 +1,343 @@
+"""Atomic batches: messages that become part of the stream together, in one frame, or not at all.
+
+Members wait in memory, invisible to everybody, until the one that commits. Then every check is made against the
+stream as it was before the batch; the first that fails rejects all. What is staged is bounded: by count a batch, by
+batches a stream and a server, by bytes a server, and by time: a batch without traffic is abandoned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.api import advisories, errors
+from headrace.api.encode import dumps
+from headrace.api.times import TTL_NEVER, TTL_NONE, TTL_SECONDS, TTL_ZERO, parse_ttl
+from headrace.broker import admission
+from headrace.broker.levels import REQUIRED_LEVEL, level_too_high
+from headrace.protocol import headers
+
+if TYPE_CHECKING:
+    from headrace.broker.stream import Stream
+    from headrace.broker.timers import Handle
+
+ID, ID_SEED = b"Nats-Batch-Id", b"Nats-Batch-ID"
+SEQUENCE, SEQUENCE_SEED = b"Nats-Batch-Sequence", b"Nats-Batch-Seq"
+COMMIT = b"Nats-Batch-Commit"
+_ID_BYTES_MAX = 64
+_U64_MAX = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How much may wait, and for how long; the reference's figures, and a bound on bytes that it lacks."""
+
+    per_stream: int = 50
+    per_server: int = 1000
+    messages: int = 1000
+    timeout_ns: int = 10_000_000_000
+    bytes_per_server: int = 256 * 1024 * 1024
+
+
+DEFAULT_LIMITS = BatchLimits()
+
+
+@dataclass(slots=True)
+class Member:
+    subject: bytes
+    header: bytes
+    payload: bytes
+    found: dict[bytes, bytes]
+    rollup: bytes = b""
+    ttl_s: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    id: bytes
+    deadline_ns: int = 0
+    bytes: int = 0
+    members: list[Member] = field(default_factory=list)
+    timer: Handle | None = None
+
+
+class Staging:
+    """What all streams of a server have staged together."""
+
+    __slots__ = ("bytes", "limits", "open")
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
+        self.open = 0
+        self.bytes = 0
+
+
+def batch_id(found: dict[bytes, bytes]) -> bytes:
+    """The batch a message belongs to, by either spelling; b"" for none."""
+    return found.get(ID) or found.get(ID_SEED, b"")
+
+
+class Batches:
+    """The open batches of one stream."""
+
+    __slots__ = ("_open", "_staging", "_stream")
+
+    def __init__(self, stream: Stream, staging: Staging) -> None:
+        self._stream = stream
+        self._staging = staging
+        self._open: dict[bytes, Batch] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def offer(self, member: Member, name: bytes) -> bytes:
+        """One message of a batch: staged (the answer is empty) or, with the commit, the answer to all."""
+        self._check_message(member, name)
+        position = self._position(member.found)
+        commit = member.found.get(COMMIT)
+        end_only = commit == b"eob"
+        batch = self._find(name, position, end_only)
+        self._check_turn(batch, member, position, commit)
+        if end_only:
+            if batch.members[-1].found.get(COMMIT) is None:
+                last = batch.members[-1]
+                last.header = headers.append(last.header, [(COMMIT, b"1")])
+        else:
+            self._stage(batch, member)
+        if commit is None:
+            return b""
+        self._close(batch)
+        return self._commit(batch)
+
+    # Checks of one message, in the reference's order
+
+    def _check_message(self, member: Member, name: bytes) -> None:
+        config = self._stream.config
+        if config.sealed:
+            raise errors.error(10109)
+        size = len(member.header) + len(member.payload)
+        if self._staging.bytes + size > self._staging.limits.bytes_per_server:
+            raise errors.error(10023)
+        if 0 <= config.max_msg_size < size:
+            raise errors.error(10054)
+        if not config.allow_atomic:
+            raise errors.error(10174)
+        if len(name) > _ID_BYTES_MAX:
+            raise errors.error(10179)
+
+    @staticmethod
+    def _position(found: dict[bytes, bytes]) -> int:
+        text = found.get(SEQUENCE, found.get(SEQUENCE_SEED, b""))
+        if not text.isdigit() or int(text) > _U64_MAX:
+            raise errors.error(10175)
+        return int(text)
+
+    def _find(self, name: bytes, position: int, end_only: bool) -> Batch:
+        """The open batch of that name, or a new one if this is a first message."""
+        batch = self._open.get(name)
+        if batch is not None:
+            return batch
+        limits = self._staging.limits
+        if position != 1:
+            if position - end_only > limits.messages:
+                raise errors.error(10199, size=limits.messages)
+            self._advise(name, "unknown")
+            raise errors.error(10176)
+        if len(self._open) >= limits.per_stream or self._staging.open >= limits.per_server:
+            raise errors.error(10210)
+        batch = self._open[name] = Batch(name)
+        self._staging.open += 1
+        return batch
+
+    def _check_turn(self, batch: Batch, member: Member, position: int, commit: bytes | None) -> None:
+        """Whether the message is the next of its batch; whatever is wrong ends the batch."""
+        end_only = commit == b"eob"
+        limits = self._staging.limits
+        if commit is not None and commit not in (b"1", b"eob"):
+            self._close(batch)
+            raise errors.error(10200)
+        if level_too_high(member.header):
+            self._abandon(batch, "unsupported")
+            raise errors.error(10185)
+        if position != len(batch.members) + 1 or (end_only and position == 1):
+            self._abandon(batch, "incomplete")
+            raise errors.error(10176)
+        if position - end_only > limits.messages:
+            self._abandon(batch, "large")
+            raise errors.error(10199, size=limits.messages)
+
+    # Life of a batch
+
+    def _stage(self, batch: Batch, member: Member) -> None:
+        size = len(member.header) + len(member.payload)
+        batch.members.append(member)
+        batch.bytes += size
+        self._staging.bytes += size
+        timers = self._stream.jetstream.timers
+        batch.deadline_ns = timers.clock.now_ns() + self._staging.limits.timeout_ns
+        if batch.timer is None:
+            batch.timer = timers.at(batch.deadline_ns, lambda: self._look(batch))
+
+    def _look(self, batch: Batch) -> None:
+        """The timer rang: either nothing came since, or it has to ring again later."""
+        timers = self._stream.jetstream.timers
+        if batch.deadline_ns > timers.clock.now_ns():
+            batch.timer = timers.at(batch.deadline_ns, lambda: self._look(batch))
+            return
+        self._abandon(batch, "timeout")
+
+    def _close(self, batch: Batch) -> None:
+        if self._open.pop(batch.id, None) is None:
+            return
+        self._staging.open -= 1
+        self._staging.bytes -= batch.bytes
+        if batch.timer is not None:
+            batch.timer.cancel()
+
+    def _abandon(self, batch: Batch, reason: str) -> None:
+        self._close(batch)
+        self._advise(batch.id, reason)
+
+    def _advise(self, name: bytes, reason: str) -> None:
+        stream, shown = self._stream, name.decode("utf-8", "replace")
+        stream.jetstream.advisories.send(advisories.batch_abandoned, "", stream.name, shown, reason)
+
+    def clear(self) -> None:
+        """The stream goes, or batches were switched off: nothing staged is kept, and nobody is told."""
+        for batch in list(self._open.values()):
+            self._close(batch)
+
+    # Commit
+
+    def _commit(self, batch: Batch) -> bytes:
+        stream = self._stream
+        Commit(stream, batch.members).check()
+        stream.reserve(batch.bytes, len(batch.members))
+        seq = 0
+        for member in batch.members:
+            header = headers.strip(member.header, REQUIRED_LEVEL)
+            header, ttl_s = admission.raise_ttl(stream, header, member.ttl_s)
+            now_ns = stream.jetstream.now_ns()
+            message_id = member.found.get(admission.MSG_ID, b"")
+            if stream.retention.wanted(member.subject):
+                seq = stream.keep(
+                    member.subject, header, member.payload, now_ns, ttl_s, message_id, member.rollup
+                )
+            else:
+                seq = stream.pass_over(message_id, now_ns)
+        name = dumps(batch.id.decode("utf-8", "replace"))
+        return b'%b%d,"batch":%b,"count":%d}' % (stream.ack_prefix, seq, name, len(batch.members))
+
+
+class Commit:
+    """The checks of a whole batch against the stream as it was before it."""
+
+    __slots__ = (
+        "_added_by_subject",
+        "_added_bytes",
+        "_ids",
+        "_index",
+        "_last_seq",
+        "_members",
+        "_now_ns",
+        "_stream",
+    )
+
+    def __init__(self, stream: Stream, members: list[Member]) -> None:
+        self._stream = stream
+        self._members = members
+        self._last_seq = stream.log.last_seq
+        self._now_ns = stream.jetstream.clock_ns()
+        self._ids: set[bytes] = set()
+        self._added_by_subject: dict[bytes, int] = {}
+        self._added_bytes = 0
+        self._index = 0
+
+    def check(self) -> None:
+        """Raises the error of the first member that may not be stored."""
+        if self._stream.config.discard == "new":
+            self._stream.retention.enforce()
+        for index, member in enumerate(self._members):
+            self._index = index
+            if len(member.header) > admission.HEADER_BYTES_MAX:
+                raise errors.error(10097)
+            if member.found.get(admission.EXPECTED_LAST_MSG_ID):
+                raise errors.error(10177, header="Nats-Expected-Last-Msg-Id")
+            admission.check_counter(self._stream, member.found, member.payload)
+            self._check_member(member)
+            self._check_room(member)
+            self._added_by_subject[member.subject] = self._added_by_subject.get(member.subject, 0) + 1
+
+    def _check_member(self, member: Member) -> None:
+        stream, found = self._stream, member.found
+        expected = found.get(admission.EXPECTED_STREAM)
+        if expected and expected != stream.name_bytes:
+            raise errors.error(10060)
+        member.ttl_s = self._ttl(found)
+        self._check_id(found.get(admission.MSG_ID, b""))
+        if found.get(admission.STREAM_SOURCE):
+            raise errors.error(10227)
+        self._check_sequences(member)
+        member.rollup = self._rollup(member)
+
+    def _ttl(self, found: dict[bytes, bytes]) -> int:
+        """As with a single publish, except that "disabled" is looked at before "invalid"."""
+        value = found.get(admission.TTL)
+        if not value:
+            return 0
+        kind, seconds = parse_ttl(value)
+        if not self._stream.config.allow_msg_ttl and kind != TTL_NONE:
+            raise errors.error(10166)
+        if kind not in (TTL_NONE, TTL_SECONDS, TTL_NEVER, TTL_ZERO):
+            raise errors.error(10165)
+        return admission.NEVER if kind == TTL_NEVER else min(seconds, admission.TTL_SECONDS_MAX)
+
+    def _check_id(self, message_id: bytes) -> None:
+        if not message_id:
+            return
+        duplicates = self._stream.duplicates
+        known = duplicates is not None and duplicates.find(message_id, self._now_ns)
+        if known or message_id in self._ids:
+            raise errors.error(10201)
+        self._ids.add(message_id)
+
+    def _check_sequences(self, member: Member) -> None:
+        """Expected sequences speak of the stream before the batch, for every member (the batch seed)."""
+        found = member.found
+        expected = found.get(admission.EXPECTED_LAST_SEQ)
+        if expected and (not expected.isdigit() or int(expected) != self._last_seq):
+            raise errors.error(10071, seq=self._last_seq)
+        subject = found.get(admission.EXPECTED_LAST_SUBJECT)
+        expected = found.get(admission.EXPECTED_LAST_SUBJECT_SEQ)
+        if expected:
+            last = self._stream.last_matching(subject or member.subject)
+            if not expected.isdigit() or int(expected) != last:
+                raise errors.error(10071, seq=last)
+        elif subject:
+            raise errors.error(10193)
+
+    def _rollup(self, member: Member) -> bytes:
+        rollup = admission.check_rollup(self._stream, member.found)
+        if rollup == b"sub" and member.subject in self._added_by_subject:
+            raise errors.error(10111, err="batch rollup sub invalid")
+        if rollup == b"all" and self._index > 0:
+            raise errors.error(10111, err="batch rollup all invalid")
+        return rollup
+
+    def _check_room(self, member: Member) -> None:
+        """Discard policy `new`, counting what the batch adds so far."""
+        config, log = self._stream.config, self._stream.log
+        if config.discard != "new":
+            return
+        self._added_bytes += self._stream.stored_size(member.subject, member.header, member.payload)
+        if 0 < config.max_msgs < log.messages + self._index + 1:
+            raise errors.error(10077, err="maximum messages exceeded")
+        if 0 < config.max_bytes < log.bytes + self._added_bytes:
+            raise errors.error(10077, err="maximum bytes exceeded")
+        if config.discard_new_per_subject and not member.rollup:
+            held = log.count_of(member.subject) + self._added_by_subject.get(member.subject, 0)
+            if held >= config.max_msgs_per_subject:
+                raise errors.error(10077, err="maximum messages per subject exceeded")
+
+
+__all__ = ["BatchLimits", "Batches", "Member", "Staging", "batch_id"]

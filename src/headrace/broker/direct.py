@@ -1,0 +1,227 @@
+"""Direct get: stored messages as messages, not JSON; served only while a stream allows it.
+
+Two subjects a stream: `$JS.API.DIRECT.GET.<stream>` with a JSON request, and `….<stream>.<subject>` for the last message
+of a subject, which is the hot one (every KV get) and therefore decodes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from headrace.api import times
+from headrace.api.decode import decode_lenient
+from headrace.api.requests import MessageGetRequest
+from headrace.broker.levels import level_too_high
+from headrace.errors import RequestError
+from headrace.store import Filter, Log
+
+if TYPE_CHECKING:
+    from headrace.broker.session import Session
+    from headrace.broker.stream import Stream
+
+PREFIX = b"$JS.API.DIRECT.GET."
+RESULTS_MAX = 1024
+
+_NOT_FOUND = b"NATS/1.0 404 Message Not Found\r\n\r\n"
+_NO_RESULTS = b"NATS/1.0 404 No Results\r\n\r\n"
+_EMPTY = b"NATS/1.0 408 Empty Request\r\n\r\n"
+_MALFORMED = b"NATS/1.0 408 Malformed Request\r\n\r\n"
+_BAD = b"NATS/1.0 408 Bad Request\r\n\r\n"
+_LEVEL = b"NATS/1.0 412 Required Api Level\r\n\r\n"
+_TOO_MANY = b"NATS/1.0 413 Too Many Results\r\n\r\n"
+
+
+class DirectGet:
+    """The direct-get door of one stream, under its own name or, for a mirror, under its origin's."""
+
+    __slots__ = ("_fixed", "_prefix_length", "_stream", "_subject")
+
+    def __init__(self, stream: Stream, served_name: bytes) -> None:
+        self._stream = stream
+        self._subject = PREFIX + served_name
+        self._prefix_length = len(self._subject) + 1
+        self._fixed = b"Nats-Stream: " + stream.name_bytes + b"\r\nNats-Subject: "
+
+    @property
+    def patterns(self) -> tuple[bytes, bytes]:
+        """What to subscribe to."""
+        return self._subject, self._subject + b".>"
+
+    def offer(self, session: Session, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """One request."""
+        if not reply:
+            return None
+        if header and level_too_high(header):
+            return self._status(reply, _LEVEL)
+        if len(subject) > self._prefix_length and not payload:
+            return self._last_by_subject(reply, subject[self._prefix_length :])
+        self._request(reply, subject[self._prefix_length :], payload)
+
+    def _last_by_subject(self, reply: bytes, subject: bytes) -> None:
+        stream = self._stream
+        stream.retention.enforce()
+        seq = stream.last_matching(subject)
+        message = stream.log.get(seq) if seq else None
+        if message is None:
+            return self._status(reply, _NOT_FOUND)
+        block = self._describe(seq, message[0], message[1], message[2])
+        stream.ticker.send(stream.log, reply, b"", block, message[3])
+
+    def _request(self, reply: bytes, key: bytes, payload: bytes) -> None:
+        if not key and not payload:
+            return self._status(reply, _EMPTY)
+        try:
+            request = decode_lenient(MessageGetRequest, payload)
+        except RequestError:
+            return self._status(reply, _MALFORMED)
+        refusal = _check_keyed(request) if key else _check(request)
+        if refusal:
+            return self._status(reply, refusal)
+        if key:
+            request.last_by_subj = key.decode()
+        self._stream.retention.enforce()
+        if request.multi_last:
+            self._multi(reply, request)
+        elif request.batch:
+            self._batch(reply, request)
+        else:
+            self._single(reply, request)
+
+    def _single(self, reply: bytes, request: MessageGetRequest) -> None:
+        seq = find(self._stream, request)
+        message = self._stream.log.get(seq) if seq else None
+        if message is None:
+            return self._status(reply, _NOT_FOUND)
+        block = b"" if request.no_hdr else self._describe(seq, message[0], message[1], message[2])
+        self._send(reply, block, message[3])
+
+    def _batch(self, reply: bytes, request: MessageGetRequest) -> None:
+        log = self._stream.log
+        wanted = log.filter((request.next_by_subj.encode(),)) if request.next_by_subj else None
+        start = log.seq_at(times.nanos(request.start_time)) if request.start_time is not None else request.seq
+        pending = log.count(wanted, start)
+        last, pending = self._send_run(reply, request, _matches(log, wanted, start), pending)
+        if not last:
+            return self._status(reply, _NOT_FOUND)
+        self._end(reply, pending, last, b"")
+
+    def _multi(self, reply: bytes, request: MessageGetRequest) -> None:
+        log = self._stream.log
+        up_to = request.up_to_seq or log.last_seq
+        if request.up_to_time is not None:
+            later = log.seq_at(times.nanos(request.up_to_time))
+            up_to = later - 1 if later else log.last_seq
+            if up_to < log.first_seq:
+                return self._status(reply, _NO_RESULTS)
+        wanted = log.filter(tuple(s.encode() for s in request.multi_last))
+        seqs = [int(seq) for seq in log.last_per_subject(wanted, up_to) if seq >= request.seq]
+        if len(seqs) > RESULTS_MAX:
+            return self._status(reply, _TOO_MANY)
+        if not seqs:
+            return self._status(reply, _NO_RESULTS)
+        last, pending = self._send_run(reply, request, iter(seqs), len(seqs))
+        self._end(reply, pending, last, b"Nats-UpTo-Sequence: %d\r\n" % up_to)
+
+    def _send_run(
+        self, reply: bytes, request: MessageGetRequest, seqs: Iterator[int], pending: int
+    ) -> tuple[int, int]:
+        """Messages of a batch, at most as many and as large as asked; returns the last sequence and what is left."""
+        bytes_left = request.max_bytes or self._stream.jetstream.pending_max
+        count_left = request.batch or RESULTS_MAX
+        last = 0
+        for seq in seqs:
+            message = self._stream.log.get(seq)
+            if message is None:
+                continue
+            pending = max(pending - 1, 0)
+            block = b""
+            if not request.no_hdr:
+                block = self._describe(seq, message[0], message[1], message[2])
+                block = b"%bNats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n\r\n" % (
+                    block[:-2],
+                    pending,
+                    last,
+                )
+            self._send(reply, block, message[3])
+            last = seq
+            count_left -= 1
+            bytes_left -= len(message[1]) + len(message[2]) + len(message[3])
+            if count_left <= 0 or bytes_left <= 0:
+                break
+        return last, pending
+
+    def _describe(self, seq: int, time_ns: int, subject: bytes, header: bytes) -> bytes:
+        """The stored headers with the message's whereabouts appended."""
+        stored = header[:-2] if header else b"NATS/1.0\r\n"
+        return b"%b%b%b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n\r\n" % (
+            stored,
+            self._fixed,
+            subject,
+            seq,
+            times.text(time_ns).encode(),
+        )
+
+    def _end(self, reply: bytes, pending: int, last: int, more: bytes) -> None:
+        self._status(
+            reply,
+            b"NATS/1.0 204 EOB\r\nNats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n%b\r\n"
+            % (pending, last, more),
+        )
+
+    def _status(self, reply: bytes, block: bytes) -> None:
+        self._send(reply, block, b"")
+
+    def _send(self, reply: bytes, block: bytes, payload: bytes) -> None:
+        self._stream.ticker.send(self._stream.log, reply, b"", block, payload)
+
+
+def find(stream: Stream, request: MessageGetRequest) -> int:
+    """The sequence that a get for one message means; 0 when there is none."""
+    log = stream.log
+    seq = request.seq
+    if request.start_time is not None:
+        seq = log.seq_at(times.nanos(request.start_time))
+        if not seq:
+            return 0
+    if request.next_by_subj:
+        return log.next(log.filter((request.next_by_subj.encode(),)), seq)
+    if seq:
+        return seq
+    return stream.last_matching(request.last_by_subj.encode())
+
+
+def _matches(log: Log, wanted: Filter | None, start: int) -> Iterator[int]:
+    seq = log.next(wanted, start)
+    while seq:
+        yield seq
+        seq = log.next(wanted, seq + 1)
+
+
+def _check(request: MessageGetRequest) -> bytes:
+    last, following, multi = bool(request.last_by_subj), bool(request.next_by_subj), bool(request.multi_last)
+    timed = request.start_time is not None
+    if not (request.seq or last or following or multi or timed):
+        return _EMPTY
+    conflict = (
+        (request.seq > 0 and (last or timed))
+        or (last and (timed or following or request.batch > 0 or multi))
+        or (following and multi)
+        or (request.up_to_seq > 0 and request.up_to_time is not None)
+    )
+    return _BAD if conflict else b""
+
+
+def _check_keyed(request: MessageGetRequest) -> bytes:
+    """With the subject in the request's subject nothing but `no_hdr` makes sense."""
+    other = (
+        request.last_by_subj
+        or request.next_by_subj
+        or request.multi_last
+        or request.seq
+        or request.batch
+        or request.start_time is not None
+        or request.up_to_seq
+        or request.up_to_time is not None
+    )
+    return _BAD if other else b""

@@ -1,0 +1,99 @@
+"""The API's door: requests on `$JS.API.>` find their handler in a table; answers, errors and the audit leave here.
+
+A handler takes a `Request` and returns its answer, encoded, or raises a RequestError. The answer waits for everything
+admitted so far, so it never speaks of something a crash could undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from headrace.api import errors, responses
+from headrace.broker.levels import level_too_high
+from headrace.errors import RequestError, StoreError
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import JetStream
+
+PREFIX = b"$JS.API."
+
+
+@dataclass(slots=True)
+class Request:
+    """One API call."""
+
+    names: list[str]  # what follows the endpoint in the subject: stream, consumer, ...
+    header: bytes
+    body: bytes
+    reply: bytes
+    answer_header: bytes = b""  # what a handler wants the answer to carry
+
+
+Handler = Callable[["JetStream", Request], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A row of the table."""
+
+    kind: str  # of answer, such as stream_create_response
+    handler: Handler
+    names: int = 0  # how many names follow in the subject
+    names_more: int = 0  # how many more may follow; the last one may itself contain dots (a filter subject)
+    audit: Literal["always", "errors", "never"] = "always"
+    private: bool = False  # not counted, and without a reply subject nothing happens
+
+
+class ApiDoor:
+    """Takes every request of the account and answers it."""
+
+    __slots__ = ("_endpoints", "_jetstream")
+
+    def __init__(self, jetstream: JetStream, endpoints: dict[tuple[str, ...], Endpoint]) -> None:
+        self._jetstream = jetstream
+        self._endpoints = endpoints
+
+    def patterns(self) -> list[bytes]:
+        """What to subscribe to: all that is a request, but not what only an existing stream or consumer answers."""
+        heads = {".".join(path[: -1 if len(path) > 2 else None]) for path in self._endpoints if len(path) > 1}
+        bare = {".".join(path) for path, row in self._endpoints.items() if not row.names and len(path) > 1}
+        patterns = [PREFIX + b"*", *(PREFIX + head.encode() + b".>" for head in sorted(heads))]
+        return [*patterns, *(PREFIX + path.encode() for path in sorted(bare))]
+
+    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """One request; unknown ones meet silence, as with the reference."""
+        endpoint, names = self._find(subject[len(PREFIX) :].decode("utf-8", "replace").split("."))
+        if endpoint is None or (endpoint.private and not reply):
+            return
+        jetstream = self._jetstream
+        jetstream.api_total += not endpoint.private
+        request = Request(names, header, payload, reply)
+        refused = False
+        try:
+            if header and level_too_high(header):
+                raise errors.error(10185)
+            answer = endpoint.handler(jetstream, request)
+        except (RequestError, StoreError) as failure:
+            refused = True
+            jetstream.api_errors += not endpoint.private
+            request.answer_header = b""
+            refusal = failure if isinstance(failure, RequestError) else jetstream.store_refusal(failure)
+            answer = responses.failure(endpoint.kind, refusal)
+        if reply:
+            jetstream.ticker.send_settled(reply, b"", request.answer_header, answer)
+        if endpoint.audit == "always" or (refused and endpoint.audit == "errors"):
+            jetstream.advisories.audit(session, subject, payload, answer)
+
+    def _find(self, words: list[str]) -> tuple[Endpoint | None, list[str]]:
+        for depth in (3, 2, 1):
+            endpoint = self._endpoints.get(tuple(words[:depth]))
+            if endpoint is None:
+                continue
+            names, most = words[depth:], endpoint.names + endpoint.names_more
+            if endpoint.names_more and len(names) > most:
+                names = [*names[: most - 1], ".".join(names[most - 1 :])]
+            if endpoint.names <= len(names) <= most:
+                return endpoint, names
+        return None, []

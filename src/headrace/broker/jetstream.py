@@ -1,0 +1,244 @@
+"""JetStream: the streams of a server over its store, and the doors that lead to them.
+
+Owns which streams exist and how they come back after a restart. Every configuration is a fact in the journal, in the
+same frame as what it creates or changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from headrace.api import errors
+from headrace.api.configs import StreamConfig
+from headrace.broker import acks, consumer_api, stream_api
+from headrace.broker.acks import AckDoor
+from headrace.broker.advisories import Advisories
+from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits, Staging
+from headrace.broker.consumer_facts import PROGRESS_KEY
+from headrace.broker.direct import DirectGet
+from headrace.broker.door import ApiDoor
+from headrace.broker.router import Hub
+from headrace.broker.scribe import Scribe
+from headrace.broker.stream import Stream
+from headrace.broker.ticks import Ticker
+from headrace.broker.timers import Timers
+from headrace.errors import RequestError, StoreError
+from headrace.protocol import subjects
+from headrace.store import Log, Store
+
+_CONFIG = b"stream/"
+_DUPLICATES = b"ids/"
+#: A clock that went back further than this was set; it is followed.
+_CLOCK_JUMP_NS = 1_000_000_000
+
+
+class Clock(Protocol):
+    def now_ns(self) -> int: ...
+
+
+class Kept(msgspec.Struct):
+    """A stream's configuration as the store keeps it."""
+
+    created_ns: int
+    config: StreamConfig
+
+
+class JetStream:
+    """All streams of one account."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        store: Store,
+        clock: Clock,
+        timers: Timers,
+        wake: Callable[[Callable[[], None]], object],
+        *,
+        server_name: str,
+        domain: str = "",
+        pending_max: int = 64 * 1024 * 1024,
+        batch_limits: BatchLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.hub = hub
+        self.store = store
+        self.timers = timers
+        self.server_name = server_name
+        self.domain = domain
+        self.pending_max = pending_max
+        self.later = wake
+        self.ticker = Ticker(store, hub, wake)
+        self.advisories = Advisories(self)
+        self.staging = Staging(batch_limits)
+        self.streams: dict[str, Stream] = {}
+        self.api_total = 0
+        self.api_errors = 0
+        self._clock = clock
+        self._last_ns = 0
+        self._doors: dict[str, list[DirectGet]] = {}
+        self.ack_door = AckDoor()
+        self.scribe = Scribe(self)
+        store.facts.register(_DUPLICATES, self._fold_duplicates)
+        self._recover()
+        store.facts.register(PROGRESS_KEY, self._fold_progress)
+
+    def now_ns(self) -> int:
+        """The time for a new message: never the same twice, so that a time names one message at most."""
+        now = self._clock.now_ns()
+        if self._last_ns - _CLOCK_JUMP_NS < now <= self._last_ns:
+            now = self._last_ns + 1
+        self._last_ns = now
+        return now
+
+    def clock_ns(self) -> int:
+        """The time as the clock shows it."""
+        return self._clock.now_ns()
+
+    # Streams
+
+    def lookup(self, name: str) -> Stream:
+        """The stream of that name, or the API's error."""
+        stream = self.streams.get(name)
+        if stream is None:
+            raise errors.error(10059)
+        return stream
+
+    def sorted_streams(self, subject: str = "") -> list[Stream]:
+        """By name; with a subject, only streams that could hold a message on it."""
+        found = [self.streams[name] for name in sorted(self.streams)]
+        if not subject:
+            return found
+        wanted = subject.encode()
+        return [s for s in found if any(subjects.collides(wanted, own) for own in s.subjects())]
+
+    def configs(self) -> dict[str, StreamConfig]:
+        """The configuration of every stream."""
+        return {name: stream.config for name, stream in self.streams.items()}
+
+    def create_stream(self, config: StreamConfig) -> Stream:
+        """Make a stream; its configuration has been validated."""
+        log = self.store.create(
+            config.name, memory=config.storage == "memory", first_seq=max(config.first_seq, 1)
+        )
+        stream = Stream(self, config, self.now_ns(), log)
+        self.streams[config.name] = stream
+        self._keep(stream)
+        self._open_doors(stream)
+        return stream
+
+    def update_stream(self, stream: Stream, config: StreamConfig) -> None:
+        """Give a stream a new, validated configuration."""
+        stream.configure(config)
+        stream.retention.start()
+        self._keep(stream)
+        self._open_doors(stream)
+
+    def delete_stream(self, stream: Stream) -> None:
+        """Remove a stream with all it holds."""
+        self._close_doors(stream)
+        stream.close()
+        del self.streams[stream.name]
+        ident = stream.log.ident
+        for key in (self.config_key(ident), self.duplicates_key(stream.log)):
+            self.store.facts.delete(key)
+        self.store.delete(stream.log)
+        self.ticker.arm()
+
+    def _keep(self, stream: Stream) -> None:
+        if stream.config.storage != "memory":
+            kept = Kept(stream.created_ns, stream.config)
+            self.store.facts.put(self.config_key(stream.log.ident), msgspec.json.encode(kept))
+        stream.changed()
+
+    def _recover(self) -> None:
+        facts = self.store.facts
+        for log in self.store.logs.values():
+            value = facts.get(self.config_key(log.ident))
+            if value is None:
+                continue
+            kept = msgspec.json.decode(value, type=Kept)
+            stream = self.streams[log.name] = Stream(self, kept.config, kept.created_ns, log)
+            stream.readers.recover()
+
+    def start(self) -> None:
+        """Open for business: bring limits up to date first, so that nothing overdue is ever served."""
+        door = ApiDoor(self, stream_api.ENDPOINTS | consumer_api.ENDPOINTS)
+        for pattern in door.patterns():
+            self.hub.subscribe_internal(pattern, door)
+        self.hub.subscribe_internal(acks.PATTERN, self.ack_door)
+        for stream in self.streams.values():
+            stream.retention.start()
+            self._open_doors(stream)
+            stream.readers.open()
+
+    def close(self) -> None:
+        """Take nothing more, and make everything durable; answers that were waiting leave."""
+        for stream in self.streams.values():
+            self._close_doors(stream)
+            stream.retention.stop()
+        self.ticker.tick()
+        self.store.close()
+
+    # Doors
+
+    def _open_doors(self, stream: Stream) -> None:
+        self._close_doors(stream)
+        stream.listen()
+        doors = []
+        if stream.config.allow_direct:
+            doors.append(DirectGet(stream, stream.name_bytes))
+        if stream.config.mirror_direct and stream.config.mirror is not None:
+            doors.append(DirectGet(stream, stream.config.mirror.name.encode()))
+        self._doors[stream.name] = doors
+        for door in doors:
+            for pattern in door.patterns:
+                self.hub.subscribe_internal(pattern, door)
+
+    def _close_doors(self, stream: Stream) -> None:
+        stream.unlisten()
+        for door in self._doors.pop(stream.name, ()):
+            for pattern in door.patterns:
+                self.hub.unsubscribe_internal(pattern, door)
+
+    # Facts
+
+    @staticmethod
+    def config_key(ident: int) -> bytes:
+        return _CONFIG + b"%d" % ident
+
+    @staticmethod
+    def duplicates_key(log: Log) -> bytes:
+        return _DUPLICATES + b"%d" % log.ident
+
+    def _fold_duplicates(self, key: bytes) -> bytes:
+        ident = int(key[len(_DUPLICATES) :])
+        for stream in self.streams.values():
+            if stream.log.ident == ident and stream.duplicates is not None:
+                return stream.duplicates.snapshot()
+        return b""
+
+    def _fold_progress(self, key: bytes) -> bytes:
+        ident, _, name = key[len(PROGRESS_KEY) :].partition(b"/")
+        for stream in self.streams.values():
+            if stream.log.ident == int(ident):
+                consumer = stream.readers.find(name.decode())
+                return consumer.progress.snapshot() if consumer is not None else b""
+        return b""
+
+    def store_refusal(self, failure: StoreError) -> RequestError:
+        """What a publisher is told when the store takes nothing more."""
+        return errors.error(10023)
+
+    # Figures
+
+    def usage(self, storage: str) -> tuple[int, int]:
+        """Bytes in use and bytes reserved by `max_bytes`, of one kind of storage."""
+        streams = [s for s in self.streams.values() if s.config.storage == storage]
+        return sum(s.log.bytes for s in streams), sum(max(s.config.max_bytes, 0) for s in streams)
+
+    def consumers(self) -> Iterator[object]:
+        """Every consumer of every stream."""
+        for stream in self.streams.values():
+            yield from stream.consumers.values()

@@ -1,0 +1,337 @@
+"""A stream: its configuration, its log, and the way of a message into it.
+
+Invariant: whatever a publisher is told waits, through the ticker, for the frame that holds the facts it speaks of.
+It knows no sockets and no JSON; the API's handlers call its methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.api import errors, times
+from headrace.api.configs import ConsumerConfig, StreamConfig
+from headrace.api.transforms import compile_transform
+from headrace.broker import admission
+from headrace.broker.admission import Duplicate
+from headrace.broker.batches import Batches, Member, batch_id
+from headrace.broker.consumer import Consumer
+from headrace.broker.duplicates import DuplicateWindow
+from headrace.broker.readers import Readers
+from headrace.broker.retention import Retention
+from headrace.errors import RequestError, StoreError
+from headrace.kernel import Lane
+from headrace.protocol import headers, subjects
+from headrace.store import Log
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import JetStream
+    from headrace.broker.session import Session
+
+
+Mapping = Callable[[bytes], bytes | None]
+_NONE: dict[bytes, bytes] = {}
+#: What a record costs besides its contents, with a generous subject.
+_RECORD_BYTES = 512
+
+
+def _mapping(source: str, dest: str) -> Mapping:
+    """A subject transform; None for subjects it does not speak of."""
+    pattern = (source or ">").encode()
+    change = compile_transform(source, dest)
+    return lambda subject: change(subject) if subjects.matches(pattern, subject) else None
+
+
+def _bounded(config: StreamConfig) -> bool:
+    """Whether a full stream could refuse a message."""
+    return config.max_msgs > 0 or config.max_bytes > 0 or config.discard_new_per_subject
+
+
+class Stream:
+    """One stream of the server."""
+
+    __slots__ = (
+        "_ages",
+        "_bound",
+        "_republish",
+        "_transform",
+        "ack_prefix",
+        "batches",
+        "config",
+        "consumers",
+        "created_ns",
+        "duplicates",
+        "jetstream",
+        "lane",
+        "log",
+        "name",
+        "name_bytes",
+        "readers",
+        "retention",
+        "ticker",
+    )
+
+    def __init__(self, jetstream: JetStream, config: StreamConfig, created_ns: int, log: Log) -> None:
+        self.jetstream = jetstream
+        self.ticker = jetstream.ticker
+        self.name = config.name
+        self.name_bytes = config.name.encode()
+        self.created_ns = created_ns
+        self.log = log
+        self.lane = self._make_lane()
+        self.duplicates: DuplicateWindow | None = None
+        self.consumers: dict[str, Consumer] = {}
+        self.batches = Batches(self, jetstream.staging)
+        self.retention = Retention(self)
+        self.readers = Readers(self)
+        self._bound: list[bytes] = []
+        self.configure(config)
+
+    # Configuration
+
+    def configure(self, config: StreamConfig) -> None:
+        """Take a validated configuration; what was derived from the old one is derived anew."""
+        self.config = config
+        domain = self.jetstream.domain
+        place = f'"domain":"{domain}",' if domain else ""
+        self.ack_prefix = self.lane.ack_prefix = f'{{"stream":"{self.name}",{place}"seq":'.encode()
+        transform, republish = config.subject_transform, config.republish
+        self._transform = _mapping(transform.src, transform.dest) if transform else None
+        self._republish = _mapping(republish.src, republish.dest) if republish else None
+        if not config.allow_atomic:
+            self.batches.clear()
+        self._ages = bool(config.max_age or config.allow_msg_ttl)
+        self.lane.open = not self._needs_care(config)
+        self.lane.acks = not config.no_ack
+        self.lane.follow = self._follow if config.max_age or config.max_msgs_per_subject > 0 else None
+        self._configure_duplicates(config.duplicate_window)
+        self.retention.configure(config)
+
+    def _needs_care(self, config: StreamConfig) -> bool:
+        """Whether even a message without headers has to pass the checks one by one."""
+        return bool(
+            config.sealed
+            or config.max_msg_size >= 0
+            or (config.discard == "new" and _bounded(config))
+            or config.retention == "interest"
+            or self._transform
+            or self._republish
+        )
+
+    def _configure_duplicates(self, window_ns: int) -> None:
+        if window_ns <= 0:
+            self.duplicates = None
+        elif self.duplicates is None:
+            facts = None if self.config.storage == "memory" else self.jetstream.store.facts
+            self.duplicates = DuplicateWindow(facts, self.jetstream.duplicates_key(self.log), window_ns)
+        else:
+            self.duplicates.window_ns = window_ns
+
+    def _make_lane(self) -> Lane:
+        lane = Lane(self.ticker.outbox)
+        lane.append = self.log.append
+        lane.now_ns = self.jetstream.now_ns
+        lane.slow = self.offer
+        lane.refuse = self._refused
+        lane.touch = partial(self.ticker.touch, self)
+        lane.last_message_id = self._stored_id(self.log.last_seq)
+        return lane
+
+    def listen(self) -> None:
+        """Bind to the configured subjects."""
+        self._bound = self.subjects()
+        for subject in self._bound:
+            self.jetstream.hub.subscribe_internal(subject, self.lane)
+
+    def unlisten(self) -> None:
+        """Take no more messages."""
+        for subject in self._bound:
+            self.jetstream.hub.unsubscribe_internal(subject, self.lane)
+        self._bound = []
+
+    def consumer_configs(self) -> list[tuple[str, ConsumerConfig]]:
+        """Its consumers by name."""
+        return [(name, consumer.config) for name, consumer in sorted(self.consumers.items())]
+
+    def subjects(self) -> list[bytes]:
+        """What it listens to."""
+        return [subject.encode() for subject in self.config.subjects]
+
+    def close(self) -> None:
+        """It is being deleted."""
+        self.unlisten()
+        self.readers.close()
+        self.batches.clear()
+        self.retention.stop()
+
+    # The way of a message
+
+    def offer(self, session: Session, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """A publish that needs a decision: admit it or refuse it; the answer waits for its frame."""
+        try:
+            ack = self.admit(subject, header, payload)
+        except Duplicate as duplicate:
+            ack = b'%b%d,"duplicate": true}' % (self.ack_prefix, duplicate.seq)
+        except RequestError as refusal:
+            ack = errors.pub_ack_error(self.name, refusal)
+        except StoreError as failure:
+            ack = self._refused(failure)
+        self.changed()
+        if reply and not self.config.no_ack:
+            self.ticker.hold(reply, b"", b"", ack)
+
+    def _refused(self, failure: StoreError) -> bytes:
+        return errors.pub_ack_error(self.name, self.jetstream.store_refusal(failure))
+
+    def _follow(self, subject: bytes, seq: int, time_ns: int) -> None:
+        """What a plain message brings with it on a stream with an age or a limit a subject."""
+        if self._ages:
+            self.retention.note(seq, time_ns, 0)
+        if self.config.max_msgs_per_subject > 0:
+            self.retention.trim_subject(subject)
+
+    def admit(self, subject: bytes, header: bytes, payload: bytes) -> bytes:
+        """All checks, then the store; returns the answer or raises it."""
+        if self._transform is not None:
+            subject = self._transform(subject) or subject
+        found = admission.nats_headers(header) if header else _NONE
+        if found and (name := batch_id(found)):
+            return self.batches.offer(Member(subject, header, payload, found), name)
+        return b"%b%d}" % (self.ack_prefix, self._admit_single(subject, header, payload, found))
+
+    def _admit_single(self, subject: bytes, header: bytes, payload: bytes, found: dict[bytes, bytes]) -> int:
+        if self.config.sealed:
+            raise errors.error(10109)
+        now_ns = self.jetstream.now_ns()
+        message_id = rollup = b""
+        ttl_s = 0
+        if found:
+            admission.check_counter(self, found, payload)
+            admission.check_expectations(self, subject, found)
+            message_id = admission.check_identity(self, found, now_ns)
+            rollup = admission.check_rollup(self, found)
+        admission.check_size(self, header, payload)
+        if found:
+            ttl_s = admission.read_ttl(self, found)
+            header, ttl_s = admission.raise_ttl(self, header, ttl_s)
+        if not self.retention.wanted(subject):
+            return self.pass_over(message_id, now_ns)
+        if self.config.discard == "new":
+            admission.check_room(self, subject, header, payload, rollup)
+        if header:
+            header = admission.strip_status(header)
+        return self.keep(subject, header, payload, now_ns, ttl_s, message_id, rollup)
+
+    def keep(
+        self,
+        subject: bytes,
+        header: bytes,
+        payload: bytes,
+        time_ns: int,
+        ttl_s: int = 0,
+        message_id: bytes = b"",
+        rollup: bytes = b"",
+    ) -> int:
+        """Store a message that passed its checks, with all that follows from it."""
+        log = self.log
+        previous = log.last_of(subject) if self._republish is not None else 0
+        seq = log.append(subject, header, payload, time_ns, ttl_s)
+        if self._ages:
+            self.retention.note(seq, time_ns, ttl_s)
+        self._remember(message_id, seq, time_ns)
+        if rollup:
+            self.retention.roll_up(subject, seq, everything=rollup == b"all")
+        elif self.config.max_msgs_per_subject > 0:
+            self.retention.trim_subject(subject)
+        if self._republish is not None:
+            self._send_copy(subject, header, payload, seq, time_ns, previous)
+        return seq
+
+    def reserve(self, size: int, count: int) -> None:
+        """Make sure that all of this fits into the frame under construction; raises Full if it does not."""
+        gate = self.jetstream.store.gate
+        size += count * _RECORD_BYTES
+        if gate.closed or gate.pending + size > gate.limit:
+            self.jetstream.store.make_room(size)
+
+    def pass_over(self, message_id: bytes, now_ns: int) -> int:
+        """Nobody wants it: the sequence is used up, nothing is stored."""
+        seq = self.log.last_seq + 1
+        self.log.advance(seq)
+        self._remember(message_id, seq, now_ns)
+        return seq
+
+    def _remember(self, message_id: bytes, seq: int, time_ns: int) -> None:
+        self.lane.last_message_id = message_id
+        if message_id and self.duplicates is not None:
+            self.duplicates.add(message_id, seq, time_ns)
+
+    def _send_copy(
+        self, subject: bytes, header: bytes, payload: bytes, seq: int, time_ns: int, previous: int
+    ) -> None:
+        """Republish, once the message is durable."""
+        target = self._republish(subject) if self._republish is not None else None
+        if target is None or self.config.republish is None:
+            return
+        only_headers = self.config.republish.headers_only
+        fields = [
+            (b"Nats-Stream", self.name_bytes),
+            (b"Nats-Subject", subject),
+            (b"Nats-Sequence", b"%d" % seq),
+            (b"Nats-Time-Stamp", times.text(time_ns).encode()),
+            (b"Nats-Last-Sequence", b"%d" % previous),
+        ]
+        if only_headers:
+            fields.append((b"Nats-Msg-Size", b"%d" % len(payload)))
+        self.ticker.hold(target, b"", headers.append(header, fields), b"" if only_headers else payload)
+
+    # The tick
+
+    def changed(self) -> None:
+        """Something changed the stream: see that the frame gets sealed."""
+        if not self.lane.touched:
+            self.lane.touched = True
+            self.ticker.touch(self)
+
+    def settle(self) -> None:
+        """Limits that are kept once a tick, and ids that have to be durable with their messages."""
+        self.lane.touched = False
+        self.retention.enforce()
+        if self.duplicates is not None:
+            self.duplicates.save()
+        self.readers.save_all()
+
+    def committed(self) -> None:
+        """The newest changes are durable."""
+        self.readers.committed()
+
+    def forget(self, seqs: np.ndarray | Sequence[int]) -> None:
+        """These messages are gone; whoever still counts on them has to know."""
+        self.readers.forget(seqs)
+
+    # Looking
+
+    def last_matching(self, subject: bytes) -> int:
+        """The newest sequence on a subject, which may have wildcards; 0 for none."""
+        log = self.log
+        if b"*" in subject or b">" in subject:
+            return log.prev(log.filter((subject,)), log.last_seq)
+        return log.last_of(subject)
+
+    def _stored_id(self, seq: int) -> bytes:
+        message = self.log.get(seq) if seq else None
+        return (headers.get(message[2], admission.MSG_ID) or b"") if message else b""
+
+    def stored_size(self, subject: bytes, header: bytes, payload: bytes) -> int:
+        """What a message counts against `max_bytes`, by the reference's formula."""
+        if self.config.storage == "memory":
+            return 16 + len(subject) + len(header) + len(payload)
+        return 30 + len(subject) + len(payload) + (4 + len(header) if header else 0)
+
+    def size_of(self, seq: int) -> int:
+        """The same for a stored message."""
+        message = self.log.get(seq)
+        return self.stored_size(message[1], message[2], message[3]) if message else 0

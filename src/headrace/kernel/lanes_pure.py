@@ -1,0 +1,74 @@
+"""The fast lane into a stream, in plain Python; see `lanes.pyx`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.errors import StoreError
+
+Parcel = tuple[bytes, bytes, bytes, bytes]
+
+
+class Outbox:
+    """What waits for the frame under construction: (subject, reply, header, payload), in the order it was decided."""
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held: list[Parcel] = []
+
+
+class Lane:
+    """The sink of one stream.
+
+    `append` stores a message, `slow(session, ...)` decides about everything unusual, `refuse(failure)` gives the answer
+    when the store takes nothing, `touch()` says that the stream has its first change in this frame, `follow(subject, seq,
+    time_ns)` does what has to follow a plain message (None: nothing). `open` is whether plain messages need no look.
+    """
+
+    __slots__ = (
+        "ack_prefix",
+        "acks",
+        "append",
+        "follow",
+        "last_message_id",
+        "now_ns",
+        "open",
+        "outbox",
+        "refuse",
+        "slow",
+        "touch",
+        "touched",
+    )
+
+    append: Callable[[bytes, bytes, bytes, int], int]
+    now_ns: Callable[[], int]
+    slow: Callable[[Any, bytes, bytes, bytes, bytes], None]
+    refuse: Callable[[StoreError], bytes]
+    touch: Callable[[], None]
+    follow: Callable[[bytes, int, int], None] | None
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        self.ack_prefix = self.last_message_id = b""
+        self.open = self.acks = self.touched = False
+        self.follow = None
+
+    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """A publish on one of the stream's subjects."""
+        if not self.open or (header and (b"Nats-" in header or not header.startswith(b"NATS/1.0\r\n"))):
+            self.slow(session, subject, reply, header, payload)
+            return
+        time_ns = self.now_ns()
+        try:
+            seq = self.append(subject, header, payload, time_ns)
+            ack = b"%b%d}" % (self.ack_prefix, seq)
+            self.last_message_id = b""
+            if self.follow is not None:
+                self.follow(subject, seq, time_ns)
+        except StoreError as failure:
+            ack = self.refuse(failure)
+        if not self.touched:
+            self.touched = True
+            self.touch()
+        if self.acks and reply:
+            self.outbox.held.append((reply, b"", b"", ack))

@@ -1,0 +1,45 @@
+"""JetStream on a real disk, in a real event loop.
+
+Owns how the broker's streams are joined to their folder and to the loop that runs them; nothing of what they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from headrace.broker import Hub, Timers
+from headrace.broker.jetstream import JetStream
+from headrace.net.logs import Log
+from headrace.net.options import Options
+from headrace.store import FileDisk, Store
+
+#: The folder inside `store_dir` that belongs to Headrace alone.
+FOLDER = "headrace"
+
+
+def store_path(options: Options) -> Path:
+    """Where the data is kept."""
+    return Path(options.store_dir or Path(tempfile.gettempdir()) / "headrace") / FOLDER
+
+
+def open_streams(options: Options, hub: Hub, timers: Timers, server_name: str, log: Log) -> JetStream:
+    """Recover the store and open its streams; what was overdue while the server was down is gone on return."""
+    loop = asyncio.get_running_loop()
+    path = store_path(options)
+    store = Store.open(FileDisk(path, loop.call_soon_threadsafe), timers.clock)
+    jetstream = JetStream(
+        hub,
+        store,
+        timers.clock,
+        timers,
+        loop.call_soon,
+        server_name=server_name,
+        domain=options.domain,
+        pending_max=options.max_pending,
+    )
+    jetstream.start()
+    log.info(f"  Store Directory: {str(path)!r}")
+    log.info(f"  Streams:         {len(jetstream.streams)}")
+    return jetstream
