@@ -234,8 +234,13 @@ class Client(Wire):
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Message:
-        self.ask(subject, payload, headers)
-        return self.next(self._answers, timeout_s)
+        """The answer; what arrives meanwhile for earlier requests stays to be read with `pending`."""
+        reply = self.ask(subject, payload, headers)
+        others: list[Message] = []
+        while (message := self.next(self._answers, timeout_s)).subject != reply:
+            others.append(message)
+        self._waiting[self._answers].extendleft(reversed(others))
+        return message
 
     def collect(self, subject: str, body: Any, headers: Mapping[str, str] | None = None) -> list[Message]:
         """All answers to a request, up to and with the first that carries a status."""

@@ -29,7 +29,7 @@ KINDS = (OURS, REFERENCE)
 #: What ours cannot be told or do yet; tests marked `later(feature)` are expected to fail on ours until it
 #: can.
 LATER = {
-    "consumers": "consumers (issue 5)",
+    "accounts": "accounts (issue 10)",
 }
 
 _LISTENING = re.compile(r"Listening for client connections on \S*?:(\d+)\s")

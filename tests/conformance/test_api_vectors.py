@@ -104,7 +104,6 @@ def test_streams(replay: Callable[[str], Answers], step: Conversation) -> None:
     _check(step, replay("streams.txt")[step.number])
 
 
-@pytest.mark.later("consumers")
 @pytest.mark.parametrize("step", _steps("consumers.txt"))
 def test_consumers(replay: Callable[[str], Answers], step: Conversation) -> None:
     _check(step, replay("consumers.txt")[step.number])

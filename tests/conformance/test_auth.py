@@ -106,6 +106,29 @@ class TestTokens:
             wire.expect_end(VIOLATION)
 
 
+@pytest.mark.later("accounts")
+class TestAccounts:
+    CONFIG = """accounts { A { users = [ { user: a, password: a } ] }, B { users = [ { user: b, password: b } ] } }
+                no_auth_user: a"""
+
+    def test_each_has_its_own_subjects(self, launch: Launch) -> None:
+        server = launch(Setup(config=self.CONFIG, jetstream=False))
+        with (
+            Client(server.port, **{"user": "a", "pass": "a"}) as first,
+            Client(server.port, **{"user": "b", "pass": "b"}) as second,
+        ):
+            here, there = first.subscribe("x"), second.subscribe("x")
+            second.flush()
+            first.publish("x", b"1")
+            assert len(first.pending(here)) == 1
+            assert second.pending(there) == []
+
+    def test_strangers_can_be_somebody(self, launch: Launch) -> None:
+        server = launch(Setup(config=self.CONFIG, jetstream=False))
+        with Client(server.port) as client:
+            assert client.infos[-1]["remote_account"] == "A"
+
+
 class Papers(NamedTuple):
     """Files of a certificate authority that lives for one test module."""
 

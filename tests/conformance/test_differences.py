@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.client import Client
-from conformance.servers import LATER, OURS, Server
+from conformance.servers import LATER, OURS, Server, Setup
 
 TESTS = Path(__file__).parent.parent
 PAGE = TESTS.parent / "docs" / "compatibility.md"
@@ -38,16 +37,17 @@ def test_what_comes_later_is_documented(feature: str) -> None:
     assert LATER[feature] in PAGE.read_text(encoding="utf-8")
 
 
-def _supports_consumers() -> bool:
-    with Server(OURS) as server, Client(server.port) as client:
-        client.request("$JS.API.STREAM.CREATE.S", b'{"name":"S"}')
-        request = b'{"stream_name":"S","config":{"durable_name":"C","ack_policy":"explicit"}}'
-        client.ask("$JS.API.CONSUMER.CREATE.S.C", request)
-        client.request("$JS.API.INFO")
-        return any(b'"created"' in m.payload for m in client.pending("1"))
+def _supports_accounts() -> bool:
+    try:
+        with Server(
+            OURS, Setup(config="accounts { A { users = [ { user: a, password: a } ] } }", jetstream=False)
+        ):
+            return True
+    except RuntimeError:
+        return False
 
 
-PROBES = {"consumers": _supports_consumers}
+PROBES = {"accounts": _supports_accounts}
 
 
 @pytest.mark.parametrize("feature", sorted(LATER))
