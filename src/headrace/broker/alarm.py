@@ -66,6 +66,7 @@ class Alarm:
         consumer.expire(now_ns)
         consumer.outlet.look(now_ns, at_end=False)
         if consumer.verdict is Verdict.LATER and consumer.pump.pace.at_ns <= now_ns:
+            consumer.verdict = Verdict.MORE
             consumer.wake()
         idle = self._idle_deadline()
         if idle and idle <= now_ns and not self._excused(now_ns):
