@@ -280,7 +280,13 @@ class TestTtlHeader:
         make_stream(allow_msg_ttl=True)
         assert client.store(f"{name}.a", "x", {"Nats-TTL": value})["seq"] == 1
 
-    @pytest.mark.parametrize("value", ["0", "-1", "500ms", "soon", "1x"])
+    @pytest.mark.ours_only("A zero TTL is ignored")
+    @pytest.mark.parametrize("value", ["0", "0s"])
+    def test_zero(self, client: Client, make_stream: Make, name: str, value: str) -> None:
+        make_stream(allow_msg_ttl=True)
+        assert client.store(f"{name}.a", "x", {"Nats-TTL": value})["seq"] == 1
+
+    @pytest.mark.parametrize("value", ["-1", "500ms", "soon", "1x"])
     def test_refused(self, client: Client, make_stream: Make, name: str, value: str) -> None:
         make_stream(allow_msg_ttl=True)
         assert refusal(client.store(f"{name}.a", "x", {"Nats-TTL": value}))[0] == 10165

@@ -42,6 +42,7 @@ class Advisories:
             return
         client = ClientInfo(server=jetstream.server_name)
         if session is not None:
+            client.host = session.owner.client_ip
             client.id, client.name, client.lang, client.ver = (
                 session.cid,
                 session.name,

@@ -57,10 +57,10 @@ class ApiDoor:
 
     def patterns(self) -> list[bytes]:
         """What to subscribe to: all that is a request, but not what only an existing stream or consumer answers."""
-        heads = {".".join(path[: -1 if len(path) > 2 else None]) for path in self._endpoints if len(path) > 1}
-        bare = {".".join(path) for path, row in self._endpoints.items() if not row.names and len(path) > 1}
-        patterns = [PREFIX + b"*", *(PREFIX + head.encode() + b".>" for head in sorted(heads))]
-        return [*patterns, *(PREFIX + path.encode() for path in sorted(bare))]
+        inner = {path[1] for path in self._endpoints if path[0] == "CONSUMER"}
+        tails = ["*", "STREAM.>", "META.>", "SERVER.>", "ACCOUNT.>", "CONSUMER.*"]
+        tails += [f"CONSUMER.{verb}.>" for verb in sorted(inner)]
+        return [PREFIX + tail.encode() for tail in tails]
 
     def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """One request; unknown ones meet silence, as with the reference."""

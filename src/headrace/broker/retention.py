@@ -264,4 +264,6 @@ class Retention:
         else:
             removed = self.drop_one(seq)
         if not removed:
-            raise errors.error(10057, err="no message found")
+            if seq < stream.log.first_seq:
+                raise errors.error(10057, err="no message found")
+            raise errors.error(10043, seq=seq)

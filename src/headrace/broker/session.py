@@ -50,6 +50,8 @@ class Identity(Protocol):
 class Owner(Protocol):
     """What carries a session, a connection as a rule."""
 
+    client_ip: str
+
     def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
         """Who a CONNECT (keys in lower case) proves to be; None is a violation."""
 

@@ -11,6 +11,16 @@ from libc.string cimport memcpy
 from headrace.errors import StoreError
 
 
+cdef enum:
+    HEADER_BYTES_MAX = 65535
+
+
+cdef inline bint unusual(bytes header):
+    """Whether a header block needs a look: something for the server in it, a status, or too large."""
+    return (b"Nats-" in header or not header.startswith(b"NATS/1.0\r\n")
+            or PyBytes_GET_SIZE(header) > HEADER_BYTES_MAX)
+
+
 cdef class Outbox:
     """What waits for the frame under construction: (subject, reply, header, payload), in the order it was decided."""
 
@@ -64,9 +74,7 @@ cdef class Lane:
         """A publish on one of the stream's subjects."""
         cdef object seq, time_ns
         cdef bytes ack
-        if not self.open or (
-            PyBytes_GET_SIZE(header) and (b"Nats-" in header or not header.startswith(b"NATS/1.0\r\n"))
-        ):
+        if not self.open or (PyBytes_GET_SIZE(header) and unusual(header)):
             self.slow(session, subject, reply, header, payload)
             return
         time_ns = self.now_ns()

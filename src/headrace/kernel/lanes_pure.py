@@ -8,6 +8,14 @@ from headrace.errors import StoreError
 Parcel = tuple[bytes, bytes, bytes, bytes]
 
 
+HEADER_BYTES_MAX = 65_535
+
+
+def unusual(header: bytes) -> bool:
+    """Whether a header block needs a look: something for the server in it, a status, or too large."""
+    return b"Nats-" in header or not header.startswith(b"NATS/1.0\r\n") or len(header) > HEADER_BYTES_MAX
+
+
 class Outbox:
     """What waits for the frame under construction: (subject, reply, header, payload), in the order it was decided."""
 
@@ -55,7 +63,7 @@ class Lane:
 
     def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """A publish on one of the stream's subjects."""
-        if not self.open or (header and (b"Nats-" in header or not header.startswith(b"NATS/1.0\r\n"))):
+        if not self.open or (header and unusual(header)):
             self.slow(session, subject, reply, header, payload)
             return
         time_ns = self.now_ns()
