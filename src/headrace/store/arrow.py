@@ -129,6 +129,8 @@ class _Maker:
     def headers(self) -> pa.Array:
         start = self.offsets + HEAD_BYTES + self.rows["subject_len"]
         lengths = self.rows["header_len"].astype(np.int64)
+        if not lengths.any():
+            return pa.nulls(len(lengths), self.shape.schema().field("headers").type)
         blocks = binary_views(self.source, start, lengths, lengths > 0)
         if self.shape.parse_headers:
             return parse_headers(blocks)
@@ -163,7 +165,7 @@ def binary_views(data: memoryview, starts: Array, lengths: Array, valid: Array |
         referring = views[outside]
         _refer(data, referring, starts[outside])
         views[outside] = referring
-        _inline(data, views, starts, lengths, np.flatnonzero(~long))
+        _inline(data, views, starts, lengths, np.flatnonzero((lengths > 0) & ~long))
     buffers = [_validity(valid), pa.py_buffer(views), *_spans(data)]
     return pa.Array.from_buffers(pa.binary_view(), len(views), buffers)
 

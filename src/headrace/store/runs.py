@@ -108,7 +108,7 @@ class SegmentRun(Run):
         if len(offsets) == 0:
             return
         touched = np.searchsorted(blocks, offsets, side="right") - 1
-        doubtful = np.unique(touched)
+        doubtful = touched[np.concatenate(([True], touched[1:] != touched[:-1]))]
         for number in doubtful[~self._good[doubtful]].tolist():
             at = int(blocks[number])
             if open_block(self.data, at, self._seed, at) is None:
