@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from headrace import COMPATIBLE_VERSION, __version__
 from headrace.broker import Hub, Timers
 from headrace.durations import Duration, duration_ns
+from headrace.errors import StoreError
 from headrace.net.auth import Authenticator
 from headrace.net.clocks import Alarm, SystemClock
 from headrace.net.listener import Listener
@@ -75,7 +76,7 @@ class Server:
         self._start_ns = 0
         self._alarm: Alarm | None = None
         self._listener: Listener | None = None
-        self._jetstream: JetStream | None = None
+        self.jetstream: JetStream | None = None
         self._lame_duck: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -87,7 +88,7 @@ class Server:
         self._start_ns = self.now_ns()
         try:
             if self.options.jetstream:
-                self._jetstream = self._open_streams()
+                self.jetstream = self._open_streams()
             await self._open_door(tls)
             await self._open_monitors(tls)
             self._presence.show(nats=[self.url], monitoring=self._monitor_urls())
@@ -108,8 +109,8 @@ class Server:
             self._lame_duck.cancel()
         if self._alarm is not None:
             self._alarm.close()
-        if self._jetstream is not None:
-            self._jetstream.close()
+        if self.jetstream is not None:
+            self._close_streams(self.jetstream)
         if self._listener is not None:
             await self._listener.stop()
         for monitor in self._monitors.values():
@@ -185,9 +186,23 @@ class Server:
         while (deadline_ns := self.timers.next_deadline()) is not None and deadline_ns <= end_ns:
             clock.advance(max(deadline_ns - clock.now_ns(), 0))
             self.timers.run_due()
-            await asyncio.sleep(0)
+            await self._settle()
         clock.advance(end_ns - clock.now_ns())
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Let what was just decided become durable, and what speaks of it leave."""
         await asyncio.sleep(0)
+        store = self.jetstream.store if self.jetstream is not None else None
+        # The store tells one listener of a commit, and that is the broker.
+        while store is not None and store.poisoned is None and (store.dirty or store.in_flight):
+            await asyncio.sleep(0)  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+    def ailment(self) -> str:
+        """Why the server cannot do its work, or nothing when it is well."""
+        store = self.jetstream.store if self.jetstream is not None else None
+        return "" if store is None or store.poisoned is None else str(store.poisoned)
 
     def vitals(self) -> Vitals:
         """The server's figures at this moment."""
@@ -231,6 +246,12 @@ class Server:
         from headrace.net.streams import open_streams
 
         return open_streams(self.options, self.hub, self.timers, self.server_name, self._log)
+
+    def _close_streams(self, jetstream: JetStream) -> None:
+        try:
+            jetstream.close()
+        except StoreError as error:
+            self._log.error(f"The store could not be closed: {error}")
 
     async def _open_door(self, tls: ssl.SSLContext | None) -> None:
         options = self.options

@@ -96,6 +96,11 @@ class JetStream:
         """The time as the clock shows it."""
         return self._clock.now_ns()
 
+    @property
+    def settled(self) -> bool:
+        """Whether everything admitted is durable and told."""
+        return not (self.store.dirty or self.store.in_flight)
+
     # Streams
 
     def lookup(self, name: str) -> Stream:
