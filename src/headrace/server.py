@@ -195,8 +195,8 @@ class Server:
         await asyncio.sleep(0)
         store = self.jetstream.store if self.jetstream is not None else None
         # The store tells one listener of a commit, and that is the broker.
-        while store is not None and store.poisoned is None and (store.dirty or store.in_flight):
-            await asyncio.sleep(0)  # noqa: ASYNC110
+        while store is not None and store.poisoned is None and (store.dirty or store.in_flight):  # noqa: ASYNC110
+            await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     def ailment(self) -> str:

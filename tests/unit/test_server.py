@@ -8,6 +8,7 @@ import nats
 import pytest
 
 import headrace
+from headrace.monitor import pages
 from headrace.net.options import OptionsError
 from support import certificates
 
@@ -172,6 +173,29 @@ async def test_time_passes_on_request_under_an_unmodified_client() -> None:
         assert happened == [3600 * 10**9, 7200 * 10**9]
         assert server.now_ns() - before == 86400 * 10**9
         await round_trip(client)
+
+
+async def test_messages_grow_old_on_request(tmp_path: Path) -> None:
+    async with headrace.Server(tmp_path, clock="virtual") as server:
+        client = await nats.connect(server.url)
+        jetstream = client.jetstream()
+        await jetstream.add_stream(name="S", subjects=["s"], max_age=3600)
+        await jetstream.publish("s", b"1")
+        await server.advance("59m")
+        assert (await jetstream.stream_info("S")).state.messages == 1
+        await server.advance("24h")
+        assert (await jetstream.stream_info("S")).state.messages == 0
+        await client.close()
+
+
+async def test_a_store_that_cannot_write_shows_and_does_not_hinder_the_end(tmp_path: Path) -> None:
+    async with headrace.Server(tmp_path) as server:
+        health = pages(server)["/healthz"]
+        assert health({}).status == 200
+        assert server.jetstream is not None
+        server.jetstream.store.fail(OSError(5, "Input/output error"))
+        assert health({}).status == 503
+        assert b"Input/output error" in health({}).body
 
 
 async def test_real_time_cannot_be_advanced() -> None:

@@ -21,6 +21,7 @@ class Watched(Protocol):
     @property
     def listener(self) -> Listener: ...
     def vitals(self) -> Vitals: ...
+    def ailment(self) -> str: ...
     def now_ns(self) -> int: ...
 
 
@@ -41,6 +42,9 @@ def pages(server: Watched) -> dict[str, Page]:
         return json_answer(found)
 
     def health(_: Query) -> Answer:
+        ailment = server.ailment()
+        if ailment:
+            return json_answer({"status": "unavailable", "status_code": 503, "error": ailment}, 503)
         return json_answer({"status": "ok"})
 
     return {"/varz": general, "/connz": connections, "/healthz": health}
