@@ -1,0 +1,51 @@
+"""What an application imports: nats-py with atomic batches, buckets with TTL, consumer resets.
+
+nats-py stays the client: connections, contexts, configurations and errors are its own with more in them, and everything
+works the same against Headrace and nats-server. `headrace.client.sync` is the same without `await`.
+"""
+
+from headrace.client.batch import MAX_MESSAGES, Batch, BatchAck
+from headrace.client.configs import (
+    ConsumerConfig,
+    ConsumerInfo,
+    PriorityPolicy,
+    StreamConfig,
+    StreamConsumerSource,
+    StreamInfo,
+    StreamSource,
+)
+from headrace.client.connection import Client, connect, jetstream
+from headrace.client.context import JetStream
+from headrace.client.kv import KeyValue
+from headrace.client.kv_bucket import BucketConfig, BucketStatus
+from headrace.client.kv_entry import Entry, Operation
+from headrace.client.messages import Message
+from headrace.client.reset import ConsumerReset
+from headrace.client.sourcing import source_through
+from headrace.client.watch import Watcher
+
+__all__ = [
+    "MAX_MESSAGES",
+    "Batch",
+    "BatchAck",
+    "BucketConfig",
+    "BucketStatus",
+    "Client",
+    "ConsumerConfig",
+    "ConsumerInfo",
+    "ConsumerReset",
+    "Entry",
+    "JetStream",
+    "KeyValue",
+    "Message",
+    "Operation",
+    "PriorityPolicy",
+    "StreamConfig",
+    "StreamConsumerSource",
+    "StreamInfo",
+    "StreamSource",
+    "Watcher",
+    "connect",
+    "jetstream",
+    "source_through",
+]

@@ -1,0 +1,295 @@
+"""The JetStream context: nats-py's own, with batches, buckets with TTL, resets and full configurations.
+
+Everything of nats-py's `JetStreamContext` is there under its name; what is overridden takes more and raises the same
+errors under more special names. The work is done in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client as NATS
+from nats.js import JetStreamContext, api
+
+from headrace.client import kv_bucket, sourcing
+from headrace.client.batch import Batch, BatchAck, as_messages
+from headrace.client.configs import ConsumerInfo, StreamInfo
+from headrace.client.durations import Duration
+from headrace.client.errors import (
+    BadBucket,
+    BucketExists,
+    BucketNotFound,
+    LimitMarkersUnsupported,
+    StreamNotFound,
+    named_errors,
+    recast,
+)
+from headrace.client.kv import KeyValue
+from headrace.client.kv_bucket import BucketConfig, BucketStatus
+from headrace.client.kv_entry import check_bucket
+from headrace.client.messages import Message
+from headrace.client.replies import Replies
+from headrace.client.reset import ConsumerReset, reset_consumer
+
+
+class JetStream(JetStreamContext):
+    """A JetStream context; `nats-py` documents what is not described here.
+
+    ::
+
+        nc = await headrace.client.connect("nats://127.0.0.1:4222")
+        js = nc.jetstream()
+    """
+
+    def __init__(self, conn: NATS, **options: Any) -> None:
+        super().__init__(conn, **options)
+        self.replies = Replies(conn)
+        self._api_level: int | None = None
+
+    @property
+    def connection(self) -> NATS:
+        return self._nc
+
+    @property
+    def timeout(self) -> float:
+        """How long requests wait for their answers, in seconds."""
+        return self._timeout
+
+    async def api_request(
+        self, call: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Call the JetStream API (`"STREAM.INFO.ORDERS"`); the answer, or the error under its name."""
+        data = json.dumps(body).encode() if body else b""
+        with named_errors(call):
+            seconds = self._timeout if timeout is None else timeout
+            return await self._api_request(f"{self._prefix}.{call}", data, timeout=seconds)
+
+    async def api_level(self) -> int | None:
+        """The server's JetStream API level; None if the server does not tell."""
+        if self._api_level is None:
+            try:
+                self._api_level = (await self.account_info()).api.level or 0
+            except nats.errors.Error:
+                return None
+        return self._api_level
+
+    # Publishing
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        msg_ttl: Duration | None = None,
+        *,
+        ttl: Duration | None = None,
+        msg_id: str | None = None,
+        expect_last_sequence: int | None = None,
+        expect_last_subject_sequence: int | None = None,
+        expect_last_subject: str | None = None,
+    ) -> api.PubAck:
+        """Publish and wait for the acknowledgement; the options are those of `Message`."""
+        message = Message(
+            subject,
+            payload,
+            headers,
+            expect_last_sequence=expect_last_sequence,
+            expect_last_subject_sequence=expect_last_subject_sequence,
+            expect_last_subject=expect_last_subject,
+            ttl=msg_ttl if ttl is None else ttl,
+            msg_id=msg_id,
+            stream=stream,
+        )
+        with named_errors(subject):
+            return await super().publish(subject, payload, timeout, headers=message.wire_headers() or None)
+
+    def batch(self, **options: Any) -> Batch:
+        """An atomic batch, as a context: `async with js.batch() as batch: await batch.publish(...)`.
+
+        Options: `ack_every` (an answer is asked for every so many messages, which bounds what is under way), `timeout`
+        in seconds, `limit` (the messages a server takes in a batch).
+        """
+        return Batch(self, **options)
+
+    async def publish_batch(self, messages: Iterable[Message | tuple[Any, ...]], **options: Any) -> BatchAck:
+        """Store messages as one atomic batch; tuples are (subject, payload) or (subject, payload, headers).
+
+        Options as for `batch`. More messages than a batch takes are refused before anything is sent.
+        """
+        return await Batch(self, **options).send_all(as_messages(messages))
+
+    # Buckets
+
+    async def create_key_value(
+        self, config: BucketConfig | api.KeyValueConfig | None = None, **params: Any
+    ) -> KeyValue:
+        """Create a bucket; the options are those of `BucketConfig`. One that exists alike is taken as it is."""
+        bucket = kv_bucket.config_from(config, params)
+        stream = bucket.stream()
+        if bucket.limit_markers:
+            await self._require_markers()
+        try:
+            info = await self.api_request(f"STREAM.CREATE.{stream['name']}", stream)
+        except BucketExists as error:
+            raise BucketExists(
+                error.code, error.err_code, f"bucket {bucket.bucket!r} exists, but differs"
+            ) from error
+        return KeyValue(self, bucket.bucket, StreamInfo.from_response(info))
+
+    async def key_value(self, bucket: str) -> KeyValue:
+        """An existing bucket; `BucketNotFound` if there is none."""
+        try:
+            info = await self.stream_info(kv_bucket.stream_of(check_bucket(bucket)))
+        except StreamNotFound as error:
+            raise BucketNotFound.refuse(f"there is no bucket {bucket!r}") from error
+        if info.config.max_msgs_per_subject < 1:
+            raise BadBucket.refuse(
+                f"stream {info.config.name!r} is not a bucket: it keeps no history by subject"
+            )
+        return KeyValue(self, bucket, info)
+
+    async def update_key_value(self, bucket: str, **changes: Any) -> KeyValue:
+        """Change options of a bucket and leave the others: `update_key_value("b", limit_markers="1h")`.
+
+        Limit markers can be enabled and changed, not disabled.
+        """
+        name = kv_bucket.stream_of(check_bucket(bucket))
+        try:
+            now = (await self.api_request(f"STREAM.INFO.{name}"))["config"]
+        except StreamNotFound as error:
+            raise recast(error, BucketNotFound) from error
+        config = kv_bucket.changed(now, changes)
+        if changes.get("limit_markers"):
+            await self._require_markers()
+        info = await self.api_request(f"STREAM.UPDATE.{name}", config)
+        return KeyValue(self, bucket, StreamInfo.from_response(info))
+
+    async def delete_key_value(self, bucket: str) -> bool:
+        """Delete a bucket with everything in it."""
+        try:
+            answer = await self.api_request(f"STREAM.DELETE.{kv_bucket.stream_of(check_bucket(bucket))}")
+        except StreamNotFound as error:
+            raise recast(error, BucketNotFound) from error
+        return bool(answer["success"])
+
+    async def key_value_names(self) -> list[str]:
+        """The names of all buckets."""
+        names = [name async for name in self._listed("STREAM.NAMES", "streams")]
+        return [bucket for name in names if (bucket := kv_bucket.bucket_of(name)) is not None]
+
+    async def key_value_statuses(self) -> list[BucketStatus]:
+        """The status of every bucket."""
+        infos = await self.streams_info()
+        named = [(info, kv_bucket.bucket_of(str(info.config.name))) for info in infos]
+        return [BucketStatus(info, bucket) for info, bucket in named if bucket is not None]
+
+    async def _require_markers(self) -> None:
+        level = (await self.account_info()).api.level or 0
+        if level < kv_bucket.MARKERS_LEVEL:
+            text = f"limit markers need API level {kv_bucket.MARKERS_LEVEL}, the server has {level}"
+            raise LimitMarkersUnsupported.refuse(text)
+
+    # Streams and consumers
+
+    async def add_stream(self, config: api.StreamConfig | None = None, **params: Any) -> StreamInfo:
+        """Create a stream."""
+        return await self._send_stream("CREATE", config, params)
+
+    async def update_stream(self, config: api.StreamConfig | None = None, **params: Any) -> StreamInfo:
+        """Change a stream's configuration to this one."""
+        return await self._send_stream("UPDATE", config, params)
+
+    async def _send_stream(
+        self, verb: str, config: api.StreamConfig | None, params: dict[str, Any]
+    ) -> StreamInfo:
+        config = (config or api.StreamConfig()).evolve(**params)
+        if not config.name:
+            raise ValueError("a stream needs a name")
+        return StreamInfo.from_response(
+            await self.api_request(f"STREAM.{verb}.{config.name}", config.as_dict())
+        )
+
+    async def stream_info(self, name: str, subjects_filter: str | None = None) -> StreamInfo:
+        """A stream's configuration and state."""
+        body = {"subjects_filter": subjects_filter} if subjects_filter else None
+        return StreamInfo.from_response(await self.api_request(f"STREAM.INFO.{name}", body))
+
+    async def streams_info(self, offset: int = 0) -> list[StreamInfo]:  # type: ignore[override]
+        """All streams, from an offset on."""
+        listed = self._listed("STREAM.LIST", "streams", offset)
+        return [StreamInfo.from_response(info) async for info in listed]
+
+    async def add_consumer(
+        self,
+        stream: str,
+        config: api.ConsumerConfig | None = None,
+        timeout: float | None = None,
+        **params: Any,
+    ) -> ConsumerInfo:
+        """Create a consumer, or update one that exists."""
+        config = (config or api.ConsumerConfig()).evolve(**params)
+        call = f"CONSUMER.CREATE.{stream}"
+        if name := config.name or config.durable_name:
+            call += f".{name}"
+            if config.filter_subject and config.filter_subject != ">":
+                call += f".{config.filter_subject}"
+        body = {"stream_name": stream, "config": {**config.as_dict(), **({"name": name} if name else {})}}
+        return ConsumerInfo.from_response(await self.api_request(call, body, timeout=timeout))
+
+    async def consumer_info(self, stream: str, consumer: str, timeout: float | None = None) -> ConsumerInfo:
+        """A consumer's configuration and state."""
+        answer = await self.api_request(f"CONSUMER.INFO.{stream}.{consumer}", timeout=timeout)
+        return ConsumerInfo.from_response(answer)
+
+    async def reset_consumer(
+        self, stream: str, consumer: str, seq: int | None = None, timeout: float | None = None
+    ) -> ConsumerReset:
+        """Let a consumer deliver again: from its ack floor on, or from a sequence of the stream.
+
+        Its delivery count begins anew with 1. `InvalidReset` if its deliver policy does not allow the sequence.
+        """
+        return await reset_consumer(self, stream, consumer, seq, timeout)
+
+    async def create_sourcing_consumer(
+        self,
+        stream: str,
+        name: str,
+        deliver_subject: str,
+        *,
+        filter_subjects: Iterable[str] = (),
+        start_seq: int | None = None,
+        start_time: datetime | None = None,
+        **options: Any,
+    ) -> ConsumerInfo:
+        """Create the durable consumer that a mirror or source on another stream reads `stream` through.
+
+        More options: `deliver_policy`, `replay_policy`, `max_ack_pending`, `description`, `metadata`.
+        `sourcing.source_through(info)` is what the sourcing stream then needs in its configuration.
+        """
+        return await sourcing.create_sourcing_consumer(
+            self,
+            stream,
+            name,
+            deliver_subject,
+            filter_subjects=tuple(filter_subjects),
+            start_seq=start_seq,
+            start_time=start_time,
+            **options,
+        )
+
+    async def _listed(self, call: str, part: str, offset: int = 0) -> AsyncIterator[Any]:
+        """The parts of a listing, page by page."""
+        while True:
+            page = await self.api_request(call, {"offset": offset})
+            items = page.get(part) or []
+            for item in items:
+                yield item
+            offset += len(items)
+            if not items or offset >= page["total"]:
+                return

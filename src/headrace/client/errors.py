@@ -1,0 +1,361 @@
+"""What a server refuses, by name: each error says what was wrong and what to do about it.
+
+Every class has two parents: Headrace's one root, and the class that nats-py raises for the same answer, so that code
+written for nats-py keeps catching what it caught. Owns the table from error codes to names; must not know requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple, Self
+
+import nats.errors
+import nats.js.errors as theirs
+
+from headrace.errors import HeadraceError
+
+
+class Member(NamedTuple):
+    """A message of a batch: its position, from 1, and its subject."""
+
+    position: int
+    subject: str
+
+
+class JetStreamError(HeadraceError, theirs.APIError):
+    """A server refused a request; `code`, `err_code` and `description` are its answer.
+
+    In a batch, `member` is the message that was refused where that is certain, and `candidates` are those that
+    it may have been.
+    """
+
+    CODE: ClassVar[int] = 0
+    ERR_CODE: ClassVar[int] = 0
+    remedy: ClassVar[str] = ""
+    member: Member | None = None
+    candidates: tuple[Member, ...] = ()
+
+    def __init__(self, code: int | None, err_code: int | None, description: str | None) -> None:
+        HeadraceError.__init__(self, description)
+        theirs.APIError.__init__(self, code, description, err_code)
+
+    @classmethod
+    def refuse(cls, description: str) -> Self:
+        """The same error, found before anything was sent."""
+        return cls(cls.CODE, cls.ERR_CODE, description)
+
+    def __str__(self) -> str:
+        place = ""
+        if self.member:
+            place = f"batch member {self.member.position} ({self.member.subject}): "
+        elif self.candidates:
+            shown = ", ".join(str(candidate.position) for candidate in self.candidates[:5])
+            place = f"batch member {shown}{', ...' if len(self.candidates) > 5 else ''}: "
+        answer = f" [{self.code}/{self.err_code}]" if self.err_code else ""
+        return f"{place}{self.description}{answer}{self.remedy and f'; {self.remedy}'}"
+
+    def __reduce__(self) -> Any:
+        state = {"member": self.member, "candidates": self.candidates}
+        return type(self), (self.code, self.err_code, self.description), state
+
+
+class BadRequest(JetStreamError, theirs.BadRequestError):
+    """The request cannot be served as it is (400)."""
+
+    CODE = 400
+
+
+class NotFound(JetStreamError, theirs.NotFoundError):
+    """What the request names does not exist (404)."""
+
+    CODE = 404
+
+
+class ServerFault(JetStreamError, theirs.ServerError):
+    """The server could not do it (500); a configuration that it refuses is among these."""
+
+    CODE = 500
+
+
+class Unavailable(JetStreamError, theirs.ServiceUnavailableError):
+    """The server cannot do it now (503)."""
+
+    CODE = 503
+
+
+class WrongLastSequence(BadRequest):
+    """Somebody wrote in between: the expected last sequence is not the actual one."""
+
+    ERR_CODE = 10071
+    remedy = "read again and retry with the new sequence"
+
+    @property
+    def actual(self) -> int | None:
+        """The sequence that the server has, where it says so."""
+        found = re.search(r": (\d+)$", self.description or "")
+        return int(found[1]) if found else None
+
+
+class WrongRevision(WrongLastSequence, theirs.KeyWrongLastSequenceError):
+    """The key has another revision than the expected one."""
+
+    remedy = "get the key again and retry with its revision"
+
+
+class KeyExists(WrongRevision):
+    """create() found a value; `revision` is that of the value where one key was asked for."""
+
+    remedy = "use put() or update() to change a key that exists"
+    revision: int | None = None
+
+
+class KeyNotFound(NotFound, theirs.KeyNotFoundError):
+    """The key has no value: never written, deleted, purged or expired. `entry` is the marker that says so."""
+
+    ERR_CODE = 10037
+
+    def __init__(self, code: int | None, err_code: int | None, description: str | None) -> None:
+        super().__init__(code, err_code, description)
+        self.entry: Any = None
+        self.op: Any = None
+        self.message: str | None = description
+
+
+class NoKeys(NotFound, theirs.NoKeysError):
+    """No key matches."""
+
+
+class StreamNotFound(NotFound):
+    """There is no such stream."""
+
+    ERR_CODE = 10059
+    remedy = "create it with add_stream(), or check the name and the domain"
+
+
+class BucketNotFound(StreamNotFound, theirs.BucketNotFoundError):
+    """There is no such bucket."""
+
+    remedy = "create it with create_key_value(), or check the name and the domain"
+
+
+class BucketExists(BadRequest):
+    """A bucket of that name has another configuration."""
+
+    ERR_CODE = 10058
+    remedy = "bind to it with key_value(), or change it with update_key_value()"
+
+
+class BadBucket(BadRequest, theirs.BadBucketError):
+    """The stream of that name is not a bucket."""
+
+
+class ConsumerNotFound(NotFound):
+    """There is no such consumer."""
+
+    ERR_CODE = 10014
+    remedy = "create it with add_consumer(), or check the name"
+
+
+class InvalidReset(BadRequest, theirs.ConsumerInvalidResetError):
+    """The consumer's deliver policy does not allow this reset."""
+
+    ERR_CODE = 10204
+    remedy = "reset without seq, or to a sequence at or after the consumer's start"
+
+
+class InvalidTTL(BadRequest):
+    """The server does not read the TTL."""
+
+    ERR_CODE = 10165
+    remedy = 'write at least one second, for example 90, "1m30s" or timedelta(minutes=1)'
+
+
+class TTLDisabled(BadRequest):
+    """The stream takes no TTL for single messages."""
+
+    ERR_CODE = 10166
+    remedy = "set allow_msg_ttl on the stream, or limit_markers on the bucket with update_key_value()"
+
+
+class MessageTooLarge(BadRequest):
+    """Headers and payload exceed the stream's max_msg_size (a bucket's max_value_size)."""
+
+    ERR_CODE = 10054
+    remedy = "store less, or raise the limit with an update"
+
+
+class StreamFull(Unavailable):
+    """The stream refuses new messages because one of its limits is reached."""
+
+    ERR_CODE = 10077
+    remedy = "delete or purge something, or raise max_bytes or max_msgs"
+
+
+class StreamMismatch(BadRequest):
+    """The subject belongs to another stream than the expected one."""
+
+    ERR_CODE = 10060
+
+
+class RollupRefused(ServerFault):
+    """The stream does not allow this rollup."""
+
+    ERR_CODE = 10111
+    remedy = "set allow_rollup_hdrs on the stream; in a batch, roll a subject up before writing it"
+
+
+class InvalidConfig(ServerFault):
+    """The configuration is refused."""
+
+    ERR_CODE = 10052
+
+
+class MissingSubjectSequence(BadRequest):
+    """expect_last_subject was given without expect_last_subject_sequence."""
+
+    ERR_CODE = 10193
+    remedy = "give expect_last_subject_sequence as well"
+
+
+class LevelTooLow(JetStreamError):
+    """The server's API is older than what was asked for."""
+
+    CODE = 412
+    ERR_CODE = 10185
+    remedy = "use a newer server"
+
+
+class LimitMarkersUnsupported(LevelTooLow, theirs.KeyValueLimitMarkerTTLNotSupportedError):
+    """Limit markers need API level 1 (nats-server 2.11)."""
+
+
+class LimitMarkersPermanent(BadRequest):
+    """Limit markers can be enabled on a bucket and changed, but not disabled."""
+
+    remedy = "create another bucket without limit_markers"
+
+
+class AtomicDisabled(BadRequest):
+    """The stream takes no atomic batches."""
+
+    ERR_CODE = 10174
+    remedy = "set allow_atomic on the stream, or on the bucket with update_key_value()"
+
+
+class BatchIncomplete(BadRequest):
+    """The server does not know the batch (any more), or missed one of its messages; nothing was stored."""
+
+    ERR_CODE = 10176
+    remedy = (
+        "send the whole batch again; the server abandons one that pauses for 10 s or whose connection broke"
+    )
+
+
+class BatchTooLarge(BadRequest):
+    """More messages than a server takes in one batch."""
+
+    ERR_CODE = 10199
+    remedy = "divide it"
+
+
+class BatchHeaderUnsupported(BadRequest):
+    """A header that batches do not support."""
+
+    ERR_CODE = 10177
+
+
+class DuplicateInBatch(BadRequest):
+    """A msg_id occurs twice in the batch, or was stored within the stream's duplicate window."""
+
+    ERR_CODE = 10201
+    remedy = "leave the message out: it is stored already, or twice in the batch"
+
+
+class TooManyBatches(JetStreamError):
+    """The stream or the server has as many open batches as it allows."""
+
+    CODE = 429
+    ERR_CODE = 10210
+    remedy = "wait until others are committed, then send the whole batch again"
+
+
+class BatchClosed(HeadraceError):
+    """The batch is committed or abandoned; begin another one."""
+
+
+class NoStream(HeadraceError, theirs.NoStreamResponseError):
+    """No stream listens on the subject."""
+
+    def __init__(self, subject: str) -> None:
+        HeadraceError.__init__(self, subject)
+        self.subject = subject
+
+    def __str__(self) -> str:
+        return f"no stream takes {self.subject!r}; create one with add_stream(), or check the subject"
+
+
+class NoAnswer(HeadraceError, nats.errors.TimeoutError):
+    """The server did not answer in time; whether it acted is unknown."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else "no answer in time"
+
+
+class OutcomeUnknown(NoAnswer):
+    """A commit was not answered in time: the batch is stored whole, or not at all.
+
+    Send it again with expected sequences or message ids, which make the second one fail if the first was stored.
+    """
+
+
+def _descendants(kind: type[JetStreamError]) -> Iterator[type[JetStreamError]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _descendants(child)
+
+
+#: Parents come first, so that a code means the general name and callers choose the special one.
+_BY_ERROR: dict[int, type[JetStreamError]] = {10164: WrongLastSequence}
+for _kind in _descendants(JetStreamError):
+    if "ERR_CODE" in vars(_kind) and _kind is not KeyNotFound:
+        _BY_ERROR.setdefault(_kind.ERR_CODE, _kind)
+_BY_CODE: dict[int, type[JetStreamError]] = {
+    400: BadRequest,
+    404: NotFound,
+    500: ServerFault,
+    503: Unavailable,
+}
+
+
+def error_of(answer: dict[str, Any]) -> JetStreamError:
+    """The named error of an API error object `{"code", "err_code", "description"}`."""
+    code, err_code = int(answer.get("code") or 0), int(answer.get("err_code") or 0)
+    kind = _BY_ERROR.get(err_code) or _BY_CODE.get(code, JetStreamError)
+    return kind(code, err_code, str(answer.get("description") or "the server refused without a reason"))
+
+
+def recast(error: JetStreamError, kind: type[JetStreamError]) -> JetStreamError:
+    """The same answer under a more special name."""
+    special = kind(error.code, error.err_code, error.description)
+    special.member, special.candidates = error.member, error.candidates
+    return special
+
+
+@contextmanager
+def named_errors(what: str = "the request") -> Iterator[None]:
+    """What nats-py raises inside leaves under its Headrace name."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except theirs.APIError as error:
+        names = ("code", "err_code", "description")
+        raise error_of({name: getattr(error, name, None) for name in names}) from error
+    except (theirs.NoStreamResponseError, nats.errors.NoRespondersError) as error:
+        raise NoStream(what) from error
+    except nats.errors.TimeoutError as error:
+        raise NoAnswer(
+            f"no answer to {what} in time; is the server reachable and allowed to answer?"
+        ) from error

@@ -1,0 +1,294 @@
+"""A bucket of keys: nats-py's `KeyValue` with TTLs, limit markers, richer watching, and several keys at once.
+
+Owns the operations on one bucket. What a stored message means is `kv_entry`, what a bucket is made of `kv_bucket`, how it
+is watched `watch`, how several keys change together `kv_many`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import nats.errors
+import nats.js.errors as theirs
+from nats.js import api
+from nats.js.kv import KeyValue as NatsKeyValue
+
+from headrace.client import kv_many
+from headrace.client import messages as m
+from headrace.client.configs import StreamInfo
+from headrace.client.durations import SECOND_NS, Duration, ttl_text
+from headrace.client.errors import (
+    BucketNotFound,
+    KeyExists,
+    KeyNotFound,
+    NoKeys,
+    NoStream,
+    TTLDisabled,
+    WrongLastSequence,
+    WrongRevision,
+    named_errors,
+    recast,
+)
+from headrace.client.kv_bucket import BucketStatus, bucket_of, prefix_of
+from headrace.client.kv_entry import OPERATION, Entry, Operation, check_key, operation_of
+from headrace.client.watch import Watcher, WatchOptions, patterns
+from headrace.durations import duration_ns
+
+if TYPE_CHECKING:
+    from headrace.client.context import JetStream
+
+
+class KeyValue(NatsKeyValue):
+    """A bucket.
+
+    ::
+
+        kv = await js.create_key_value(bucket="sessions", limit_markers="1h")
+        revision = await kv.create("ann", b"token", ttl="15m")
+        await kv.update("ann", b"token 2", last=revision)
+        print((await kv.get("ann")).value)
+    """
+
+    def __init__(self, js: JetStream, bucket: str, info: StreamInfo) -> None:
+        stream = str(info.config.name)
+        reads, writes = _prefixes(bucket, info.config)
+        super().__init__(bucket, stream, reads, js, bool(info.config.allow_direct))
+        self._js: JetStream = js
+        self._writes = writes
+        self._last_status = BucketStatus(info, bucket)
+
+    @property
+    def bucket(self) -> str:
+        return self._name
+
+    @property
+    def js(self) -> JetStream:
+        return self._js
+
+    async def get(self, key: str, revision: int | None = None, validate_keys: bool = True) -> Entry:
+        """The last entry of the key, or the one of a revision; `KeyNotFound` if the key has no value there."""
+        if validate_keys:
+            check_key(key)
+        entry = await self.last(key, revision)
+        if entry is None or entry.deleted:
+            missing = KeyNotFound.refuse(f"{key!r} has no value in bucket {self._name!r}")
+            missing.entry, missing.op = entry, entry and entry.operation
+            raise missing
+        return entry
+
+    async def last(self, key: str, revision: int | None = None) -> Entry | None:
+        """The last entry of the key, be it a value or a marker; None if there is none."""
+        subject = self._pre + key
+        try:
+            wanted: dict[str, Any] = {"seq": revision} if revision else {"subject": subject}
+            message = await self._js.get_msg(self._stream, direct=self._direct, **wanted)
+        except theirs.NotFoundError as error:
+            if error.err_code == BucketNotFound.ERR_CODE:
+                raise self._missing() from error
+            return None
+        except nats.errors.NoRespondersError as error:
+            raise self._missing() from error
+        if message.subject != subject:
+            return None
+        # A marker for an unknown reason still says that the key is gone.
+        operation = operation_of(message.headers) or Operation.PURGE
+        created = message.time or datetime.now(UTC)
+        return Entry(self._name, key, message.data or b"", message.seq or 0, 0, created, operation)
+
+    async def put(self, key: str, value: bytes, validate_keys: bool = True) -> int:
+        """Store a value whatever was there; its revision.
+
+        There is no TTL here: when it ended, an older revision would come back. `create` takes one.
+        """
+        return await self._write(key, value, {}, validate_keys)
+
+    async def create(
+        self,
+        key: str,
+        value: bytes,
+        validate_keys: bool = True,
+        msg_ttl: Duration | None = None,
+        *,
+        ttl: Duration | None = None,
+    ) -> int:
+        """Store a value if the key has none; its revision. With a `ttl` the key is gone after that time.
+
+        Raises `KeyExists`, or `TTLDisabled` if the bucket has no limit markers.
+        """
+        headers = await self._ttl_headers(ttl if ttl is not None else msg_ttl)
+        try:
+            return await self._write(key, value, headers | {m.EXPECTED_SUBJECT_SEQUENCE: "0"}, validate_keys)
+        except WrongRevision as error:
+            entry = await self.last(key)
+            if entry is None or not entry.deleted:
+                exists = KeyExists(error.code, error.err_code, f"{key!r} has a value")
+                exists.revision = entry.revision if entry else None
+                raise exists from error
+        # A tombstone or marker is the last revision: what is written next takes its place.
+        return await self._write(key, value, headers | {m.EXPECTED_SUBJECT_SEQUENCE: str(entry.revision)})
+
+    async def update(
+        self, key: str, value: bytes, last: int | None = None, validate_keys: bool = True
+    ) -> int:
+        """Store a value if `last` is the key's revision (0 or None: it has none); `WrongRevision` if not."""
+        return await self._write(key, value, {m.EXPECTED_SUBJECT_SEQUENCE: str(last or 0)}, validate_keys)
+
+    async def delete(
+        self,
+        key: str,
+        last: int | None = None,
+        validate_keys: bool = True,
+        msg_ttl: Duration | None = None,
+    ) -> bool:
+        """Mark the key as deleted, if `last` is its revision where given; its history stays."""
+        if msg_ttl is not None:
+            raise TypeError("delete() takes no TTL: purge(key, ttl=...) removes the key and then its marker")
+        await self._write(key, b"", {OPERATION: Operation.DEL.value} | _expected(last), validate_keys)
+        return True
+
+    async def purge(
+        self,
+        key: str,
+        msg_ttl: Duration | None = None,
+        *,
+        ttl: Duration | None = None,
+        last: int | None = None,
+        validate_keys: bool = True,
+    ) -> bool:
+        """Remove the key with its history, if `last` is its revision where given.
+
+        A marker stays for watchers; with a `ttl` the marker is gone too after that time, and nothing is left.
+        """
+        headers = await self._ttl_headers(ttl if ttl is not None else msg_ttl)
+        headers |= {OPERATION: Operation.PURGE.value, m.ROLLUP: "sub"} | _expected(last)
+        await self._write(key, b"", headers, validate_keys)
+        return True
+
+    async def put_many(self, values: Mapping[str, bytes]) -> dict[str, int]:
+        """Store several keys, all or none; their revisions. The bucket needs `allow_atomic`."""
+        return await kv_many.put_many(self, values)
+
+    async def update_many(self, values: Mapping[str, tuple[bytes, int]]) -> dict[str, int]:
+        """Store several keys if each has the revision given with it, all or none; their new revisions."""
+        return await kv_many.update_many(self, values)
+
+    async def create_many(
+        self, values: Mapping[str, bytes], *, ttl: Duration | None = None
+    ) -> dict[str, int]:
+        """Store several keys if none of them has a value, all or none; their revisions."""
+        return await kv_many.create_many(self, values, await self._ttl_headers(ttl))
+
+    async def history(self, key: str) -> list[Entry]:  # type: ignore[override]
+        """Every stored entry of the key, oldest first, with its deletes and markers; `NoKeys` if there is none."""
+        async with await self.watch(check_key(key), include_history=True) as watcher:
+            entries = await watcher.initial()
+        if not entries:
+            raise NoKeys.refuse(f"nothing is stored of {key!r} in bucket {self._name!r}")
+        return entries
+
+    async def keys(self, filters: Sequence[str] | None = None, **kwargs: Any) -> list[str]:
+        """The keys that have a value, or those that match one of the filters ("orders.*"); `NoKeys` if none does."""
+        options = {"ignore_deletes": True, "meta_only": True, **kwargs}
+        async with await self.watch(filters or ">", **options) as watcher:
+            entries = await watcher.initial()
+        if not entries:
+            raise NoKeys.refuse(f"no keys found in bucket {self._name!r}")
+        return list(dict.fromkeys(entry.key for entry in entries))
+
+    async def purge_deletes(self, olderthan: Duration = 30 * 60) -> bool:
+        """Remove deleted and purged keys for good: markers older than this, and the history under younger ones.
+
+        A negative number removes all markers, whatever their age.
+        """
+        everything = isinstance(olderthan, int | float) and olderthan < 0
+        limit = timedelta(0) if everything else timedelta(seconds=duration_ns(olderthan) / SECOND_NS)
+        async with await self.watchall(meta_only=True) as watcher:
+            markers = [entry for entry in await watcher.initial() if entry.deleted]
+        for entry in markers:
+            young = not everything and datetime.now(UTC) - entry.created < limit
+            await self._js.purge_stream(
+                self._stream, subject=self._pre + entry.key, keep=1 if young else None
+            )
+        return True
+
+    async def status(self) -> BucketStatus:
+        """State and configuration now."""
+        with named_errors(f"the status of bucket {self._name!r}"):
+            self._last_status = BucketStatus(await self._js.stream_info(self._stream), self._name)
+        return self._last_status
+
+    async def watch(
+        self,
+        keys: str | Sequence[str],
+        headers_only: bool = False,
+        include_history: bool = False,
+        ignore_deletes: bool = False,
+        meta_only: bool = False,
+        inactive_threshold: Duration | None = None,
+        *,
+        updates_only: bool = False,
+        resume_from: int | None = None,
+    ) -> Watcher:
+        """Watch the keys that match a filter or one of several; the options are those of `WatchOptions`."""
+        options = WatchOptions(
+            keys=patterns(keys),
+            include_history=include_history,
+            ignore_deletes=ignore_deletes,
+            meta_only=meta_only or headers_only,
+            updates_only=updates_only,
+            resume_from=resume_from,
+            inactive_threshold=inactive_threshold,
+        )
+        return await Watcher(self._js, self._name, self._stream, self._pre, options).start()
+
+    async def watchall(self, **kwargs: Any) -> Watcher:
+        """Watch every key."""
+        return await self.watch(">", **kwargs)
+
+    async def recent_status(self, *, wanted: str) -> BucketStatus:
+        """What is known of the bucket; asked for again if it lacks what is wanted, which may have been enabled."""
+        if not getattr(self._last_status, wanted):
+            await self.status()
+        return self._last_status
+
+    def subject(self, key: str) -> str:
+        """Where the key is written."""
+        return self._writes + check_key(key)
+
+    async def _write(
+        self, key: str, value: bytes, headers: dict[str, str], validate_keys: bool = True
+    ) -> int:
+        subject = self.subject(key) if validate_keys else self._writes + key
+        try:
+            ack = await self._js.publish(subject, value, headers=headers or None)
+        except WrongLastSequence as error:
+            raise recast(error, WrongRevision) from error
+        except NoStream as error:
+            raise self._missing() from error
+        return ack.seq
+
+    async def _ttl_headers(self, ttl: Duration | None) -> dict[str, str]:
+        if ttl is None:
+            return {}
+        headers = {m.TTL: ttl_text(ttl)}
+        if not (await self.recent_status(wanted="allows_ttl")).allows_ttl:
+            raise TTLDisabled.refuse(f"bucket {self._name!r} has no limit markers, so a key takes no TTL")
+        return headers
+
+    def _missing(self) -> BucketNotFound:
+        return BucketNotFound.refuse(f"there is no bucket {self._name!r}")
+
+
+def _expected(last: int | None) -> dict[str, str]:
+    return {m.EXPECTED_SUBJECT_SEQUENCE: str(last)} if last else {}
+
+
+def _prefixes(bucket: str, config: api.StreamConfig) -> tuple[str, str]:
+    """Where keys are read and where they are written: a mirror has its origin's subjects and takes no writes."""
+    if not config.mirror:
+        return prefix_of(bucket), prefix_of(bucket)
+    origin = prefix_of(bucket_of(config.mirror.name) or config.mirror.name)
+    external = config.mirror.external
+    return origin, f"{external.api}.{origin}" if external and external.api else origin

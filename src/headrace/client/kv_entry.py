@@ -1,0 +1,100 @@
+"""An entry of a bucket: what a stored message says about its key.
+
+Owns the names of keys and buckets and the reading of tombstones and limit markers; knows no connection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+import nats.js.errors as theirs
+from nats.js.kv import KeyValue as NatsKeyValue
+
+from headrace.errors import HeadraceError
+
+OPERATION = "KV-Operation"
+MARKER_REASON = "Nats-Marker-Reason"
+#: The names that earlier drafts of the markers had.
+LIMIT_NAMES = ("Nats-Applied-Limit", "Nats-Limit-Applied")
+
+_BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
+_KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
+_PATTERN = re.compile(r"[-/_=.a-zA-Z0-9*>]+")
+
+
+class InvalidName(HeadraceError, theirs.InvalidKeyError, theirs.InvalidBucketNameError, ValueError):
+    """A key, a pattern of keys or a bucket that cannot be named so."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Operation(StrEnum):
+    """What happened to a key."""
+
+    PUT = "PUT"
+    DEL = "DEL"
+    PURGE = "PURGE"
+
+
+_REASONS = {"MaxAge": Operation.PURGE, "Purge": Operation.PURGE, "Remove": Operation.DEL}
+
+
+@dataclass
+class Entry(NatsKeyValue.Entry):
+    """A revision of a key. `delta` is how many entries a watcher or history has still to come."""
+
+    bucket: str
+    key: str
+    value: bytes
+    revision: int
+    delta: int
+    created: datetime  # type: ignore[assignment]
+    operation: Operation
+
+    @property
+    def deleted(self) -> bool:
+        """The key has no value: deleted, purged or expired."""
+        return self.operation is not Operation.PUT
+
+
+def operation_of(headers: Mapping[str, str] | None) -> Operation | None:
+    """What a stored message did to its key; None for a marker of a reason that is not known.
+
+    A client's own operation comes before the server's reason for a marker.
+    """
+    if not headers:
+        return Operation.PUT
+    if operation := headers.get(OPERATION):
+        return Operation(operation) if operation in Operation.__members__ else Operation.PUT
+    if reason := headers.get(MARKER_REASON):
+        return _REASONS.get(reason)
+    for name in LIMIT_NAMES:
+        if limit := headers.get(name):
+            return Operation.PURGE if limit == "MaxAge" else None
+    return Operation.PUT
+
+
+def check_bucket(name: str) -> str:
+    if not _BUCKET.fullmatch(name):
+        raise InvalidName(f"{name!r} cannot name a bucket: letters, digits, - and _ can")
+    return name
+
+
+def check_key(key: str) -> str:
+    if not _KEY.fullmatch(key) or key[0] == "." or key[-1] == "." or ".." in key:
+        raise InvalidName(f"{key!r} cannot be a key: letters, digits and - / _ = can, with dots between them")
+    return key
+
+
+def check_pattern(pattern: str) -> str:
+    """A filter of keys: a key in which `*` stands for one part and a last `>` for all others; empty is all."""
+    if not pattern:
+        return ">"
+    if not _PATTERN.fullmatch(pattern) or pattern[0] == "." or pattern[-1] == "." or ".." in pattern:
+        raise InvalidName(f"{pattern!r} cannot match keys: write for example 'orders.*' or 'orders.>'")
+    return pattern

@@ -1,0 +1,242 @@
+"""Watching keys: the entries that match, then None once when the initial ones are all there, then every change.
+
+An ordered consumer of nats-py delivers; this module turns its messages into entries. Its invariants: None comes exactly
+once, also when the last initial entry is suppressed or vanishes; no revision comes twice or out of order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.js import api
+from nats.js.kv import KeyValue as NatsKeyValue
+from nats.js.kv import StopIterSentinel
+
+from headrace.client.durations import SECOND_NS, Duration, optional_ns
+from headrace.client.errors import NoAnswer, named_errors
+from headrace.client.kv_entry import Entry, Operation, check_pattern, operation_of
+
+if TYPE_CHECKING:
+    from headrace.client.context import JetStream
+
+_INACTIVE_S = 300.0
+_QUIET_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """What a watcher wants to see.
+
+    - `include_history`: every stored revision, not only the last of each key;
+    - `ignore_deletes`: only values: no deletes, purges or expiries;
+    - `meta_only`: entries without their values;
+    - `updates_only`: only what changes from now on; None comes at once;
+    - `resume_from`: everything from this revision on.
+    """
+
+    keys: tuple[str, ...] = (">",)
+    include_history: bool = False
+    ignore_deletes: bool = False
+    meta_only: bool = False
+    updates_only: bool = False
+    resume_from: int | None = None
+    inactive_threshold: Duration | None = None
+
+    def __post_init__(self) -> None:
+        starts = {
+            "include_history": self.include_history,
+            "updates_only": self.updates_only,
+            "resume_from": self.resume_from is not None,
+        }
+        chosen = [name for name, given in starts.items() if given]
+        if len(chosen) > 1:
+            raise ValueError(f"choose one of {' and '.join(chosen)}: they say where to start")
+
+    def consumer(self, prefix: str) -> api.ConsumerConfig:
+        """The consumer that delivers it."""
+        subjects = [prefix + check_pattern(key) for key in self.keys]
+        idle_ns = optional_ns(self.inactive_threshold, "inactive_threshold")
+        return api.ConsumerConfig(
+            deliver_policy=self._start(),
+            opt_start_seq=self.resume_from,
+            headers_only=self.meta_only or None,
+            filter_subjects=subjects if len(subjects) > 1 else None,
+            inactive_threshold=idle_ns / SECOND_NS if idle_ns else _INACTIVE_S,
+        )
+
+    def _start(self) -> api.DeliverPolicy:
+        if self.resume_from is not None:
+            return api.DeliverPolicy.BY_START_SEQUENCE
+        if self.updates_only:
+            return api.DeliverPolicy.NEW
+        return api.DeliverPolicy.ALL if self.include_history else api.DeliverPolicy.LAST_PER_SUBJECT
+
+
+class Watcher(NatsKeyValue.KeyWatcher):
+    """An asynchronous iterator of entries; stop it with `stop()` or by leaving its context.
+
+    ::
+
+        async with await kv.watch("orders.*") as watcher:
+            async for entry in watcher:
+                if entry is None:
+                    print("all that was there has come")
+                else:
+                    print(entry.operation, entry.key, entry.value)
+    """
+
+    def __init__(self, js: JetStream, bucket: str, stream: str, prefix: str, options: WatchOptions) -> None:
+        super().__init__(js)  # type: ignore[no-untyped-call]
+        self._sub: Any = None
+        self._context = js
+        self._bucket = bucket
+        self._stream = stream
+        self._prefix = prefix
+        self._options = options
+        self._ready = asyncio.Event()
+        self._seen = 0
+        self._moved = 0
+        self._consumer = ""
+        self._stopped = False
+        self._guard: asyncio.Task[None] | None = None
+
+    async def start(self) -> Self:
+        config = self._options.consumer(self._prefix)
+        with named_errors(f"watching {self._bucket!r}"):
+            self._sub = await self._context.subscribe(
+                self._prefix + check_pattern(self._options.keys[0]),
+                stream=self._stream,
+                cb=self._on_message,
+                config=config,
+                ordered_consumer=True,
+            )
+            try:
+                await self._begin()
+            except BaseException:
+                await self.stop()
+                raise
+        return self
+
+    async def _begin(self) -> None:
+        info = await self._sub.consumer_info()
+        self._consumer = info.name
+        if self._options.updates_only:
+            if info.delivered.consumer_seq == 0:
+                # After a reset, nats-py's ordered consumer would begin with what was there before.
+                self._seen = info.delivered.stream_seq
+            await self._finish_init()
+        elif info.num_pending == 0 and info.delivered.consumer_seq == 0:
+            await self._finish_init()
+        else:
+            self._guard = asyncio.create_task(self._watch_init())
+        self._ready.set()
+
+    async def _watch_init(self) -> None:
+        """Initial entries that expire before they are delivered leave no message that would end the beginning."""
+        while not self._init_done:
+            moved = self._moved
+            await asyncio.sleep(_QUIET_S)
+            if self._init_done or moved != self._moved:
+                continue
+            with contextlib.suppress(nats.errors.Error):
+                info = await self._sub.consumer_info()
+                if info.num_pending == 0 and info.delivered.stream_seq <= self._seen:
+                    await self._finish_init()
+
+    async def _on_message(self, message: Msg) -> None:
+        await self._ready.wait()
+        meta = message.metadata
+        self._moved += 1
+        self._consumer = meta.consumer
+        if meta.sequence.stream > self._seen:
+            self._seen = meta.sequence.stream
+            if entry := self._entry(message):
+                await self._updates.put(entry)
+        if meta.num_pending == 0:
+            await self._finish_init()
+
+    def _entry(self, message: Msg) -> Entry | None:
+        """None if the watcher does not want to see it."""
+        operation = operation_of(message.headers)
+        if operation is None or (self._options.ignore_deletes and operation is not Operation.PUT):
+            return None
+        meta = message.metadata
+        return Entry(
+            bucket=self._bucket,
+            key=message.subject.removeprefix(self._prefix),
+            value=message.data,
+            revision=meta.sequence.stream,
+            delta=meta.num_pending,
+            created=meta.timestamp,
+            operation=operation,
+        )
+
+    async def _finish_init(self) -> None:
+        if not self._init_done:
+            self._init_done = True
+            await self._updates.put(None)
+
+    async def updates(self, timeout: float = 5.0) -> Entry | None:
+        """The next entry, or None when the initial ones have all come; `NoAnswer` if nothing comes in time."""
+        try:
+            update = await asyncio.wait_for(self._updates.get(), timeout)
+        except TimeoutError as error:
+            raise NoAnswer(f"no update within {timeout:g} s") from error
+        if isinstance(update, StopIterSentinel):
+            raise NoAnswer("the watcher is stopped")
+        return update  # type: ignore[return-value]
+
+    async def initial(self) -> list[Entry]:
+        """The entries up to the None."""
+        entries: list[Entry] = []
+        async for entry in self:
+            if entry is None:
+                break
+            entries.append(entry)
+        return entries
+
+    async def stop(self) -> None:
+        """End it; who iterates over it comes to the end."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._guard:
+            self._guard.cancel()
+        with contextlib.suppress(nats.errors.Error):
+            await self._sub.unsubscribe()
+        while self._updates.full():
+            self._updates.get_nowait()
+        self._updates.put_nowait(self.STOP_ITER)
+        if self._consumer and self._context.connection.is_connected:
+            with contextlib.suppress(nats.errors.Error):
+                await self._context.delete_consumer(self._stream, self._consumer)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Entry | None:
+        update = await self._updates.get()
+        if isinstance(update, StopIterSentinel):
+            raise StopAsyncIteration
+        return update  # type: ignore[return-value]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+def patterns(keys: str | Sequence[str]) -> tuple[str, ...]:
+    """One filter or several, checked."""
+    several = (keys,) if isinstance(keys, str) else tuple(keys)
+    return tuple(check_pattern(key) for key in several) or (">",)
