@@ -11,7 +11,7 @@ SOURCES := $(wildcard src/headrace/kernel/*.pyx src/headrace/kernel/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check format bench crash mutants conformance-natspy java clean
+.PHONY: help setup run demo test check format bench crash soak-readers mutants conformance-natspy java clean
 
 help: ## what can be made
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -53,6 +53,9 @@ bench: setup ## side by side with nats-server, as ratios
 crash: setup ## two million crash points and every byte of a store rotten: hours (ARGS='--points 50000' for fewer)
 	$(BIN)/python -m tests.crash.enumerate --jobs 2 $(ARGS)
 	$(BIN)/python -m tests.crash.rot --jobs 2
+
+soak-readers: setup ## another process reads through pins for a minute while the store is written at full speed
+	$(BIN)/python -m tests.crash.pin_load $(ARGS)
 
 mutants: setup ## bugs planted in the store, one by one; each must be caught
 	$(BIN)/python -m tests.crash.mutants

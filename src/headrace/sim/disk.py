@@ -185,9 +185,10 @@ class SimDisk:
     def walk(self, folder: str = "") -> Iterator[str]:
         """Paths of all files, sorted."""
         node = self._find(folder)
-        for name in sorted(node.names) if isinstance(node, Folder) else ():
+        names = node.names if isinstance(node, Folder) else {}
+        for name in sorted(names):
             path = f"{folder}/{name}" if folder else name
-            if isinstance(self._nodes[node.names[name]], File):
+            if isinstance(self._nodes[names[name]], File):
                 yield path
             else:
                 yield from self.walk(path)

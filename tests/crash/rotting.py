@@ -1,0 +1,135 @@
+"""A closed store whose bytes change on the medium, and what must hold then.
+
+Wrong bytes are never served; what cannot be read is reported; damage stays within one block or frame;
+sequences are never given again; nothing that was there before is changed or deleted by recovery.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+from typing import NamedTuple
+
+from headrace.errors import Corrupt
+from headrace.sim import SimClock, SimDisk, Snapshot
+from headrace.sim.checks import demand
+from headrace.sim.driver import Driver
+from headrace.sim.model import Message, State
+from headrace.store import Store
+
+from .options import TINY
+from .workloads import live, some
+
+#: No block and no frame of `build` holds more messages than this.
+TOGETHER = 24
+
+
+class Rotten(NamedTuple):
+    """A store to be damaged: its disk after a clean end, and what it holds."""
+
+    snapshot: Snapshot
+    state: State
+    files: dict[str, bytes]
+
+
+@cache
+def build(kind: str = "closed") -> Rotten:
+    """About 64 KiB: two streams with segments, tails, removals and facts. "idle" ends without a shutdown."""
+    disk = SimDisk(7)
+    driver = Driver(disk, TINY)
+    rng = Random(7)
+    driver.create("A")
+    driver.create("B")
+    for number in range(12):
+        some(driver, rng, "A", 6, 300)
+        some(driver, rng, "B", 1)
+        if number % 4 == 3:
+            driver.remove("A", rng.choice(live(driver, "A")))
+            driver.append("A", b"big", 6_000)
+        driver.put(b"k/%d" % (number % 3), b"%d" % number)
+        driver.tick()
+        if number == 7:
+            driver.checkpoint()
+    driver.settle()
+    if kind == "closed":
+        driver.store.close()
+    elif kind == "idle":
+        driver.store.idle()
+        disk.drain()
+    frozen = driver.model.freeze()
+    disk = disk.kill()
+    files = {path: disk.read(path, 0, disk.size(path)) for path in disk.walk()}
+    return Rotten(disk.snapshot(), frozen, files)
+
+
+class Verdict(NamedTuple):
+    """What was found of a damaged store."""
+
+    refused: bool
+    unreadable: int
+    reported: bool
+
+
+def examine(rotten: Rotten, damaged: dict[str, bytes], *, confined: bool = True) -> Verdict:
+    """Opens the store with some files replaced and holds it to the promises."""
+    disk = SimDisk(snapshot=rotten.snapshot)
+    for path, content in damaged.items():
+        disk.rot(path, content)
+    kept = {**rotten.files, **damaged}
+    try:
+        store = Store.open(disk, SimClock(), TINY)
+    except Corrupt:
+        _nothing_touched(disk, kept)
+        return Verdict(True, 0, True)
+    _nothing_touched(disk, kept)
+    unreadable = _compare(store, rotten.state)
+    report = store.report()
+    reported = bool(report.damage or report.offline)
+    demand(not unreadable or reported, f"{unreadable} messages are gone without a word")
+    if confined:
+        demand(unreadable <= TOGETHER, f"{unreadable} messages are gone through one damaged byte")
+    return Verdict(False, unreadable, reported)
+
+
+def _nothing_touched(disk: SimDisk, kept: dict[str, bytes]) -> None:
+    for path, content in kept.items():
+        demand(disk.exists(path), f"recovery deleted {path}")
+        demand(disk.read(path, 0, disk.size(path)) == content, f"recovery changed {path}")
+
+
+def _compare(store: Store, state: State) -> int:
+    """How many messages cannot be read; raises when one is wrong or a sequence could be given again."""
+    unreadable = 0
+    for name, (_, last_seq, messages) in state[0]:
+        log = store.logs.get(name)
+        if log is None:
+            demand(bool(store.report().offline), f"stream {name} is gone without a word")
+            unreadable += len(messages)
+            continue
+        demand(log.last_seq >= last_seq, f"{name} would give sequence {log.last_seq + 1} again")
+        known = dict(messages)
+        for seq in range(min(known, default=1), last_seq + 1):
+            unreadable += not _right(log, seq, known.get(seq))
+    for key, value in state[1]:
+        found = store.facts.get(key)
+        if found != value:
+            demand(bool(store.report().damage), f"fact {key!r} is {found!r}")
+            unreadable += 1
+    return unreadable
+
+
+def _right(log, seq: int, message: Message | None) -> bool:
+    try:
+        found = log.get(seq)
+    except Corrupt:
+        return False
+    if found is None:
+        return message is None
+    time_ns, subject, header, payload, ttl_s = found
+    read = (time_ns, bytes(subject), bytes(header), bytes(payload), ttl_s)
+    demand(read == message, f"{log.name} {seq} is wrong")
+    return True
+
+
+def flipped(content: bytes, offset: int, bit: int) -> bytes:
+    return content[:offset] + bytes([content[offset] ^ 1 << bit]) + content[offset + 1 :]

@@ -1,0 +1,134 @@
+"""Failing calls: nothing acknowledged is lost, a failed sync ends all acks, a full disk recovers."""
+
+import errno
+from random import Random
+
+import pytest
+
+from headrace.errors import Full, StoreError
+from headrace.sim import Fault, SimDisk
+from headrace.sim.driver import Driver
+from headrace.sim.faults import CHANGES, READS
+
+from .failing import calls, goes_silent, run, survives
+from .options import TINY
+from .workloads import live, prepare
+
+WORDS = ("abc", "alr", "cac", "fnc", "xax", "upa", "zaz", "rkc", "lcl", "vep")
+ERRORS = {
+    "EIO": Fault(errno.EIO),
+    "EIO for good": Fault(errno.EIO, sticky=True),
+    "ENOSPC": Fault(errno.ENOSPC),
+    "ENOSPC for good": Fault(errno.ENOSPC, sticky=True),
+    "EMFILE": Fault(errno.EMFILE),
+    "short write": Fault(errno.EIO, kinds=("write",), short=True),
+    "short write, full": Fault(errno.ENOSPC, kinds=("write",), short=True, sticky=True),
+}
+
+
+def nth(fault: Fault, number: int, **changes: object) -> Fault:
+    return Fault(**{**{name: getattr(fault, name) for name in Fault.__slots__}, "nth": number, **changes})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_failing_change_at_every_call(word: str, error: str) -> None:
+    fault = ERRORS[error]
+    for number in range(1, calls(word, fault.kinds or CHANGES) + 1):
+        rng = Random(f"{word} {error} {number}")
+        survives(run(word, nth(fault, number)), rng)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", WORDS)
+def test_a_failing_read_at_every_call(word: str) -> None:
+    for number in range(1, calls(word, READS) + 1):
+        outcome = run(word, Fault(errno.EIO, nth=number, kinds=READS))
+        outcome.disk.faults.clear()
+        survives(outcome, Random(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["no", "cached", "gone"])
+@pytest.mark.parametrize("word", WORDS)
+def test_a_failed_sync_poisons(word: str, lost: str) -> None:
+    for number in range(1, calls(word, ("sync",)) + 1):
+        outcome = run(word, Fault(errno.EIO, nth=number, kinds=("sync",), lost=lost))
+        goes_silent(outcome)
+        survives(outcome, Random(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", WORDS)
+def test_a_failed_folder_sync_poisons(word: str) -> None:
+    for number in range(1, calls(word, ("syncdir",)) + 1):
+        outcome = run(word, Fault(errno.EIO, nth=number, kinds=("syncdir",)))
+        goes_silent(outcome)
+        survives(outcome, Random(number))
+
+
+def fill(driver: Driver) -> None:
+    for _ in range(10_000):
+        driver.append("A", b"a", 1_000)
+        driver.tick()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_full_disk_refuses_and_recovers(seed: int) -> None:
+    disk = SimDisk(seed)
+    driver = Driver(disk, TINY)
+    prepare(driver)
+    disk.capacity = disk.used() + TINY.headroom_bytes + 200_000
+    with pytest.raises(Full):
+        fill(driver)
+    driver.settle()
+    assert driver.store.full
+    assert driver.store.poisoned is None
+    for seq in live(driver, "A"):  # reading and removing go on
+        assert driver.log("A").get(seq) is not None
+    held = live(driver, "A")
+    driver.remove_below("A", held[-2])
+    driver.settle()
+    disk.capacity += 400_000  # somebody made room
+    for _ in range(5):
+        driver.checkpoint()
+    driver.append("A")
+    driver.settle()
+    assert not driver.store.full
+    again = Driver(disk.kill(), TINY)
+    assert again.history.states[0] == driver.model.freeze()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_removing_gives_a_full_disk_room_again(seed: int) -> None:
+    disk = SimDisk(seed)
+    driver = Driver(disk, TINY)
+    prepare(driver)
+    disk.capacity = disk.used() + TINY.headroom_bytes + 300_000
+    with pytest.raises(Full):
+        fill(driver)
+    driver.settle()
+    driver.remove_below("A", live(driver, "A")[-1])
+    driver.settle()
+    for _ in range(5):
+        driver.checkpoint()
+        driver.settle()
+    driver.append("A")
+    driver.settle()
+    assert not driver.store.full
+
+
+def test_a_full_disk_at_opening_is_told_and_loses_nothing() -> None:
+    disk = SimDisk()
+    driver = Driver(disk, TINY)
+    prepare(driver)
+    expected = driver.model.freeze()
+    for room in range(0, 200_000, 10_000):
+        after = disk.kill()
+        after.capacity = after.used() + room
+        try:
+            assert Driver(after, TINY).history.states[0] == expected
+        except (StoreError, OSError):
+            after.capacity = None
+            assert Driver(after.kill(), TINY).history.states[0] == expected

@@ -1,0 +1,88 @@
+"""Bits flip, files are cut, swapped, zeroed, replaced by older ones: detected, confined, nothing deleted."""
+
+from random import Random
+
+import pytest
+
+from headrace.sim.checks import Violation
+
+from .rotting import build, examine, flipped
+
+PARTS = 8
+STRIDE = 61
+
+
+def places() -> list[tuple[str, int]]:
+    return [(path, offset) for path, content in build().files.items() for offset in range(len(content))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_one_flipped_bit(part: int) -> None:
+    for path, offset in places()[part * STRIDE :: PARTS * STRIDE]:
+        bit = Random(f"{path} {offset}").randrange(8)
+        try:
+            examine(build(), {path: flipped(build().files[path], offset, bit)})
+        except Violation as error:
+            raise Violation(f"{path}, byte {offset}, bit {bit}: {error}") from error
+
+
+@pytest.mark.parametrize("kind", ["closed", "idle"])
+def test_a_rotten_last_frame_is_reported_rather_than_cut(kind: str) -> None:
+    rotten = build(kind)
+    path, offset = last_tick(rotten.files)
+    for place in range(offset, offset + 200, 7):
+        verdict = examine(rotten, {path: flipped(rotten.files[path], place, place % 8)})
+        assert verdict.reported, f"byte {place} of the last frame rotted without a word"
+
+
+def last_tick(files: dict[str, bytes]) -> tuple[str, int]:
+    """The path and place of the newest frame that holds messages."""
+    from headrace.store.format import ALIGN, TICK, open_frame
+
+    found = (0, "", 0)
+    for path, content in files.items():
+        if path.endswith(".jnl"):
+            for offset in range(0, len(content), ALIGN):
+                frame = open_frame(memoryview(content), offset)
+                if frame and frame.kind == TICK and b"A:" in content[offset : offset + frame.length]:
+                    found = max(found, (frame.number, path, offset))
+    assert found[0]
+    return found[1], found[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_a_file_cut_at_any_length(part: int) -> None:
+    for number, (path, content) in enumerate(build().files.items()):
+        for length in range((part + number) % 4 * 97, len(content), 4 * 97):
+            try:
+                examine(build(), {path: content[:length]}, confined=False)
+            except Violation as error:
+                raise Violation(f"{path} cut to {length}: {error}") from error
+
+
+@pytest.mark.slow
+def test_a_zeroed_range() -> None:
+    rng = Random(3)
+    for path, content in build().files.items():
+        for _ in range(12):
+            start = rng.randrange(len(content)) // 512 * 512
+            end = min(len(content), start + rng.choice((512, 4096)))
+            zeroed = content[:start] + bytes(end - start) + content[end:]
+            try:
+                examine(build(), {path: zeroed}, confined=False)
+            except Violation as error:
+                raise Violation(f"{path} zeroed from {start} to {end}: {error}") from error
+
+
+@pytest.mark.slow
+def test_two_files_swapped() -> None:
+    files = build().files
+    for one in files:
+        for other in files:
+            if one < other and files[one] != files[other]:
+                try:
+                    examine(build(), {one: files[other], other: files[one]}, confined=False)
+                except Violation as error:
+                    raise Violation(f"{one} and {other} swapped: {error}") from error

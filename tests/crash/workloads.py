@@ -1,0 +1,330 @@
+"""Workloads for crash tests: short stories told to a driver, in which the power may fail at any operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from random import Random
+
+from headrace.sim.driver import Driver
+
+Workload = Callable[[Driver, Random], None]
+
+SUBJECTS = (b"a", b"a.b", b"orders.eu.1", b"orders.us.2")
+HEADER = b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n"
+
+
+def some(driver: Driver, rng: Random, name: str, count: int, size: int = 60) -> None:
+    for _ in range(count):
+        header = HEADER if rng.random() < 0.3 else b""
+        ttl_s = rng.choice((0, 0, 60, 0xFFFFFFFF))
+        driver.append(name, rng.choice(SUBJECTS), rng.randrange(size), header, ttl_s)
+
+
+def live(driver: Driver, name: str) -> list[int]:
+    return sorted(driver.modelled(name).messages)
+
+
+def append(driver: Driver, rng: Random) -> None:
+    driver.create("A")
+    for _ in range(14):
+        some(driver, rng, "A", rng.randrange(1, 6), 300)
+        driver.tick() if rng.random() < 0.6 else driver.seal()
+    driver.settle()
+
+
+def remove(driver: Driver, rng: Random) -> None:
+    driver.create("A")
+    some(driver, rng, "A", 12)
+    driver.tick()
+    for _ in range(8):
+        driver.remove("A", rng.choice(live(driver, "A")))
+        some(driver, rng, "A", rng.randrange(2))
+        driver.seal()
+    driver.remove("A", driver.append("A"))  # appended and removed in one frame
+    driver.settle()
+
+
+def replace(driver: Driver, rng: Random) -> None:
+    driver.create("A")
+    for _ in range(16):
+        driver.replace("A", rng.choice(SUBJECTS), rng.randrange(200))
+        driver.tick() if rng.random() < 0.5 else driver.seal()
+    driver.settle()
+
+
+def streams(driver: Driver, rng: Random) -> None:
+    for number in range(6):
+        driver.create(f"S{number}", first_seq=1 + 10 * number)
+        for name in sorted(driver.model.logs):
+            some(driver, rng, name, rng.randrange(3))
+        driver.tick() if rng.random() < 0.5 else driver.seal()
+    driver.settle()
+    for name in sorted(driver.model.logs):
+        driver.remove_below(name, driver.modelled(name).last_seq)
+    driver.settle()
+
+
+def large(driver: Driver, rng: Random) -> None:
+    driver.create("A")
+    driver.create("B")
+    for size in (10, 9_000, 33_000, 100, 70_000, 20, 40_000):
+        driver.append("A", b"big", size)
+        driver.append("B", b"small", 10)
+        driver.tick() if rng.random() < 0.5 else driver.seal()
+    driver.remove("A", 3)
+    driver.settle()
+
+
+def checkpoint(driver: Driver, rng: Random) -> None:
+    driver.create("A")
+    driver.create("B")
+    for _ in range(5):
+        some(driver, rng, "A", 4)
+        some(driver, rng, "B", 2)
+        driver.seal()
+        driver.checkpoint()
+        driver.remove("A", rng.choice(live(driver, "A")))
+        some(driver, rng, "A", 1)
+        driver.seal()
+    driver.settle()
+
+
+def rotate(driver: Driver, rng: Random) -> None:
+    """Enough bytes to fill several journal files and segments: they are sealed, retired and used again."""
+    driver.create("A")
+    for _ in range(16):
+        some(driver, rng, "A", 6, 2_400)
+        if rng.random() < 0.3:
+            driver.remove("A", rng.choice(live(driver, "A")))
+        driver.seal()
+    driver.settle()
+
+
+def compact(driver: Driver, rng: Random) -> None:
+    """Segments become sparse and are merged."""
+    driver.create("A")
+    for _ in range(10):
+        some(driver, rng, "A", 10, 1_200)
+        driver.seal()
+    driver.settle()
+    driver.checkpoint()
+    for seq in live(driver, "A"):
+        if seq % 8:
+            driver.remove("A", seq)
+    driver.settle()
+    driver.checkpoint()
+    driver.compact()
+    some(driver, rng, "A", 5)
+    driver.settle()
+    driver.checkpoint()
+
+
+def facts(driver: Driver, rng: Random) -> None:
+    driver.create("A")
+    for number in range(12):
+        driver.put(b"c/%d" % (number % 4), b"value %d" % number)
+        driver.note(b"c/%d" % rng.randrange(min(number, 3) + 1), b"+%d" % number)
+        if number % 5 == 4:
+            driver.drop(b"c/%d" % (number % 4))
+        some(driver, rng, "A", 1)
+        driver.seal()
+        if number % 4 == 3:
+            driver.checkpoint()
+    driver.settle()
+
+
+def lifetimes(driver: Driver, rng: Random) -> None:
+    """A stream is deleted and created again under its name, before and after checkpoints."""
+    for number in range(5):
+        driver.create("A", first_seq=1 + number)
+        some(driver, rng, "A", 4)
+        driver.tick() if rng.random() < 0.7 else driver.seal()
+        if number % 2:
+            driver.checkpoint()
+            some(driver, rng, "A", 2)
+            driver.tick()
+        driver.delete("A")
+        if number % 2:
+            driver.settle()
+    driver.create("A")
+    driver.settle()
+
+
+def memory(driver: Driver, rng: Random) -> None:
+    driver.create("A")
+    driver.create("M1")
+    for number in range(8):
+        some(driver, rng, "M1", 3)
+        some(driver, rng, "A", 1)
+        driver.remove("M1", live(driver, "M1")[0])
+        driver.seal()
+        if number % 3 == 2:
+            driver.checkpoint()
+    driver.delete("M1")
+    driver.settle()
+
+
+def advance(driver: Driver, rng: Random) -> None:
+    driver.create("A")
+    for number in range(1, 7):
+        driver.advance("A", driver.modelled("A").last_seq + rng.randrange(1, 40))
+        some(driver, rng, "A", number % 3)
+        driver.tick() if rng.random() < 0.5 else driver.seal()
+        driver.remove_below("A", driver.modelled("A").last_seq + rng.randrange(-2, 3))
+        driver.seal()
+        if number % 3 == 0:
+            driver.checkpoint()
+    driver.advance("A", 1 << 40)
+    some(driver, rng, "A", 2)
+    driver.settle()
+
+
+def pins(driver: Driver, rng: Random) -> None:
+    driver.create("A")
+    for number in range(4):
+        some(driver, rng, "A", 5, 800)
+        driver.settle()
+        driver.pin("A")
+        for seq in live(driver, "A")[: 3 + number]:
+            driver.remove("A", seq)
+        driver.settle()
+        driver.checkpoint()
+        if number % 2:
+            driver.unpin()
+    driver.settle()
+
+
+def restart(driver: Driver, rng: Random) -> None:
+    """Clean shutdowns in between."""
+    driver.create("A")
+    for _ in range(4):
+        some(driver, rng, "A", 4)
+        driver.remove("A", rng.choice(live(driver, "A")))
+        driver.put(b"k", b"%d" % rng.randrange(100))
+        driver.restart()
+
+
+def everything(driver: Driver, rng: Random) -> None:
+    """A random walk over all changes."""
+    driver.create("A")
+    for _ in range(60):
+        if not driver.model.logs:
+            driver.create("A")
+        name = rng.choice(sorted(driver.model.logs))
+        rng.choice(STEPS)(driver, rng, name)
+        if rng.random() < 0.4:
+            driver.seal()
+    driver.settle()
+
+
+def _remove_one(driver: Driver, rng: Random, name: str) -> None:
+    if driver.modelled(name).messages:
+        driver.remove(name, rng.choice(live(driver, name)))
+
+
+def _create_one(driver: Driver, rng: Random, name: str) -> None:
+    fresh = rng.choice("ABCDM")
+    if fresh not in driver.model.logs:
+        driver.create(fresh)
+
+
+def _note(driver: Driver, rng: Random, name: str) -> None:
+    if b"k" in driver.model.facts:
+        driver.note(b"k", b"+")
+    else:
+        driver.put(b"k", b"v")
+
+
+Step = Callable[[Driver, Random, str], None]
+STEPS: tuple[Step, ...] = (
+    lambda driver, rng, name: some(driver, rng, name, 3),
+    lambda driver, rng, name: some(driver, rng, name, 2, 3_000),
+    lambda driver, rng, name: some(driver, rng, name, 1, 80_000),
+    _remove_one,
+    _remove_one,
+    lambda driver, rng, name: driver.replace(name, b"a"),
+    lambda driver, rng, name: driver.remove_below(name, driver.modelled(name).last_seq),
+    lambda driver, rng, name: driver.advance(name, driver.modelled(name).last_seq + 3),
+    _create_one,
+    _create_one,
+    lambda driver, rng, name: driver.delete(name),
+    _note,
+    lambda driver, rng, name: driver.drop(b"k"),
+    lambda driver, rng, name: driver.checkpoint(),
+    lambda driver, rng, name: driver.settle(),
+    lambda driver, rng, name: driver.compact(),
+)
+
+SCRIPTED: dict[str, Workload] = {
+    workload.__name__: workload
+    for workload in (
+        append,
+        remove,
+        replace,
+        streams,
+        large,
+        checkpoint,
+        rotate,
+        compact,
+        facts,
+        lifetimes,
+        memory,
+        advance,
+        pins,
+        restart,
+        everything,
+    )
+}
+
+#: One letter an operation; a small workload is a word of at most three letters, a tick after each.
+LETTERS: dict[str, Callable[[Driver], object]] = {
+    "a": lambda driver: driver.append("A"),
+    "b": lambda driver: driver.append("B", b"b", 700),
+    "l": lambda driver: driver.append("A", b"big", 40_000),
+    "r": lambda driver: driver.remove("A", live(driver, "A")[0]) if live(driver, "A") else None,
+    "e": lambda driver: driver.remove("A", live(driver, "A")[-1]) if live(driver, "A") else None,
+    "p": lambda driver: driver.remove_below("A", driver.modelled("A").last_seq + 1),
+    "v": lambda driver: driver.advance("A", driver.modelled("A").last_seq + 5),
+    "u": lambda driver: driver.replace("A", b"a"),
+    "f": lambda driver: driver.put(b"k", b"new"),
+    "n": lambda driver: driver.note(b"k", b"+"),
+    "d": lambda driver: driver.drop(b"k2"),
+    "c": lambda driver: driver.checkpoint(),
+    "x": lambda driver: (driver.delete("B"), driver.create("B", first_seq=9)),
+    "m": lambda driver: driver.append("M"),
+    "k": lambda driver: driver.compact(),
+    "z": lambda driver: driver.restart(),
+}
+
+
+def prepare(driver: Driver) -> None:
+    """What every small workload finds: streams and facts, committed, partly in a checkpoint."""
+    for name in "ABM":
+        driver.create(name)
+    for _ in range(3):
+        driver.append("A", b"a", 50)
+        driver.append("B", b"b", 50)
+    driver.put(b"k", b"v")
+    driver.put(b"k2", b"v")
+    driver.tick()
+    driver.checkpoint()
+    driver.append("A", b"a.b", 50)
+    driver.note(b"k", b"0")
+    driver.settle()
+
+
+def words(length: int = 3) -> Iterator[str]:
+    for size in range(1, length + 1):
+        for letters in product(LETTERS, repeat=size):
+            yield "".join(letters)
+
+
+def spell(driver: Driver, word: str) -> None:
+    """Runs a small workload: each letter is an operation of its own frame."""
+    for letter in word:
+        if letter == "m" and "M" not in driver.model.logs:
+            driver.create("M")
+        LETTERS[letter](driver)
+        driver.tick()
+    driver.settle()

@@ -1,0 +1,13 @@
+"""One seed again, with its options: `python -m tests.sim.replay SEED`."""
+
+import sys
+
+from headrace.sim.world import World
+
+from .options import SIZES
+
+if __name__ == "__main__":
+    seed = int(sys.argv[1])
+    world = World(seed, SIZES[seed % len(SIZES)])
+    print(world)
+    print(world.run(), f"{world.crashes} crashes")

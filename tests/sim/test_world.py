@@ -1,0 +1,53 @@
+"""Whole runs by seed: changes, crashes and recoveries in any order, checked against the model."""
+
+import subprocess
+import sys
+
+import pytest
+
+from headrace.sim.checks import Violation
+from headrace.sim.world import World
+
+from .options import SIZES
+
+PARTS = 10
+SEEDS = 300
+
+
+def run(seed: int) -> str:
+    world = World(seed, SIZES[seed % len(SIZES)])
+    try:
+        return world.run()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}\n{world}\nreplay: python -m tests.sim.replay {seed}"
+        raise Violation(text) from error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_promise_holds_for_every_seed(part: int) -> None:
+    for seed in range(part, SEEDS, PARTS):
+        run(seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_seed_decides_everything(seed: int) -> None:
+    """Also under another order of hashes, which differs from process to process."""
+    code = f"from sim.test_world import run; print(run({seed}))"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": hashing, "PYTHONPATH": "tests"},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for hashing in ("1", "2")
+    }
+    assert digests == {run(seed) + "\n"}
+
+
+def test_the_options_of_a_seed_are_told() -> None:
+    world = World(5, SIZES[0])
+    assert str(world).startswith("World(5): events=")
+    assert str(world) == str(World(5, SIZES[0]))
