@@ -64,9 +64,13 @@ class JetStream(JetStreamContext):
     ) -> dict[str, Any]:
         """Call the JetStream API (`"STREAM.INFO.ORDERS"`); the answer, or the error under its name."""
         data = json.dumps(body).encode() if body else b""
-        with named_errors(call):
-            seconds = self._timeout if timeout is None else timeout
-            return await self._api_request(f"{self._prefix}.{call}", data, timeout=seconds)
+        seconds = self._timeout if timeout is None else timeout
+        return await self._api_request(f"{self._prefix}.{call}", data, timeout=seconds)
+
+    async def _api_request(self, req_subject: str, req: bytes = b"", timeout: float = 5) -> dict[str, Any]:
+        """What all of nats-py's methods call, so that their errors have names too."""
+        with named_errors(req_subject):
+            return await super()._api_request(req_subject, req, timeout)
 
     async def api_level(self) -> int | None:
         """The server's JetStream API level; None if the server does not tell."""
@@ -117,7 +121,9 @@ class JetStream(JetStreamContext):
         """
         return Batch(self, **options)
 
-    async def publish_batch(self, messages: Iterable[Message | tuple[Any, ...]], **options: Any) -> BatchAck:
+    async def publish_batch(
+        self, /, messages: Iterable[Message | tuple[Any, ...]], **options: Any
+    ) -> BatchAck:
         """Store messages as one atomic batch; tuples are (subject, payload) or (subject, payload, headers).
 
         Options as for `batch`. More messages than a batch takes are refused before anything is sent.
@@ -197,11 +203,11 @@ class JetStream(JetStreamContext):
 
     # Streams and consumers
 
-    async def add_stream(self, config: api.StreamConfig | None = None, **params: Any) -> StreamInfo:
+    async def add_stream(self, /, config: api.StreamConfig | None = None, **params: Any) -> StreamInfo:
         """Create a stream."""
         return await self._send_stream("CREATE", config, params)
 
-    async def update_stream(self, config: api.StreamConfig | None = None, **params: Any) -> StreamInfo:
+    async def update_stream(self, /, config: api.StreamConfig | None = None, **params: Any) -> StreamInfo:
         """Change a stream's configuration to this one."""
         return await self._send_stream("UPDATE", config, params)
 
@@ -227,6 +233,7 @@ class JetStream(JetStreamContext):
 
     async def add_consumer(
         self,
+        /,
         stream: str,
         config: api.ConsumerConfig | None = None,
         timeout: float | None = None,
@@ -258,6 +265,7 @@ class JetStream(JetStreamContext):
 
     async def create_sourcing_consumer(
         self,
+        /,
         stream: str,
         name: str,
         deliver_subject: str,

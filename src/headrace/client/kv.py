@@ -188,7 +188,7 @@ class KeyValue(NatsKeyValue):
             raise NoKeys.refuse(f"nothing is stored of {key!r} in bucket {self._name!r}")
         return entries
 
-    async def keys(self, filters: Sequence[str] | None = None, **kwargs: Any) -> list[str]:
+    async def keys(self, /, filters: Sequence[str] | None = None, **kwargs: Any) -> list[str]:
         """The keys that have a value, or those that match one of the filters ("orders.*"); `NoKeys` if none does."""
         options = {"ignore_deletes": True, "meta_only": True, **kwargs}
         async with await self.watch(filters or ">", **options) as watcher:
