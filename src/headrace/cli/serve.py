@@ -22,6 +22,9 @@ from headrace.server import Server
 
 OK, FAILED, MISUSED = 0, 1, 2
 
+# NumPy is used for its arrays alone; threads for linear algebra would cost start-up time and memory.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 SIGNALS = {
     "stop": signal.SIGTERM,
     "term": signal.SIGTERM,
