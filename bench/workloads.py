@@ -7,13 +7,14 @@ counts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from load import CHUNK, Connection, Counter, header, median_s, publication, pump, repeat
+from load import CHUNK, Connection, Counter, NotYet, Refused, header, median_s, publication, pump, repeat
 
 Run = Callable[[int, float], float]
 
@@ -292,11 +293,16 @@ def mirror(port: int, scale: float) -> float:
     total = int(200 * scale) * CHUNK
     publish(port, total // CHUNK, 128)
     with Connection(port) as connection:
+        with contextlib.suppress(Refused):
+            connection.api("STREAM.DELETE.M")
         start = time.perf_counter()
         connection.api("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "B"}})
-        while connection.api("STREAM.INFO.M")["state"]["messages"] < total:
-            if time.perf_counter() - start > 120:
-                raise AssertionError("the mirror did not catch up")
+        while (copied := connection.api("STREAM.INFO.M")["state"]["messages"]) < total:
+            waited = time.perf_counter() - start
+            if not copied and waited > 10:
+                raise NotYet("mirror")
+            if waited > 120:
+                raise AssertionError(f"the mirror copied {copied} of {total} in {waited:.0f} s")
             time.sleep(0.005)
         seconds = time.perf_counter() - start
         connection.api("STREAM.DELETE.M")
