@@ -35,7 +35,7 @@ class _Item(NamedTuple):
 
 def make_folder(log: FileLog, disk: Disk) -> list[Op]:
     """Operations that make a stream's folder, if it has none yet."""
-    if log.folder is not State.NEW:
+    if log.folder not in (State.NEW, State.CLAIMED):
         return []
     log.folder = State.MAKING
     return [] if disk.exists(log.folder_path) else [("mkdir", log.folder_path)]
@@ -43,7 +43,7 @@ def make_folder(log: FileLog, disk: Disk) -> list[Op]:
 
 def make_file(log: FileLog, segment: FileSegment, disk: Disk) -> list[Op]:
     """Operations that make a segment's file, if it has none yet."""
-    if segment.state is not State.NEW:
+    if segment.state not in (State.NEW, State.CLAIMED):
         return []
     segment.state = State.MAKING
     header = segment_header(log.shelf.store, log.ident, segment.number)
@@ -61,11 +61,17 @@ class Behind:
     """The queue. One submission is under way at a time, so that everything else on the lane gets its turn."""
 
     def __init__(
-        self, disk: Disk, options: StoreOptions, progress: Callable[[], None], fail: Callable[[OSError], None]
+        self,
+        disk: Disk,
+        options: StoreOptions,
+        progress: Callable[[], None],
+        no_space: Callable[[OSError], None],
+        fail: Callable[[OSError], None],
     ) -> None:
         self._disk = disk
         self._options = options
         self._progress = progress
+        self._no_space = no_space
         self._fail = fail
         self._queue: deque[_Item] = deque()
         self._busy = False
@@ -128,8 +134,7 @@ class Behind:
             if item.log.gone or (item.block is None and item.segment not in item.log.sealed):
                 self._skip(self._queue.popleft())
                 continue
-            made_here = any(item.segment is each.segment for each in batch)
-            if item.segment.state is State.MAKING and not made_here:
+            if _made_elsewhere(item, batch):
                 break  # by the commit lane, for a large message: its file is not there yet
             if item.block is None:
                 if not batch:
@@ -172,6 +177,7 @@ class Behind:
             self.pump()
         elif error.errno == errno.ENOSPC:
             self._put_back(batch)
+            self._no_space(error)
         else:
             self._fail(error)
             return
@@ -206,6 +212,15 @@ class Behind:
             if item.log.folder is State.MAKING:
                 item.log.folder = State.NEW
         self._queue.extendleft(reversed(batch))
+
+
+def _made_elsewhere(item: _Item, batch: list[_Item]) -> bool:
+    """Whether the commit lane makes, or will make, the file or the folder that a block belongs to."""
+    if State.CLAIMED in (item.segment.state, item.log.folder):
+        return True
+    if item.segment.state is State.MAKING and not any(item.segment is each.segment for each in batch):
+        return True
+    return item.log.folder is State.MAKING and not any(item.log is each.log for each in batch)
 
 
 def _append_write(ops: list[Op], segment: FileSegment, block: Block) -> None:

@@ -30,7 +30,7 @@ STEP_SECTIONS = 64
 FILES_MAX = 8  # checkpoints that a root refers to; beyond, the oldest's sections are taken again
 COPIES = ("a", "b")
 
-Done = Callable[[], None]
+Done = Callable[[OSError | None], None]
 
 
 class Checkpointer:
@@ -71,7 +71,7 @@ class Checkpointer:
 
     def begin(self, done: Done | None = None, everything: bool = False) -> None:
         """Starts a checkpoint; one that is under way is finished first and then another begun."""
-        if self.running or self.mark_wanted:
+        if self.running:
             self._again = True
             if done is not None:
                 self._later.append(done)
@@ -204,7 +204,8 @@ class Checkpointer:
     def _written(self, error: OSError | None) -> None:
         if error is not None:
             if error.errno == errno.ENOSPC:
-                self._give_up()
+                self._store.out_of_space(error)
+                self._give_up(error)
             else:
                 self._store.fail(error)
             return
@@ -219,7 +220,12 @@ class Checkpointer:
         self.mark_wanted = self.number
         self._parts = []
 
-    def _give_up(self) -> None:
+    def no_space(self, error: OSError) -> None:
+        """Blocks that this checkpoint waits for cannot be written."""
+        if self.running and not self._syncing:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
         """No space for it: what was taken counts as not taken, and the half-written files go."""
         store = self._store
         for log in store.file_logs():
@@ -229,8 +235,11 @@ class Checkpointer:
         ops: list[Op] = [("unlink", path) for path in paths if store.disk.exists(path)]
         self.running = False
         self._clear()
-        store.disk.submit("behind", ops, lambda error: None)
-        store.out_of_space()
+        if ops:
+            store.disk.submit("behind", ops, store.noticed)
+        done, self._done, self._later, self._again = self._done + self._later, [], [], False
+        for each in done:
+            each(error)
 
     def run_now(self) -> None:
         """A whole checkpoint, blocking: for recovery and for closing. Nothing may be under construction."""
@@ -261,7 +270,8 @@ class Checkpointer:
     def prove(self, number: int) -> None:
         """The mark of a checkpoint is durable: what only older ones need may go."""
         self.proven = number
-        self._store.journal.release(self._starts.pop(number))
+        self._store.journal.release(self._starts[number])
+        self._starts = {each: start for each, start in self._starts.items() if each > number}
         named = {entry.ref.checkpoint for entry in self._entries()} | {self.number, number}
         old = [each for each in self._files if each < number and each not in named]
         self._files = [each for each in self._files if each not in old]
@@ -274,7 +284,7 @@ class Checkpointer:
             store.disk.submit("behind", ops, store.noticed)
         done, self._done, self._later = self._done, self._later, []
         for each_done in done:
-            each_done()
+            each_done(None)
         if self._again:
             self._again = False
             self.begin()

@@ -150,7 +150,7 @@ class _Job:
     def _failed(self, error: OSError) -> None:
         if error.errno == errno.ENOSPC:
             self._give_up()
-            self._store.out_of_space()
+            self._store.out_of_space(error)
         else:
             self._store.fail(error)
 

@@ -76,9 +76,13 @@ class FileLog(Log):
         self.shelf.check_space(size)
         self.cut()
         segment = cast("FileSegment", self.active)
-        direct = segment.state is State.READY or (
+        direct = segment.state in (State.READY, State.CLAIMED) or (
             segment.state is State.NEW and self.folder is not State.MAKING
         )
+        if direct and segment.state is State.NEW:
+            # From here on it is not for lane "behind" to make: that would come too late for this frame.
+            segment.state = State.CLAIMED
+            self.folder = State.CLAIMED if self.folder is State.NEW else self.folder
         seq = self.put(subject, header, payload, time_ns, ttl_s, flags)
         block = self.cut(direct)
         if direct:

@@ -85,6 +85,7 @@ class Replay:
             if kind == fmt.WATERMARKS:
                 for ident, last in _MARK.iter_unpack(data):
                     said.add(ident)
+                    self._log(ident)  # one that nobody knows began in the lost frame
                     self._gap(ident, last, what)
         if missing > 1:
             self._suspects.update({ident: log for ident, log in self.logs.items() if ident not in said})
@@ -101,8 +102,9 @@ class Replay:
     def _log(self, ident: int) -> FileLog | None:
         log = self.logs.get(ident)
         if log is None:
-            if ident not in self.offline and ident >= 0:
+            if ident not in self.offline:
                 self.unknown[ident] = None
+                self.store.next_ident = max(self.store.next_ident, ident + 1)
             return None
         return log if self._number > self._upto.get(ident, 0) else None
 

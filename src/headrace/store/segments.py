@@ -24,6 +24,7 @@ class State(Enum):
     """How far a segment's file has come."""
 
     NEW = "new"
+    CLAIMED = "claimed"  # the frame under construction will make it, on lane "commit"
     MAKING = "making"
     READY = "ready"
 

@@ -1,0 +1,221 @@
+"""A log against a naive model: whatever is done to it, every question has the same answer."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.store import Store
+
+from .stores import Naive, commit, compare, kill, open_store, opened
+
+SUBJECTS = [b"a", b"a.b", b"a.c", b"orders.eu.1", b"orders.us.1", b"orders.us.2"]
+FILTERS = ((), (b"a",), (b"a.*",), (b"orders.>",), (b"orders.*.1", b"a"), (b"nothing.here",))
+
+sizes = st.sampled_from([0, 1, 20, 100, 300, 1500, 3000])
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.sampled_from(SUBJECTS), sizes, st.integers(1, 6)),
+        st.tuples(st.just("remove"), st.integers(0, 1000)),
+        st.tuples(st.just("remove_many"), st.lists(st.integers(0, 1000), max_size=20)),
+        st.tuples(st.just("below"), st.integers(0, 60), st.integers(0, 3)),
+        st.tuples(st.just("advance"), st.integers(1, 50)),
+        st.tuples(st.just("commit")),
+        st.tuples(st.just("checkpoint")),
+        st.tuples(st.just("restart")),
+        st.tuples(st.just("kill")),
+    ),
+    max_size=40,
+)
+
+
+class Machine:
+    """Does the same to a log and to the model."""
+
+    def __init__(self, root: Path, memory: bool) -> None:
+        self.root = root
+        self.memory = memory
+        self.store: Store = open_store(root)
+        self.log = self.store.create("S", memory=memory)
+        self.naive = Naive()
+        self.time = 1
+
+    def run(self, step: tuple) -> None:
+        getattr(self, step[0])(*step[1:])
+
+    def append(self, subject: bytes, size: int, count: int) -> None:
+        for number in range(count):
+            self.time += 1
+            header = b"H: 1" if number % 3 == 1 else b""
+            payload = bytes([self.time & 255]) * size
+            seq = self.log.append(subject, header, payload, self.time, number % 4)
+            assert self.naive.append(self.time, subject, header, payload, number % 4) == seq
+
+    def remove(self, pick: int) -> None:
+        seq = pick % (self.naive.last + 2)
+        assert self.log.remove(seq) == (self.naive.live.pop(seq, None) is not None)
+
+    def remove_many(self, picks: list[int]) -> None:
+        seqs = [pick % (self.naive.last + 2) for pick in picks]
+        gone = {seq for seq in seqs if self.naive.live.pop(seq, None) is not None}
+        assert self.log.remove_many(seqs) == len(gone)
+
+    def below(self, back: int, ahead: int) -> None:
+        seq = max(self.naive.last + ahead - back, 0)
+        assert self.log.remove_below(seq) == self.naive.below(seq)
+
+    def advance(self, by: int) -> None:
+        self.naive.last += by
+        self.log.advance(self.naive.last)
+
+    def commit(self) -> None:
+        commit(self.store)
+        assert self.log.committed_seq == self.naive.last
+        assert self.log.changed_frame <= self.store.committed
+
+    def checkpoint(self) -> None:
+        self.store.checkpoint()
+        commit(self.store)
+
+    def restart(self) -> None:
+        if not self.memory:
+            self.store.close()
+            self.store.disk.close()
+            self._reopen()
+
+    def kill(self) -> None:
+        if not self.memory:
+            commit(self.store)
+            kill(self.store)
+            self._reopen()
+
+    def _reopen(self) -> None:
+        self.store = open_store(self.root)
+        assert self.store.report().healthy
+        self.log = self.store.logs["S"]
+        assert self.log.committed_seq == self.naive.last
+        compare(self.log, self.naive, FILTERS)
+
+    def close(self) -> None:
+        self.store.close()
+        self.store.disk.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
+def test_a_log_answers_as_the_model_does(memory: bool) -> None:
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(steps)
+    def walk(script: list[tuple]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            machine = Machine(Path(folder), memory)
+            kept = [machine.log.filter(patterns) for patterns in FILTERS]  # alive while subjects appear
+            for step in script:
+                machine.run(step)
+            compare(machine.log, machine.naive, FILTERS)
+            machine.close()
+            del kept
+
+    walk()
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
+def test_filters_follow_new_subjects_and_are_interned(tmp_path: Path, memory: bool) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S", memory=memory)
+        f = log.filter((b"a.*", b"x.>"))
+        assert log.filter((b"x.>", b"a.*", b"x.>")) is f
+        assert log.next(f, 1) == 0
+        for number in range(200):
+            log.append(b"b.%d" % number, b"", b"", 1)
+        log.append(b"a.1", b"", b"", 2)
+        log.append(b"x.y.z", b"", b"", 2)
+        assert log.seqs(f, 1, 1 << 40).tolist() == [201, 202]
+        assert (log.next(f, 1), log.prev(f, 201), log.count(f, 202)) == (201, 201, 1)
+
+
+def test_many_short_lived_filters_do_not_pile_up(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        kept = log.filter((b"keep.*",))
+        for number in range(400):
+            log.append(b"s.%d" % number, b"", b"", 1)
+            assert log.count(log.filter((b"s.%d" % number, b"t.*")), 0) == 1
+        log.append(b"keep.me", b"", b"", 1)
+        assert log.count(kept, 0) == 1
+
+
+def test_view_gives_records_that_lie_together(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        for number in range(40):
+            log.append(b"a", b"", b"%02d" % number * 20, 1)
+        seen = []
+        seq = 1
+        while seq <= 40:
+            view, count = log.view(seq, 300)
+            assert count * 73 == len(view) <= 300
+            seen += [bytes(view[at + 33 : at + 35]) for at in range(0, len(view), 73)]
+            seq += count
+        assert seen == [b"%02d" % number for number in range(40)]
+        assert log.view(5, 1)[1] == 1
+        log.remove(5)
+        assert log.view(5, 100) == (b"", 0)
+
+
+def test_times(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        for time in range(100, 400):
+            log.append(b"a", b"", b"x" * 50, time)
+        assert (log.seq_at(0), log.seq_at(250), log.seq_at(399), log.seq_at(400)) == (1, 151, 300, 0)
+        log.remove(151)
+        assert log.seq_at(250) == 152
+        assert (log.time_of(152), log.time_of(151)) == (251, 0)
+        assert (log.first_time_ns, log.last_time_ns) == (100, 399)
+        seqs, times, _ = log.rows(150, 153)
+        assert seqs.tolist() == [150, 152, 153]
+        assert times.tolist() == [249, 251, 252]
+
+
+def test_a_purge_is_quick_and_continues_where_told(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        log.append_many([(b"a", b"", b"x" * 50)] * 500, 1)
+        commit(store)
+        assert log.remove_below(1000) == 500
+        assert (log.first_seq, log.last_seq, log.messages, log.bytes, log.num_subjects) == (
+            1000,
+            999,
+            0,
+            0,
+            0,
+        )
+        assert not log.sealed
+        assert log.append(b"a", b"", b"", 1) == 1000
+        commit(store)
+        assert len(log.seqs(None, 0, 1 << 40)) == 1
+
+
+def test_remove_many_takes_arrays(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        log.append_many([(b"a", b"", b"x" * 50)] * 300, 1)
+        assert log.remove_many(np.arange(1, 301, 2, dtype=np.uint64)) == 150
+        assert log.remove_many(np.arange(1, 301, 2, dtype=np.uint64)) == 0
+        assert (log.first_seq, log.messages) == (2, 150)
+
+
+def test_a_filter_over_many_segments_remembers_its_few_rows(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        for number in range(2000):
+            log.append(b"rare" if number in (7, 1500) else b"often", b"", b"x" * 30, 1)
+        f = log.filter((b"rare",))
+        assert log.seqs(f, 0, 5000).tolist() == [8, 1501]
+        assert (log.next(f, 9), log.prev(f, 1500), log.count(f, 9)) == (1501, 8, 1)
+        log.remove(1501)
+        assert (log.next(f, 9), log.count(f, 1), log.last_of(b"rare")) == (0, 1, 8)

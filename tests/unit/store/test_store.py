@@ -1,0 +1,430 @@
+"""The store as a whole: frames, facts, checkpoints, poison, full disks, restarts."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import Corrupt, Full, Poisoned, StoreError
+from headrace.sim import Fault, SimDisk
+from headrace.store import FileDisk, Store, StoreOptions
+
+from .stores import TINY, Ticking, commit, kill, open_store, opened
+
+
+def test_nothing_is_committed_before_the_disk_says_so(tmp_path: Path) -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    commits: list[int] = []
+    store.on_commit = commits.append
+    log = store.create("S")
+    log.append(b"a", b"", b"1", 1)
+    assert (store.dirty, log.last_seq, log.committed_seq, log.changed_frame) == (True, 1, 0, store.frame)
+    frame = store.seal()
+    assert store.in_flight
+    assert not store.dirty
+    log.append(b"a", b"", b"2", 1)
+    with pytest.raises(StoreError):
+        store.seal()
+    disk.drain()
+    assert commits[0] == frame
+    assert store.committed == frame
+    assert (log.last_seq, log.committed_seq) == (2, 1)
+    assert log.changed_frame > store.committed
+
+
+def test_one_write_and_one_sync_a_frame_whatever_the_number_of_streams() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), StoreOptions(journal_bytes=1 << 20, headroom_bytes=0))
+    logs = [store.create(f"S{number}") for number in range(50)]
+    commit(store)
+    seen: list[str] = []
+    submit = disk.submit
+    disk.submit = lambda lane, ops, done: (seen.extend(op[0] for op in ops), submit(lane, ops, done))[1]
+    for log in logs:
+        log.append(b"a", b"", b"x", 1)
+    commit(store)
+    assert seen == ["write", "sync"]
+
+
+def test_a_deleted_stream_is_gone_and_its_name_free(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for turn in range(3):
+        log = store.create("S", first_seq=10 * turn + 1)
+        log.append_many([(b"a", b"", b"x" * 100)] * 100, 1)
+        commit(store)
+        store.delete(log)
+        commit(store)
+    assert "S" not in store.logs
+    store.checkpoint()
+    commit(store)
+    assert FileDisk.list(store.disk, "streams") == []
+    kept = store.create("S", first_seq=7)
+    assert kept.append(b"a", b"", b"", 1) == 7
+    commit(store)
+    kill(store)
+    with opened(tmp_path) as store:
+        assert (store.logs["S"].first_seq, store.logs["S"].messages) == (7, 1)
+        assert store.create("T").ident > kept.ident
+
+
+def test_facts_survive_in_order(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    facts = store.facts
+    facts.put(b"c/1", b"one")
+    facts.put(b"c/2", b"two")
+    facts.note(b"c/1", b"+1")
+    facts.note(b"c/1", b"+2")
+    facts.put(b"d", b"three")
+    facts.delete(b"d")
+    facts.put(b"c/2", b"new")
+    facts.note(b"only", b"noted")
+    commit(store)
+    for end in (kill, lambda store: (store.close(), store.disk.close())):
+        end(store)
+        store = open_store(tmp_path)
+        facts = store.facts
+        assert list(facts.items(b"c/")) == [(b"c/1", b"one"), (b"c/2", b"new")]
+        assert facts.notes(b"c/1") == [b"+1", b"+2"]
+        assert (facts.get(b"d"), facts.get(b"only"), facts.notes(b"only")) == (None, None, [b"noted"])
+        assert list(facts.keys(b"")) == [b"c/1", b"c/2", b"only"]
+    facts.put(b"c/1", b"again")
+    assert facts.notes(b"c/1") == []
+    commit(store)
+    kill(store)
+    with opened(tmp_path) as store:
+        assert (store.facts.get(b"c/1"), store.facts.notes(b"c/1")) == (b"again", [])
+
+
+def test_notes_are_folded_at_checkpoints(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    total = {b"n/x": 0}
+    store.facts.register(b"n/", lambda key: b"%d" % total[key])
+    store.facts.put(b"n/x", b"0")
+    for step in range(1, 50):
+        total[b"n/x"] += step
+        store.facts.note(b"n/x", b"%d" % step)
+        commit(store)
+        if step % 20 == 0:
+            store.checkpoint()
+            commit(store)
+    kill(store)
+    with opened(tmp_path) as store:
+        notes = store.facts.notes(b"n/x")
+        assert len(notes) == 9
+        assert int(store.facts.get(b"n/x")) + sum(int(note) for note in notes) == total[b"n/x"]
+
+
+def test_large_messages_go_to_the_segment_once(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    log = store.create("S")
+    before = store.journal.bytes
+    payloads = [bytes([number]) * 10_000 for number in range(5)]
+    for payload in payloads:
+        log.append(b"small", b"", b"s", 1)
+        log.append(b"big", b"head", payload, 1)
+        commit(store)
+    assert store.journal.bytes - before < 60_000  # the payloads count for the checkpoint, but once
+    assert [log.get(seq)[3] for seq in (2, 4, 6, 8, 10)] == payloads
+    kill(store)
+    with opened(tmp_path) as store:
+        log = store.logs["S"]
+        assert [log.get(seq)[2:4] for seq in (2, 4, 6, 8, 10)] == [(b"head", payload) for payload in payloads]
+        assert log.get(9)[3] == b"s"
+
+
+def test_a_damaged_large_message_is_reported_and_its_sequence_not_reused(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    log = store.create("S")
+    log.append(b"big", b"", b"x" * 10_000, 1)
+    commit(store)
+    kill(store)
+    path = next((tmp_path / "streams").rglob("*.seg"))
+    data = bytearray(path.read_bytes())
+    data[5_000] ^= 1
+    path.write_bytes(data)
+    with opened(tmp_path) as store:
+        log = store.logs["S"]
+        [damage] = store.report().damage
+        assert (damage.stream, damage.first, damage.last) == ("S", 1, 1)
+        with pytest.raises(Corrupt):
+            log.get(1)
+        assert log.append(b"a", b"", b"", 1) == 2
+    with opened(tmp_path) as store:
+        assert not store.report().healthy
+        store.accept_loss()
+    with opened(tmp_path) as store:
+        assert store.report().healthy
+
+
+def test_memory_logs_join_the_tick_without_touching_the_disk(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("M", memory=True)
+        commit(store)
+        before = store.journal.number
+        log.append(b"a", b"", b"x", 1)
+        assert log.changed_frame == store.frame
+        commit(store)
+        assert (log.committed_seq, log.changed_frame) == (1, store.committed)
+        assert store.journal.number == before
+    with opened(tmp_path) as store:
+        assert store.logs == {}
+
+
+def test_memory_of_dead_messages_comes_back(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("M", memory=True)
+        for number in range(5_000):
+            previous = log.last_of(b"key.%d" % (number % 10))
+            log.append(b"key.%d" % (number % 10), b"", b"x" * 100, 1)
+            if previous:
+                log.remove(previous)
+        held = sum(len(block.data) for segment in log.sealed for block in segment.pending.values())
+        assert log.messages == 10
+        assert held < 3 * TINY.segment_bytes
+
+
+@pytest.mark.parametrize("kind", ["write", "sync"])
+def test_a_failed_commit_poisons(kind: str) -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    commits: list[int] = []
+    log = store.create("S")
+    commit(store)
+    store.on_commit = commits.append
+    disk.faults.add(Fault(errno.EIO, kinds=(kind,), path="journal"))
+    log.append(b"a", b"", b"x", 1)
+    with pytest.raises(Poisoned):
+        commit(store)
+    disk.faults.clear()
+    assert commits == []
+    for attempt in (
+        lambda: log.append(b"a", b"", b"x", 1),
+        lambda: store.create("T"),
+        store.seal,
+        store.checkpoint,
+        store.close,
+    ):
+        with pytest.raises(Poisoned):
+            attempt()
+    assert log.committed_seq == 0
+
+
+def test_a_frame_larger_than_a_journal_file_is_committed(tmp_path: Path) -> None:
+    options = StoreOptions(journal_bytes=4096, headroom_bytes=0, checkpoint_bytes=64 << 10)
+    store = open_store(tmp_path, options)
+    log = store.create("S")
+    for _ in range(3):
+        log.append_many([(b"a", b"", b"x" * 200)] * 100, 1)
+        commit(store)
+    kill(store)
+    with opened(tmp_path, options) as store:
+        assert store.logs["S"].messages == 300
+
+
+def test_a_frame_larger_than_what_is_free_is_refused() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    disk.capacity = disk.used() + 20_000
+    with pytest.raises(Full):
+        log.append_many([(b"a", b"", b"x" * 1000)] * 1_000, 1)
+    commit(store)
+    assert log.committed_seq == log.last_seq > 0
+
+
+def test_the_journal_is_recycled_and_bounded(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        for number in range(300):
+            log.append_many([(b"a", b"", b"x" * 100)] * 10, 1)
+            if number % 3 == 0:
+                log.remove_below(log.last_seq - 50)
+            commit(store)
+        files = store.disk.list("journal")
+        assert len(files) <= 6
+        assert len(store.disk.list("checkpoints")) <= 2 * 10
+        assert int(files[-1].split(".")[0], 16) > 10
+
+
+def test_sparse_segments_are_merged_and_their_files_go(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    log = store.create("S")
+    for number in range(1_000):
+        log.append(b"s.%d" % (number % 7), b"h", b"%d" % number * 20, 1)
+    commit(store)
+    many = len(log.sealed)
+    for seq in range(1, 1_001):
+        if seq % 10:
+            log.remove(seq)
+    for _ in range(6):
+        commit(store)
+        store.checkpoint()
+    commit(store)
+    assert len(log.sealed) < many / 3
+    on_disk = [name for name in store.disk.list("streams/00000001") if name.endswith(".seg")]
+    assert len(on_disk) <= len(log.sealed) + 1
+    expected = {seq: log.get(seq) for seq in range(10, 1_001, 10)}
+    kill(store)
+    with opened(tmp_path) as store:
+        log = store.logs["S"]
+        assert {seq: log.get(seq) for seq in log.seqs(None, 0, 2_000).tolist()} == expected
+        assert store.report().healthy
+
+
+def test_pinned_files_stay(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        log.append_many([(b"a", b"", b"x" * 100)] * 200, 1)
+        commit(store)
+        path = log.sealed[0].path
+        store.pinned.add(path)
+        log.remove_below(200)
+        for _ in range(2):
+            store.checkpoint()
+            commit(store)
+        assert store.disk.exists(path)
+        store.pinned.clear()
+        store.unpinned()
+        store.disk.drain()
+        assert not store.disk.exists(path)
+
+
+def test_flush_brings_everything_into_segment_files(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        log.append_many([(b"a", b"", b"x" * 10)] * 5, 1)
+        commit(store)
+        done: list[bool] = []
+        store.flush(log, lambda: done.append(True))
+        store.disk.drain()
+        assert done == [True]
+        assert log.tail_used == 0
+        assert not log.active.pending
+
+
+def test_two_processes_never_open_one_store(tmp_path: Path) -> None:
+    with opened(tmp_path), pytest.raises(StoreError, match="in use"):
+        FileDisk(tmp_path)
+
+
+def test_a_folder_with_data_but_no_checkpoint_is_not_touched(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.create("S").append(b"a", b"", b"", 1)
+        commit(store)
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.unlink()
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    disk = FileDisk(tmp_path)
+    with pytest.raises(Corrupt):
+        Store.open(disk, Ticking(), TINY)
+    disk.close()
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+def test_an_idle_mark_proves_the_last_frame(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    log = store.create("S")
+    commit(store)
+    log.append(b"a", b"", b"x" * 50, 1)
+    store.create("lost with the frame")
+    commit(store)
+    store.idle()
+    store.disk.drain()
+    number = store.journal.number
+    store.idle()
+    assert store.journal.number == number  # one mark is enough
+    kill(store)
+    [path] = [path for path in (tmp_path / "journal").iterdir() if b"x" * 50 in path.read_bytes()]
+    data = bytearray(path.read_bytes())
+    data[data.index(b"x" * 50)] ^= 1
+    path.write_bytes(data)
+    with opened(tmp_path) as store:
+        report = store.report()
+        assert not report.tears
+        assert ("S", 1, 1) in [(damage.stream, damage.first, damage.last) for damage in report.damage]
+        assert ("2", 0, 0) in [(damage.stream, damage.first, damage.last) for damage in report.damage]
+        assert store.logs["S"].append(b"a", b"", b"", 1) == 2
+        assert store.create("T").ident == 3
+    assert path.exists()
+
+
+def test_a_torn_last_frame_is_cut_and_kept_aside(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    log = store.create("S")
+    commit(store)
+    log.append(b"a", b"", b"y" * 50, 1)
+    commit(store)
+    kill(store)
+    [path] = [path for path in (tmp_path / "journal").iterdir() if b"y" * 50 in path.read_bytes()]
+    data = bytearray(path.read_bytes())
+    data[data.index(b"y" * 50)] ^= 1
+    path.write_bytes(data)
+    with opened(tmp_path) as store:
+        assert store.report().healthy
+        [torn] = store.report().tears
+        assert b"y" * 49 in (tmp_path / torn).read_bytes()
+        assert store.logs["S"].last_seq == 0
+
+
+def test_either_copy_of_a_checkpoint_is_enough(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.create("S").append_many([(b"a", b"", b"x")] * 10, 1)
+    for path in (tmp_path / "checkpoints").glob("*.a"):
+        path.write_bytes(b"")
+    with opened(tmp_path) as store:
+        assert store.logs["S"].messages == 10
+        assert store.report().healthy
+        assert store.report().repaired
+
+
+def test_a_damaged_block_is_never_served(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    log = store.create("S")
+    for number in range(100):
+        log.append(b"a", b"", b"%03d" % number * 30, 1)
+    commit(store)
+    store.checkpoint()
+    commit(store)
+    kill(store)
+    path = sorted((tmp_path / "streams").rglob("*.seg"))[0]
+    data = bytearray(path.read_bytes())
+    data[700] ^= 1
+    path.write_bytes(data)
+    with opened(tmp_path) as store:
+        log = store.logs["S"]
+        read, bad = [], []
+        for seq in range(1, 101):
+            try:
+                read.append(log.get(seq)[3])
+            except Corrupt:
+                bad.append(seq)
+        assert 0 < len(bad) < 15
+        assert len(read) == 100 - len(bad)
+        assert not store.report().healthy
+    assert path.read_bytes() == data
+
+
+def test_caches_are_rebuilt(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        for number in range(300):
+            log.append(b"s.%d" % (number % 9), b"", b"x" * 60, number)
+        commit(store)
+        log.remove_many(range(5, 200, 3))
+        commit(store)
+        expected = [log.get(seq) for seq in range(1, 301)]
+        counts = list(log.subjects(None))
+    caches = [
+        path for path in (tmp_path / "streams").rglob("*") if path.suffix == ".col" or "subjects" in path.name
+    ]
+    assert len(caches) > 3
+    for turn, path in enumerate(caches):
+        path.write_bytes(path.read_bytes()[:-1]) if turn % 2 else path.unlink()
+    for _ in range(2):
+        with opened(tmp_path) as store:
+            log = store.logs["S"]
+            assert [log.get(seq) for seq in range(1, 301)] == expected
+            assert list(log.subjects(None)) == counts
+            assert store.report().healthy
