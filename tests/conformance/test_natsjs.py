@@ -33,7 +33,7 @@ def node() -> str:
     return program
 
 
-@pytest.mark.parametrize("script", ["core.mjs", "streams.mjs", "kv.mjs"])
+@pytest.mark.parametrize("script", ["core.mjs", "streams.mjs", "kv.mjs", "consumers.mjs"])
 def test_script(server: Server, node: str, script: str) -> None:
     command = [node, str(FOLDER / script), f"127.0.0.1:{server.port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
