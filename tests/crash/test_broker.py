@@ -1,0 +1,168 @@
+"""Crashes under the API: a broker on a simulated disk is stopped at every disk operation, with every outcome.
+
+The store must come back in a state that the broker had sealed, not older than the last one it had answered for; so a
+batch, an expiry with its marker, a removal with its acknowledgement are there as a whole or not at all. Then the
+broker itself starts on it, and nothing that is overdue comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from headrace.sim import OUTCOMES, SimClock, SimDisk
+from headrace.sim.broker import SimBroker
+from headrace.sim.checks import observe
+from headrace.sim.driver import History
+from headrace.sim.model import State
+from headrace.store import Store
+
+from .options import TINY
+from .points import Checker, Point, Trace
+
+SECOND = 1_000_000_000
+Story = Callable[[SimBroker, Random], None]
+
+
+def limits(broker: SimBroker, rng: Random) -> None:
+    """Streams that drop, replace, refuse, purge and delete."""
+    broker.call("STREAM.CREATE.A", name="A", subjects=["a.>"], max_msgs=5)
+    broker.call("STREAM.CREATE.K", name="K", subjects=["k.>"], max_msgs_per_subject=1, allow_rollup_hdrs=True)
+    for turn in range(18):
+        broker.publish(f"a.{turn}", b"x" * rng.randrange(200), Nats_Msg_Id=f"m{turn % 12}")
+        broker.publish(f"k.{turn % 3}", b"y" * rng.randrange(2000))
+        if turn % 4 == 0:
+            broker.settle()
+    broker.publish("k.1", b"roll", Nats_Rollup="all")
+    broker.api("STREAM.PURGE.A", keep=2)
+    broker.api("STREAM.MSG.DELETE.A", seq=11)
+    broker.settle()
+    broker.call("STREAM.UPDATE.A", name="A", subjects=["a.>", "b.>"], max_msgs=3)
+    broker.publish("b.1", b"z")
+    broker.settle()
+    broker.call("STREAM.DELETE.K")
+
+
+def batches(broker: SimBroker, rng: Random) -> None:
+    """Atomic batches between other publishes."""
+    broker.call("STREAM.CREATE.B", name="B", subjects=["b.>"], allow_atomic=True)
+    for turn in range(6):
+        size = rng.randrange(1, 9)
+        for position in range(1, size + 1):
+            commit = {"Nats_Batch_Commit": "1"} if position == size else {}
+            broker.publish(
+                f"b.{position}",
+                b"p" * rng.randrange(900),
+                Nats_Batch_Id=f"t{turn}",
+                Nats_Batch_Sequence=str(position),
+                **commit,
+            )
+            if rng.random() < 0.3:
+                broker.publish("b.other", b"o")
+        if rng.random() < 0.5:
+            broker.settle()
+    broker.settle()
+
+
+def ages(broker: SimBroker, rng: Random) -> None:
+    """Messages with a life of their own, and markers in their place."""
+    broker.call(
+        "STREAM.CREATE.T",
+        name="T",
+        subjects=["t.>"],
+        subject_delete_marker_ttl=3 * SECOND,
+        max_msgs_per_subject=1,
+    )
+    broker.call("STREAM.CREATE.G", name="G", subjects=["g.>"], allow_msg_ttl=True, max_age=4 * SECOND)
+    for turn in range(10):
+        broker.publish(f"t.{turn % 4}", b"t%d" % turn, Nats_TTL=str(1 + turn % 3))
+        broker.publish(f"g.{turn}", b"m%d" % turn, **({"Nats_TTL": "never"} if turn % 5 == 0 else {}))
+        broker.advance(rng.randrange(700_000_000))
+    broker.advance(9 * SECOND)
+
+
+STORIES: dict[str, Story] = {"limits": limits, "batches": batches, "ages": ages}
+
+
+class Recorded(Trace):
+    """A trace with the time at each of its points."""
+
+    times: list[int]
+
+
+def record(name: str, seed: int) -> Recorded:
+    """Run a story; keep the disk and the time before each of its operations, and the state of each frame."""
+    disk, clock, points, times = SimDisk(seed), SimClock(), [], []
+    history: History | None = None
+
+    def before(op: tuple) -> None:
+        acked, admitted = (history.acked, history.admitted) if history else (0, 0)
+        points.append(Point(disk.snapshot(), acked, admitted, op))
+        times.append(clock.now_ns())
+
+    disk.before = before
+    broker = SimBroker(disk, TINY, clock)
+    history = History(observe(broker.store))
+    _watch(broker.store, history)
+    broker.start()
+    STORIES[name](broker, Random(f"{name}/{seed}"))
+    before(("end",))
+    trace = Recorded(f"broker-{name}/{seed}", history.states, points, TINY)
+    trace.times = times
+    return trace
+
+
+def _state(store: Store) -> State:
+    """Everything the frame makes durable; facts that are noted in steps are what their owner says they are."""
+    logs, facts = observe(store)
+    folds = [(key, value, store.facts._fold(key)) for key, value in facts]
+    return logs, tuple((key, fold(key) if fold else value) for key, value, fold in folds)
+
+
+def _watch(store: Store, history: History) -> None:
+    """Note what each frame holds when it is sealed, and when it is durable."""
+    seal, commit = store.seal, store.on_commit
+
+    def sealed() -> int:
+        history.sealed(store.frame, _state(store))
+        return seal()
+
+    def committed(frame: int) -> None:
+        history.committed(frame)
+        commit(frame)
+
+    store.seal, store.on_commit = sealed, committed  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", STORIES)
+def test_a_crash_at_every_operation(name: str, seed: int) -> None:
+    assert Checker(record(name, seed)).run().total >= 500
+
+
+@pytest.mark.slow
+def test_nothing_overdue_comes_back() -> None:
+    """After a crash at any point the broker starts, at that time, with markers for what went, and never two."""
+    trace = record("ages", 0)
+    for number, point in enumerate(trace.points[::3]):
+        after = point.snapshot.power_loss(OUTCOMES[number % len(OUTCOMES)], Random(number))
+        clock = SimClock(trace.times[number * 3])
+        broker = SimBroker(SimDisk(number, snapshot=after), TINY, clock)
+        broker.start()
+        broker.settle()
+        _check_ages(broker)
+
+
+def _check_ages(broker: SimBroker) -> None:
+    now_ns = broker.clock.now_ns()
+    for name, stream in broker.jetstream.streams.items():
+        log = stream.log
+        for seq in log.seqs(None, log.first_seq, log.last_seq).tolist():
+            time_ns, subject, header, _, ttl_s = log.get(seq)  # type: ignore[misc]
+            never = ttl_s == 0xFFFF_FFFF
+            assert never or not ttl_s or time_ns + ttl_s * SECOND > now_ns, (name, seq)
+            assert never or not stream.config.max_age or time_ns + stream.config.max_age > now_ns, (name, seq)
+            assert not header.startswith(b"NATS/1.0\r\nNats-Marker") or log.count_of(subject) == 1
