@@ -39,6 +39,7 @@ class Tally:
     removed: int = 0
     checked: int = 0
     checkpoints: int = 0
+    merging: int = 0  # ticks during which segments were being merged
     wrong: list[str] = field(default_factory=list)
 
 
@@ -88,7 +89,7 @@ class Load:
             tally.live.append(seq)
             tally.digest += digest(seq)
             tally.appended += 1
-        self.remove(rng.randrange(120))
+        self.remove(rng.randrange(280))
         if len(tally.live) > MESSAGES_MAX:
             self.trim(len(tally.live) - MESSAGES_MAX // 2)
 
@@ -109,6 +110,7 @@ class Load:
 
     def commit(self) -> None:
         self.poll()
+        self.tally.merging += self.store.compactor.busy
         if self.store.dirty and not self.store.in_flight:
             self.store.seal()
         if self.rng.random() < 0.02:
@@ -182,7 +184,8 @@ def main(seconds: float) -> None:
         tally = load(Path(root), seconds, seed)
     print(
         f"seed {seed}: {tally.appended} appended, {tally.removed} removed, {tally.checkpoints} checkpoints "
-        f"asked for, {tally.checked} pins each read twice; wrong: {tally.wrong or 'nothing'}"
+        f"asked for, merging in {tally.merging} ticks, {tally.checked} pins each read twice; "
+        f"wrong: {tally.wrong or 'nothing'}"
     )
     sys.exit(bool(tally.wrong))
 

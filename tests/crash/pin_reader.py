@@ -18,8 +18,9 @@ _MASK = (1 << 64) - 1
 
 
 def payload_of(seq: int) -> bytes:
-    """What message `seq` holds: its length and its bytes follow from the number."""
-    return (seq * _MIX & _MASK).to_bytes(8, "little") * (1 + seq * 7 % 40)
+    """What message `seq` holds: its length and its bytes follow from the number. Some are large."""
+    repeats = 2500 if seq % 499 == 0 else 1 + seq * 7 % 40
+    return (seq * _MIX & _MASK).to_bytes(8, "little") * repeats
 
 
 def subject_of(seq: int) -> bytes:
