@@ -61,10 +61,6 @@ class Background:
 
     def run(self, work: Awaitable[T], patience_s: float | None) -> T:
         """Have it done there, and wait for the result."""
-        if threading.current_thread() is self.thread:
-            raise RuntimeError(
-                "a callback of the event loop cannot wait for it: use the asynchronous client there"
-            )
         result = asyncio.run_coroutine_threadsafe(_awaited(work), self.loop)
         try:
             return result.result(patience_s)
@@ -134,14 +130,24 @@ class _Face(Generic[Inner]):
         return self._wait(work, self._patience_s if timeout is None else timeout)
 
     def _wait(self, work: Awaitable[T], patience_s: float | None) -> T:
-        if self._pid != os.getpid():
+        try:
+            self._check_caller()
+        except BaseException:
             if asyncio.iscoroutine(work):
                 work.close()
+            raise
+        return self._background.run(work, patience_s)
+
+    def _check_caller(self) -> None:
+        if self._pid != os.getpid():
             text = (
                 f"connected in process {self._pid}, used in {os.getpid()}: call sync.connect() after the fork"
             )
             raise WrongProcess(text)
-        return self._background.run(work, patience_s)
+        if threading.current_thread() is self._background.thread:
+            raise RuntimeError(
+                "a callback of the event loop cannot wait for it: use the asynchronous client there"
+            )
 
 
 def _blocking(
