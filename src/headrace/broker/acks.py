@@ -78,9 +78,8 @@ class Acks:
         consumer = self._consumer
         progress = consumer.progress
         if self._every:
-            floor_consumer, floor_stream = progress.floor()
-            if seq > floor_stream and cseq > floor_consumer:
-                self.through(seq, cseq)
+            # Only the stream's order counts: a redelivery below may have raised the consumer sequence beyond this one.
+            self.through(seq, max(cseq, progress.floor()[0]))
             return
         was_full = consumer.full()
         if progress.ack(seq):
@@ -91,8 +90,7 @@ class Acks:
     def through(self, seq: int, cseq: int) -> None:
         """The client is through with everything up to a message."""
         consumer = self._consumer
-        floor_consumer, floor_stream = consumer.progress.floor()
-        if seq <= floor_stream or cseq <= floor_consumer:
+        if seq <= consumer.progress.floor()[1]:
             return
         was_full = consumer.full()
         consumer.acked(consumer.progress.ack_through(seq, cseq), was_full)

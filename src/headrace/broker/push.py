@@ -156,7 +156,7 @@ class Push:
         if consumer.config.ack_policy == "flow_control" and header:
             stream_seq = _number(headers.get(header, _LAST_STREAM))
             consumer_seq = _number(headers.get(header, _LAST_CONSUMER))
-            if stream_seq and consumer_seq:
+            if stream_seq and consumer_seq > consumer.progress.floor()[0]:
                 # An answer that names what was never delivered must not move the floor beyond it.
                 stream_seq = min(stream_seq, consumer.progress.stream_seq)
                 consumer_seq = min(consumer_seq, consumer.progress.consumer_seq)

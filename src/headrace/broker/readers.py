@@ -89,6 +89,7 @@ class Readers:
     """The consumers of one stream; `stream.consumers` are those that clients see, the others only serve copies."""
 
     __slots__ = (
+        "_doubtful",
         "_hungry",
         "_hungry_all",
         "_interest",
@@ -108,6 +109,7 @@ class Readers:
         self._hungry: dict[Consumer, None] = {}
         self._hungry_all: dict[Consumer, None] = {}
         self._released: list[int] = []
+        self._doubtful = False  # whoever released them may still need some
         self._saving: dict[Consumer, None] = {}
         self._seen = stream.log.committed_seq
 
@@ -240,6 +242,7 @@ class Readers:
             log.remove_below(log.last_seq + 1)
             self._stream.changed()
         elif log.messages:
+            self._doubtful = True
             self.release(consumer, log.seqs(consumer.filter, log.first_seq, log.last_seq).tolist())
 
     def settle(self) -> None:
@@ -253,12 +256,13 @@ class Readers:
 
     def _unneeded(self, seqs: Seqs) -> Seqs:
         everybody = list(self)
+        doubtful, self._doubtful = self._doubtful, False
         alone = len(everybody) == 1
         if self._stream.config.retention == "workqueue" and not any(
             each.config.sourcing for each in everybody
         ):
             alone = True
-        if alone and not any(each.progress.counts for each in everybody):
+        if alone and not doubtful and not any(each.progress.counts for each in everybody):
             return seqs
         for consumer in everybody:
             if len(seqs):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def reset(consumer: Consumer, seq: int | None) -> int:
     """Reset to a sequence, or to the ack floor without one; the sequence it was reset to."""
     progress = consumer.progress
+    consumer.stream.readers.settle()  # what was done before the reset is done
     set_left: Seqs = EMPTY
     resume = progress.resume
     if seq is None:
