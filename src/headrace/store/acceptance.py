@@ -13,7 +13,6 @@ from headrace.store.disk import Disk, FileDisk
 from headrace.store.filelog import FileLog
 from headrace.store.format import stream_folder
 from headrace.store.fsck import Findings, WallClock, inspect
-from headrace.store.report import Damage
 from headrace.store.store import Store
 
 FOLDER = "lost"
@@ -41,7 +40,7 @@ def _let_go(store: Store, place: str, findings: Findings) -> None:
     """The store forgets what is damaged, says so in its next checkpoint, and is closed."""
     disk, report = store.disk, store.report()
     folders = [stream_folder(entry.ident) for entry in store.checkpoints.offline]
-    files = _evidence(disk, report.damage)
+    files = _evidence(store)
     for path in files:
         _copy(disk, path, place)
     for each in report.damage:
@@ -68,10 +67,10 @@ def _drop_rows(store: Store, log: FileLog, place: str) -> None:
     store.disk.drain()
 
 
-def _evidence(disk: Disk, damage: list[Damage]) -> list[str]:
+def _evidence(store: Store) -> list[str]:
     """Damaged files that are no segments; those stay in use as far as they are good."""
-    paths = dict.fromkeys(each.file for each in damage)
-    return [path for path in paths if path and not path.startswith("streams/") and disk.exists(path)]
+    paths = dict.fromkeys([*store.checkpoints.kept, *(each.file for each in store.report().damage)])
+    return [path for path in paths if path and not path.startswith("streams/") and store.disk.exists(path)]
 
 
 def _new_place(disk: Disk) -> str:
