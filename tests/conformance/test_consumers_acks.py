@@ -265,6 +265,7 @@ class TestRetention:
         stream.fill(4, "x", "y")
         stream.made("a", filter_subject=stream.subject("x"))
         eventually(lambda: stream.state()["messages"] == 2)
+        assert seqs_of(stream.available("a")) == [1, 3]
 
     def test_a_new_consumer_does_not_hold_what_came_before(self, reading: Make) -> None:
         stream = reading(retention="interest")

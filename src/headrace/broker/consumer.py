@@ -105,6 +105,7 @@ class Consumer:
     def configure(self, config: ConsumerConfig) -> None:
         """Take a validated new configuration; position and pending messages stay."""
         old, self.config = self.config, config
+        wanted = self.filter
         moved = old.deliver_subject != config.deliver_subject
         if isinstance(self.outlet, Push) and (moved or old.deliver_group != config.deliver_group):
             self.outlet.unlisten()
@@ -119,7 +120,7 @@ class Consumer:
             self.stream.readers.sated(self)
             self.stream.readers.refresh()
             if self.stream.config.retention == "interest":
-                self.stream.readers.release_all(self)
+                self.stream.readers.release_all(self, wanted)
         if moved:
             self._redeliver(list(self.progress.pending))
         self.keep()

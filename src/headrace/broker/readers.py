@@ -22,6 +22,7 @@ from headrace.broker.router import Node, step
 from headrace.broker.start import starting
 from headrace.kernel import subjects_of
 from headrace.protocol import subjects
+from headrace.store import Filter
 
 if TYPE_CHECKING:
     from headrace.broker.progress_codec import Seqs
@@ -145,7 +146,7 @@ class Readers:
         consumer.close()
         self._remove(consumer)
         if self._stream.config.retention == "interest":
-            self.release_all(consumer)
+            self.release_all(consumer, consumer.filter)
 
     def close(self) -> None:
         """The stream is being deleted with all its consumers."""
@@ -234,8 +235,8 @@ class Readers:
         self._released += seqs
         self._stream.changed()
 
-    def release_all(self, consumer: Consumer) -> None:
-        """Look again at everything a consumer may have kept."""
+    def release_all(self, consumer: Consumer, wanted: Filter | None) -> None:
+        """Look again at everything a consumer may have kept, `wanted` being what it was interested in."""
         log = self._stream.log
         if not any(True for _ in self):
             self._released.clear()
@@ -243,7 +244,7 @@ class Readers:
             self._stream.changed()
         elif log.messages:
             self._doubtful = True
-            self.release(consumer, log.seqs(consumer.filter, log.first_seq, log.last_seq).tolist())
+            self.release(consumer, log.seqs(wanted, log.first_seq, log.last_seq).tolist())
 
     def settle(self) -> None:
         """Before the frame closes or anybody looks: what is free to leave leaves."""
