@@ -232,6 +232,7 @@ def _digits(value: str) -> str:
 TTL_NONE, TTL_SECONDS, TTL_NEVER, TTL_ZERO, TTL_INVALID = "none", "seconds", "never", "zero", "invalid"
 
 
+@lru_cache(maxsize=4096)
 def parse_ttl(value: bytes) -> tuple[str, int]:
     """What a `Nats-TTL` value asks for, as (kind, seconds).
 

@@ -6,6 +6,8 @@ run against what is admitted, not what is committed: the answer leaves only afte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from headrace.api import errors
@@ -32,8 +34,18 @@ STREAM_SOURCE = b"Nats-Stream-Source"
 INCREMENT = b"Nats-Incr"
 
 
-def nats_headers(block: bytes) -> dict[bytes, bytes]:
+#: Headers that need none of the checks about expectations, roll-ups and counters.
+LIGHT = frozenset((MSG_ID, TTL))
+
+
+def nats_headers(block: bytes) -> Mapping[bytes, bytes]:
     """The first value of every header whose name begins with `Nats-`; names are case-sensitive."""
+    if len(block) > _CACHED_BYTES_MAX or MSG_ID in block or b"Nats-Batch-" in block:
+        return _read(block)
+    return _read_again(block)
+
+
+def _read(block: bytes) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     for line in block.split(b"\r\n"):
         if line.startswith(b"Nats-"):
@@ -41,6 +53,11 @@ def nats_headers(block: bytes) -> dict[bytes, bytes]:
             if name not in found:
                 found[name] = value.lstrip(b" ")
     return found
+
+
+#: Blocks without an id repeat: a bucket's expectations, a TTL.
+_CACHED_BYTES_MAX = 256
+_read_again = lru_cache(4096)(_read)
 
 
 class Duplicate(Exception):
@@ -51,7 +68,7 @@ class Duplicate(Exception):
         self.seq = seq
 
 
-def check_counter(stream: Stream, found: dict[bytes, bytes], payload: bytes) -> None:
+def check_counter(stream: Stream, found: Mapping[bytes, bytes], payload: bytes) -> None:
     """`Nats-Incr` belongs to counter streams."""
     value = found.get(INCREMENT)
     if not value:
@@ -64,7 +81,13 @@ def check_counter(stream: Stream, found: dict[bytes, bytes], payload: bytes) -> 
         raise errors.error(10170)
 
 
-def check_expectations(stream: Stream, subject: bytes, found: dict[bytes, bytes]) -> None:
+def check_light(stream: Stream, found: Mapping[bytes, bytes]) -> None:
+    """What `check_expectations` has to say about a message with nothing but an id and a TTL."""
+    if (ttl := found.get(TTL)) and not stream.config.allow_msg_ttl:
+        _check_ttl_disabled(ttl)
+
+
+def check_expectations(stream: Stream, subject: bytes, found: Mapping[bytes, bytes]) -> None:
     """`Nats-Expected-Stream`, a TTL where none is allowed, then the expected sequences."""
     expected = found.get(EXPECTED_STREAM)
     if expected and expected != stream.name_bytes:
@@ -84,7 +107,7 @@ def check_expectations(stream: Stream, subject: bytes, found: dict[bytes, bytes]
         raise errors.error(10227)
 
 
-def check_identity(stream: Stream, found: dict[bytes, bytes], now_ns: int) -> bytes:
+def check_identity(stream: Stream, found: Mapping[bytes, bytes], now_ns: int) -> bytes:
     """De-duplication and the expected last message id; returns the id to remember (b"" for none)."""
     message_id = found.get(MSG_ID, b"")
     if message_id and stream.duplicates is not None:
@@ -97,7 +120,7 @@ def check_identity(stream: Stream, found: dict[bytes, bytes], now_ns: int) -> by
     return message_id
 
 
-def check_rollup(stream: Stream, found: dict[bytes, bytes]) -> bytes:
+def check_rollup(stream: Stream, found: Mapping[bytes, bytes]) -> bytes:
     """b"sub", b"all" or b"" for none."""
     value = found.get(ROLLUP)
     if not value:
@@ -140,7 +163,7 @@ def check_room(stream: Stream, subject: bytes, header: bytes, payload: bytes, ro
         raise errors.error(10077, err="maximum bytes exceeded")
 
 
-def read_ttl(stream: Stream, found: dict[bytes, bytes]) -> int:
+def read_ttl(stream: Stream, found: Mapping[bytes, bytes]) -> int:
     """Seconds to live: 0 for no limit of its own, NEVER for exempt from every age."""
     value = found.get(TTL)
     if not value:

@@ -7,6 +7,7 @@ batches a stream and a server, by bytes a server, and by time: a batch without t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ class Member:
     subject: bytes
     header: bytes
     payload: bytes
-    found: dict[bytes, bytes]
+    found: Mapping[bytes, bytes]
     rollup: bytes = b""
     ttl_s: int = 0
 
@@ -72,7 +73,7 @@ class Staging:
         self.bytes = 0
 
 
-def batch_id(found: dict[bytes, bytes]) -> bytes:
+def batch_id(found: Mapping[bytes, bytes]) -> bytes:
     """The batch a message belongs to, by either spelling; b"" for none."""
     return found.get(ID) or found.get(ID_SEED, b"")
 
@@ -126,7 +127,7 @@ class Batches:
             raise errors.error(10179)
 
     @staticmethod
-    def _position(found: dict[bytes, bytes]) -> int:
+    def _position(found: Mapping[bytes, bytes]) -> int:
         text = found.get(SEQUENCE, found.get(SEQUENCE_SEED, b""))
         if not text.isdigit() or int(text) > _U64_MAX:
             raise errors.error(10175)
@@ -280,7 +281,7 @@ class Commit:
         self._check_sequences(member)
         member.rollup = self._rollup(member)
 
-    def _ttl(self, found: dict[bytes, bytes]) -> int:
+    def _ttl(self, found: Mapping[bytes, bytes]) -> int:
         """As with a single publish, except that "disabled" is looked at before "invalid"."""
         value = found.get(admission.TTL)
         if not value:

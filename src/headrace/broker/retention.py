@@ -116,9 +116,16 @@ class Retention:
 
     def trim_subject(self, subject: bytes) -> None:
         """Keep only the newest messages of a subject, as many as are allowed."""
-        log = self._stream.log
-        while log.count_of(subject) > self._subject_max:
-            self.drop_one(log.first_of(subject))
+        self._keep_newest(subject, self._subject_max)
+
+    def _keep_newest(self, subject: bytes, most: int) -> None:
+        stream = self._stream
+        trim = stream.log.trim
+        while seq := trim(subject, most):
+            if seq < 0:
+                self.drop_one(stream.log.first_of(subject))
+            elif stream.consumers:
+                stream.forget((seq,))
 
     def _drop_oldest(self, count: int) -> None:
         log = self._stream.log
@@ -136,12 +143,10 @@ class Retention:
 
     def roll_up(self, subject: bytes, seq: int, *, everything: bool) -> None:
         """Message `seq` replaces what came before it, on its subject or in the whole stream."""
-        log = self._stream.log
         if everything:
             self.drop_below(seq)
             return
-        while log.count_of(subject) > 1:
-            self.drop_one(log.first_of(subject))
+        self._keep_newest(subject, 1)
 
     # Age
 

@@ -6,7 +6,7 @@ It knows no sockets and no JSON; the API's handlers call its methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from headrace.broker.session import Session
 
 
-Mapping = Callable[[bytes], bytes | None]
-_NONE: dict[bytes, bytes] = {}
+Change = Callable[[bytes], bytes | None]
+_NONE: Mapping[bytes, bytes] = {}
 #: What a record costs besides its contents, with a generous subject.
 _RECORD_BYTES = 512
 
 
-def _mapping(source: str, dest: str) -> Mapping:
+def _mapping(source: str, dest: str) -> Change:
     """A subject transform; None for subjects it does not speak of."""
     pattern = (source or ">").encode()
     change = compile_transform(source, dest)
@@ -202,17 +202,23 @@ class Stream:
             return self.batches.offer(Member(subject, header, payload, found), name)
         return b"%b%d}" % (self.ack_prefix, self._admit_single(subject, header, payload, found))
 
-    def _admit_single(self, subject: bytes, header: bytes, payload: bytes, found: dict[bytes, bytes]) -> int:
+    def _admit_single(
+        self, subject: bytes, header: bytes, payload: bytes, found: Mapping[bytes, bytes]
+    ) -> int:
         if self.config.sealed:
             raise errors.error(10109)
         now_ns = self.jetstream.now_ns()
         message_id = rollup = b""
         ttl_s = 0
         if found:
-            admission.check_counter(self, found, payload)
-            admission.check_expectations(self, subject, found)
+            light = found.keys() <= admission.LIGHT
+            if light:
+                admission.check_light(self, found)
+            else:
+                admission.check_counter(self, found, payload)
+                admission.check_expectations(self, subject, found)
             message_id = admission.check_identity(self, found, now_ns)
-            rollup = admission.check_rollup(self, found)
+            rollup = b"" if light else admission.check_rollup(self, found)
         admission.check_size(self, header, payload)
         if found:
             ttl_s = admission.read_ttl(self, found)

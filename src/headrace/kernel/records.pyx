@@ -1140,6 +1140,31 @@ cdef class Appender(Packer):
         self.gate.pending += 16
         return 0
 
+    def trim(self, bytes subject not None, Py_ssize_t most):
+        """Removes the oldest message of a subject that has more than `most`, where it lies at hand.
+
+        Returns its sequence, 0 when there is nothing to remove, -1 when it has to be looked for.
+        """
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(subject), sid, i
+        cdef uint64_t first
+        sid = self.table.c_find(PyBytes_AS_STRING(subject), length,
+                                   hr_hash(PyBytes_AS_STRING(subject), length, SEED))
+        if sid < 0 or <Py_ssize_t>self.table.counts_[sid] <= most:
+            return 0
+        first = self.table.firsts_[sid]
+        if first & STALE_BIT or not self.columns.rows or first < self.columns.base:
+            return -1
+        i = self.columns.c_lower(first)
+        if i >= self.columns.rows or self.columns.c_seq(i) != first or not self.c_discount(self.columns, i):
+            return -1
+        self.c_gone(first, first)
+        if first == self.first_seq:
+            while i < self.columns.rows and self.columns.c_live != NULL and not self.columns.c_live[i]:
+                i += 1
+            self.first_seq = self.columns.c_seq(i) if i < self.columns.rows else self.last_seq + 1
+        self.c_touch()
+        return first
+
     def note_gone(self, uint64_t first, uint64_t last):
         """The frame says that these sequences were removed."""
         self.c_gone(first, last)

@@ -677,6 +677,28 @@ class Appender(Packer):
                 found += 1
         return found
 
+    def trim(self, subject: bytes, most: int) -> int:
+        """Removes the oldest message of a subject that has more than `most`, where it lies at hand.
+
+        Returns its sequence, 0 when there is nothing to remove, -1 when it has to be looked for.
+        """
+        sid = self.table.find(subject)
+        if sid < 0 or int(self.table.counts[sid]) <= most:
+            return 0
+        first, columns = int(self.table.firsts[sid]), self.columns
+        if first & STALE or not columns.rows or first < columns.base:
+            return -1
+        row = columns.find(first)
+        if row < 0 or not self._discount(columns, row):
+            return -1
+        self.note_gone(first, first)
+        if first == self.first_seq:
+            while row < columns.rows and not columns.is_live(row):
+                row += 1
+            self.first_seq = columns.seq(row) if row < columns.rows else self.last_seq + 1
+        self.touch()
+        return first
+
     def note_gone(self, first: int, last: int) -> None:
         """The frame says that these sequences were removed."""
         if not self.journaled:
