@@ -44,16 +44,19 @@ async def create_sourcing_consumer(
     """
     if not deliver_subject:
         raise ValueError("a sourcing consumer needs a deliver_subject that the sourcing server subscribes to")
+    policy = _policy(start_seq, start_time, deliver_policy)
+    # The last of each subject is only delivered to consumers that say which subjects.
+    filters = list(filter_subjects) or ([">"] if policy is api.DeliverPolicy.LAST_PER_SUBJECT else [])
     config = ConsumerConfig(
         name=name,
         durable_name=name,
         description=description,
         deliver_subject=deliver_subject,
-        deliver_policy=_policy(start_seq, start_time, deliver_policy),
+        deliver_policy=policy,
         opt_start_seq=start_seq,
         opt_start_time=start_time,
-        filter_subject=filter_subjects[0] if len(filter_subjects) == 1 else None,
-        filter_subjects=list(filter_subjects) if len(filter_subjects) > 1 else None,
+        filter_subject=filters[0] if len(filters) == 1 else None,
+        filter_subjects=filters if len(filters) > 1 else None,
         replay_policy=replay_policy,
         ack_policy=api.AckPolicy.FLOW_CONTROL,
         flow_control=True,

@@ -1,0 +1,132 @@
+"""headrace.client.sync on both servers: the same calls without await, in threads, after a fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from conformance.servers import Server
+from headrace.client import errors, sync
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[sync.Client]:
+    with sync.connect(server.url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def stream(client: sync.Client, name: str) -> Iterator[str]:
+    client.add_stream(name=name, subjects=[f"{name}.>"], allow_atomic=True)
+    yield name
+    client.delete_stream(name)
+
+
+@pytest.fixture
+def bucket(client: sync.Client, name: str) -> Iterator[sync.KeyValue]:
+    yield client.create_kv(name, history=3, limit_markers="1h", allow_atomic=True)
+    client.delete_kv(name)
+
+
+def test_publishing(client: sync.Client, stream: str) -> None:
+    assert client.publish(f"{stream}.a", b"1", msg_id="x").seq == 1
+    assert client.publish(f"{stream}.a", b"1", msg_id="x").duplicate
+    assert client.publish_batch([(f"{stream}.a", b"2"), (f"{stream}.b", b"3")]).seq == 3
+    assert client.get_msg(stream, 3).data == b"3"
+    assert client.stream_info(stream).state.messages == 3
+    assert client.run(client.js.purge_stream(stream))
+
+
+def test_batches(client: sync.Client, stream: str) -> None:
+    with client.batch() as batch:
+        for number in range(250):
+            batch.publish(f"{stream}.{number}", b"x")
+        assert len(batch) == 250
+    assert batch.ack
+    assert batch.ack.count == 250
+
+    def break_off() -> None:
+        with client.batch() as batch:
+            batch.publish(f"{stream}.a", b"x")
+            batch.publish(f"{stream}.b", b"x")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        break_off()
+    assert client.stream_info(stream).state.last_seq == 250
+
+
+def test_buckets(client: sync.Client, bucket: sync.KeyValue, name: str) -> None:
+    revision = bucket.create("a", b"1", ttl="1h")
+    assert bucket.update("a", b"2", last=revision) == 2
+    assert bucket.get("a").value == b"2"
+    assert bucket.put_many({"b": b"1", "c": b"1"}) == {"b": 3, "c": 4}
+    assert bucket.delete("b")
+    assert bucket.keys() == ["a", "c"]
+    assert [entry.revision for entry in bucket.history("a")] == [1, 2]
+    with pytest.raises(errors.KeyNotFound):
+        client.kv(name).get("b")
+    assert client.update_kv(name, limit_markers="2h").status().limit_marker_ttl == 7200
+    assert name in client.kv_names()
+
+
+def test_watching(bucket: sync.KeyValue) -> None:
+    bucket.put("a", b"1")
+    with bucket.watch() as watcher:
+        first = next(watcher)
+        assert first
+        assert (first.key, next(watcher)) == ("a", None)
+        threading.Timer(0.05, bucket.put, ("b", b"1")).start()
+        for entry in watcher:
+            assert entry
+            assert entry.key == "b"
+            break
+        with pytest.raises(errors.NoAnswer):
+            watcher.updates(timeout=0.01)
+
+
+def test_threads_share_a_client(client: sync.Client, stream: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        seqs = list(pool.map(lambda n: client.publish(f"{stream}.{n}", b"x").seq, range(200)))
+    assert sorted(seqs) == list(range(1, 201))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_worker_connects_anew(client: sync.Client, stream: str, server: Server) -> None:
+    client.publish(f"{stream}.a", b"before")
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            try:
+                client.publish(f"{stream}.a", b"never")
+            except sync.WrongProcess:
+                with sync.connect(server.url) as own:
+                    os.write(writing, b"%d" % own.publish(f"{stream}.a", b"child").seq)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as told:
+        assert told.read() == b"2"
+    os.waitpid(child, 0)
+    assert client.publish(f"{stream}.a", b"after").seq == 3
+
+
+def test_nobody_there() -> None:
+    begun = time.monotonic()
+    with pytest.raises(errors.NoAnswer, match=r"not connected to nats://127\.0\.0\.1:1 within 0\.3 s"):
+        sync.connect("nats://127.0.0.1:1", connect_timeout=0.3)
+    assert time.monotonic() - begun < 5
+
+
+def test_refusals_have_names(client: sync.Client, stream: str, name: str) -> None:
+    with pytest.raises(errors.BucketNotFound):
+        client.kv(f"{name}x")
+    with pytest.raises(errors.WrongLastSequence):
+        client.publish(f"{stream}.a", b"", expect_last_sequence=9)
+    with pytest.raises(errors.NoStream):
+        client.publish(f"{name}nowhere", b"")
