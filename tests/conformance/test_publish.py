@@ -268,6 +268,17 @@ class TestRollup:
         ]
         assert found == left
 
+    def test_a_wildcard_subject_rolls_up_what_it_matches(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
+        """nats-py purges many keys of a bucket that way."""
+        make_stream(allow_rollup_hdrs=True)
+        for subject in ("a.1", "a.2", "b", "a.1"):
+            client.store(f"{name}.{subject}", "x")
+        assert client.store(f"{name}.a.*", "sum", {"Nats-Rollup": "sub"})["seq"] == 5
+        state = client.api(f"STREAM.INFO.{name}", {"subjects_filter": ">"})["state"]
+        assert state["subjects"] == {f"{name}.a.*": 1, f"{name}.b": 1}
+
     def test_an_unknown_value(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream(allow_rollup_hdrs=True)
         ack = client.store(f"{name}.a", "x", {"Nats-Rollup": "maybe"})

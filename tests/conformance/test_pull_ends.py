@@ -1,0 +1,43 @@
+"""When a pull that does not wait ends although messages are left: the limit of unacknowledged ones is reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conformance.client import API, Client
+
+Make = Callable[..., dict[str, Any]]
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("body", "statuses"),
+    [
+        ({"no_wait": True, "expires": 900 * MS, "idle_heartbeat": 100 * MS}, ["404 No Messages"]),
+        (
+            {"expires": 300 * MS, "idle_heartbeat": 120 * MS},
+            ["100 Idle Heartbeat"] * 2 + ["408 Request Timeout"],
+        ),
+    ],
+    ids=["no_wait", "waiting"],
+)
+def test_more_than_may_be_pending(
+    client: Client, make_stream: Make, name: str, body: dict[str, Any], statuses: list[str]
+) -> None:
+    make_stream()
+    config = {"durable_name": "C", "ack_policy": "explicit", "max_ack_pending": 5}
+    client.api(f"CONSUMER.DURABLE.CREATE.{name}.C", {"stream_name": name, "config": config})
+    for _ in range(9):
+        client.store(f"{name}.a", "x")
+    inbox = f"{client.inbox}-pull"
+    sid = client.subscribe(inbox)
+    client.publish(
+        f"{API}CONSUMER.MSG.NEXT.{name}.C", json.dumps({"batch": 20, **body}).encode(), reply=inbox
+    )
+    messages = [client.next(sid) for _ in range(5 + len(statuses))]
+    assert [m.payload for m in messages[:5]] == [b"x"] * 5
+    assert [m.status for m in messages[5:]] == statuses
