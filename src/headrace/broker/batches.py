@@ -256,8 +256,7 @@ class Commit:
 
     def check(self) -> None:
         """Raises the error of the first member that may not be stored."""
-        if self._stream.config.discard == "new":
-            self._stream.retention.enforce()
+        self._stream.retention.enforce()
         for index, member in enumerate(self._members):
             self._index = index
             if len(member.header) > admission.HEADER_BYTES_MAX:

@@ -107,7 +107,7 @@ class Retention:
         """Remove what is done with or overdue, and make room by dropping the oldest."""
         self._stream.readers.settle()
         if self._next_ns != _FAR_FUTURE:
-            self._expire_all()
+            self.expire(self._stream.jetstream.clock_ns())
         log = self._stream.log
         if self._messages_max and log.messages > self._messages_max:
             self._drop_oldest(log.messages - self._messages_max)
@@ -163,25 +163,25 @@ class Retention:
             self._next_ns = deadline
             self._set_alarm()
 
-    def _expire_all(self) -> None:
-        """Everything that is overdue goes now, because somebody is about to look."""
-        while self._next_ns <= self._stream.jetstream.clock_ns():
-            self._expire_some()
+    def expire(self, now_ns: int) -> None:
+        """Everything that is overdue goes now, because somebody is about to look or to decide."""
+        while self._next_ns <= now_ns:
+            self._expire_some(now_ns)
 
     def _sweep(self) -> None:
         """The alarm rang: remove a slice, and leave the rest to the next turn."""
         self._alarm = None
         self._alarm_ns = _FAR_FUTURE
         stream = self._stream
-        if self._next_ns <= stream.jetstream.clock_ns():
-            self._expire_some()
-        if self._next_ns <= stream.jetstream.clock_ns():
+        now_ns = stream.jetstream.clock_ns()
+        if self._next_ns <= now_ns:
+            self._expire_some(now_ns)
+        if self._next_ns <= now_ns:
             stream.jetstream.later(self._sweep)
         else:
             self._set_alarm()
 
-    def _expire_some(self) -> None:
-        now_ns = self._stream.jetstream.clock_ns()
+    def _expire_some(self, now_ns: int) -> None:
         for source in (self._deadlines, self._ages):
             if source is not None:
                 due = source.due(now_ns, _SLICE)

@@ -116,6 +116,7 @@ class Stream:
             config.sealed
             or config.max_msg_size >= 0
             or (config.discard == "new" and _bounded(config))
+            or config.subject_delete_marker_ttl > 0
             or config.retention == "interest"
             or self._transform
             or self._republish
@@ -208,6 +209,8 @@ class Stream:
         if self.config.sealed:
             raise errors.error(10109)
         now_ns = self.jetstream.now_ns()
+        if self._ages:
+            self.retention.expire(now_ns)
         message_id = rollup = b""
         ttl_s = 0
         if found:
