@@ -16,6 +16,7 @@ from headrace.api import errors
 from headrace.api.configs import StreamConfig
 from headrace.broker import markers
 from headrace.broker.expiry import NEVER, SECOND_NS, Ages, Deadlines
+from headrace.protocol import subjects
 
 if TYPE_CHECKING:
     from headrace.broker.stream import Stream
@@ -146,7 +147,11 @@ class Retention:
         if everything:
             self.drop_below(seq)
             return
-        self._keep_newest(subject, 1)
+        if subjects.literal(subject):
+            self._keep_newest(subject, 1)
+        else:  # a wildcard in a published subject is a name like any other, except to a purge
+            log = self._stream.log
+            self.drop(log.seqs(log.filter((subject,)), log.first_seq, seq - 1))
 
     # Age
 
