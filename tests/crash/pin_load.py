@@ -26,6 +26,7 @@ from .writer import WallClock
 
 PINS_OUT = 4
 MESSAGES_MAX = 12_000
+PENDING_BYTES_MAX = 1 << 20
 TESTS = Path(__file__).parent.parent
 
 
@@ -113,15 +114,18 @@ class Load:
         self.tally.merging += self.store.compactor.busy
         if self.store.dirty and not self.store.in_flight:
             self.store.seal()
+        if self.store.pending_bytes > PENDING_BYTES_MAX:
+            self.settle()
         if self.rng.random() < 0.02:
             self.store.checkpoint()
             self.tally.checkpoints += 1
 
     def settle(self) -> None:
-        """Everything is durable."""
-        if self.store.dirty and not self.store.in_flight:
-            self.store.seal()
+        """Everything is durable, and written behind: the back-pressure that a broker applies."""
         self.disk.drain()
+        while self.store.dirty and self.store.poisoned is None:
+            self.store.seal()
+            self.disk.drain()
 
     def poll(self) -> None:
         while self.posted:
