@@ -98,6 +98,8 @@ class Checkpointer:
                     log.ident, log.name, self._start_frame, entry.ref
                 )
         for number, shard in enumerate(store.facts.shards):
+            if not shard.facts and shard.changed_frame < store.frame:
+                continue  # nothing to say of it, and nothing under way
             known = self.shards.get(number)
             changed = shard.changed_frame > self._shard_ticks[number]
             if everything or changed or (known is not None and known.ref.checkpoint in stale):

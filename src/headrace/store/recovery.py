@@ -13,7 +13,7 @@ import re
 
 import msgspec
 
-from headrace.errors import Full, Poisoned
+from headrace.errors import Corrupt, Full, Poisoned
 from headrace.store.disk import Clock, Disk, Op
 from headrace.store.filelog import FileLog
 from headrace.store.format import FRAME_BYTES, SHUTDOWN, aligned, journal_path, stream_folder
@@ -26,7 +26,7 @@ from headrace.store.report import Damage, Report
 from headrace.store.restore import NAME as SEGMENT_NAME
 from headrace.store.restore import restore_log
 from headrace.store.roots import NAME as CHECKPOINT_NAME
-from headrace.store.roots import Found, find_root, must_be_new, numbers
+from headrace.store.roots import Found, find_root, is_new, numbers
 from headrace.store.states import FactState, StreamState
 from headrace.store.store import Store
 
@@ -57,8 +57,12 @@ class _Recovery:
 
     def run(self, clock: Clock) -> Store:
         found = find_root(self.disk, self.report)
-        if found is None:
-            must_be_new(self.disk)
+        if found is None or (found.bad and is_new(self.disk)):
+            if not is_new(self.disk):
+                raise Corrupt(
+                    "there is data but no checkpoint that can be read; nothing was changed, run fsck"
+                )
+            found = None  # at most the unfinished beginning of a store
             store = Store(self.disk, self.options, clock.now_ns(), self.report)
         else:
             store = Store(self.disk, self.options, found.store, self.report)

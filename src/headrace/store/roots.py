@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headrace.errors import Corrupt
 from headrace.store.disk import Disk
 from headrace.store.format import TRAILER_BYTES, checkpoint_path, open_trailer, section_crc
 from headrace.store.journalscan import holds_frames
@@ -100,10 +99,7 @@ def _read_section(disk: Disk, store: int, ref: Ref, report: Report) -> bytes | N
     return None
 
 
-def must_be_new(disk: Disk) -> None:
-    """Without a checkpoint only a folder in which nothing was ever committed may become a store."""
+def is_new(disk: Disk) -> bool:
+    """Whether nothing was ever committed here: only then may a folder without a checkpoint become a store."""
     journal = any(holds_frames(disk.map(f"journal/{name}")) for name in disk.list("journal"))
-    if journal or disk.list("streams"):
-        raise Corrupt(
-            "there is data but no checkpoint that can be read; nothing was changed, run headrace fsck"
-        )
+    return not journal and not disk.list("streams")
