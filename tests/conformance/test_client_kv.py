@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from nats.js import api
 
 from conformance.client import Client
+from conformance.servers import Server
 from headrace.client import BucketConfig, JetStream, KeyValue, Operation, errors, jetstream
 
 Make = Callable[..., Awaitable[KeyValue]]
@@ -143,6 +144,25 @@ class TestBuckets:
         await kv.purge("a")
         with pytest.raises(errors.KeyNotFound):
             await kv.get("a")
+
+    async def test_mirrors_and_sources(self, js: JetStream, make: Make, name: str, server: Server) -> None:
+        """A mirror is read at home and written at its origin; a source's keys become keys of the bucket."""
+        origin = await make(f"{name}o")
+        await origin.put("a.b", b"1")
+        mirror = await make(mirror=f"{name}o")
+        merged = await make(f"{name}s", sources=[f"{name}o"])
+        if server.is_ours:
+            pytest.skip("copying comes with issue 9")
+        assert await mirror.put("c", b"2") == 2
+        for copy in (mirror, merged, await js.key_value(name)):
+            async with await copy.watchall() as watcher:
+                found: dict[str, bytes] = {}
+                while len(found) < 2:
+                    if entry := await watcher.updates(10):
+                        found[entry.key] = entry.value
+            assert found == {"a.b": b"1", "c": b"2"}
+            assert (await copy.get("c")).value == b"2"
+        assert await merged.put("own", b"3") == 3
 
 
 class TestLimitMarkers:
