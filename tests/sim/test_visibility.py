@@ -105,3 +105,9 @@ def test_an_answer_about_age_waits_too(broker: SimBroker) -> None:
     assert number not in broker.answers
     broker.settle()
     assert broker.answers[number].header.startswith(b"NATS/1.0 404")
+
+
+def test_unless_the_stream_asks_for_answers_at_once(broker: SimBroker) -> None:
+    broker.call("STREAM.CREATE.F", name="F", subjects=["f"], persist_mode="async")
+    number = broker.publish("f", b"x")
+    assert broker.answers[number].json == {"stream": "F", "seq": 1}

@@ -117,6 +117,7 @@ class Stream:
             or config.max_msg_size >= 0
             or (config.discard == "new" and _bounded(config))
             or config.subject_delete_marker_ttl > 0
+            or config.persist_mode == "async"
             or config.retention == "interest"
             or self._transform
             or self._republish
@@ -181,7 +182,11 @@ class Stream:
         except StoreError as failure:
             ack = self._refused(failure)
         self.changed()
-        if reply and not self.config.no_ack:
+        if not reply or self.config.no_ack:
+            return
+        if self.config.persist_mode == "async":  # asked for: the answer does not wait for the disk
+            self.jetstream.hub.publish(reply, b"", b"", ack)
+        else:
             self.ticker.hold(reply, b"", b"", ack)
 
     def _refused(self, failure: StoreError) -> bytes:
