@@ -7,7 +7,6 @@ pins, manifests' bytes or Arrow.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import NamedTuple
 
 import numpy as np
@@ -73,9 +72,7 @@ def _records(log: Log, segment: Segment, low: int, high: int) -> bytes:
             place, beyond = log.block_at + BLOCK_BYTES, high
         else:
             data, place = segment.find(offset)
-            at = bisect_right(segment.blocks, offset)
-            after = segment.blocks[at] if at < len(segment.blocks) else segment.end
-            beyond = low + int(np.searchsorted(offsets[low:high], after))
+            beyond = low + int(np.searchsorted(offsets[low:high], segment.after(offset)))
         parts.append(memoryview(data)[offset - place : int(offsets[beyond - 1] + sizes[beyond - 1]) - place])
         low = beyond
     return b"".join(parts)

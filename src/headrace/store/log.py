@@ -227,7 +227,11 @@ class Log(Questions):
         offset = columns.where(row)
         data, place = self._bytes(segment, offset)
         rows = columns.rows
-        beyond = row + int(np.searchsorted(columns.offset[row:rows], place + len(data)))
+        in_tail = segment is self.active and offset >= self.block_at
+        # Not `len(data)`: a buffer that was cut early is larger than its records.
+        beyond = (
+            rows if in_tail else row + int(np.searchsorted(columns.offset[row:rows], segment.after(offset)))
+        )
         ends = columns.offset[row:beyond].astype(np.int64) + columns.size[row:beyond].astype(np.int64)
         count = max(int(np.searchsorted(ends, offset + max_bytes, side="right")), 1)
         return memoryview(data)[offset - place : int(ends[count - 1]) - place], count

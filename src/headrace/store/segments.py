@@ -93,6 +93,11 @@ class Segment:
         """The offset of the block that holds the record at an offset."""
         return self.blocks[bisect_right(self.blocks, offset) - 1]
 
+    def after(self, offset: int) -> int:
+        """Where the block that holds the record at an offset is over."""
+        at = bisect_right(self.blocks, offset)
+        return self.blocks[at] if at < len(self.blocks) else self.end
+
     def fetch(self, block: int) -> tuple[Buffer, int]:
         """(bytes, place in the segment of their first byte) of a block."""
         held = self.pending[block]
