@@ -12,7 +12,10 @@ import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
-from headrace.client import JetStream, Message, errors, jetstream
+from conformance.conftest import Launch
+from conformance.servers import OURS, Server, Setup
+from headrace.client import JetStream, Message, connect, errors, jetstream
+from headrace.testing import HostedServer
 
 
 @pytest.fixture
@@ -154,6 +157,55 @@ class TestAbandon:
         assert (await js.publish_batch([(f"{stream}.a", b"x")] * 3)).count == 3
         for batch in opened[1:]:
             await batch.abandon()
+
+
+@pytest.mark.slow
+class TestInterruptions:
+    async def test_a_pause_that_is_too_long(
+        self, kind: str, launch: Launch, headrace_factory: Callable[..., HostedServer]
+    ) -> None:
+        """Ours has virtual time for its 10 s, the reference a shorter patience."""
+        hosted = headrace_factory(clock="virtual") if kind == OURS else None
+        short = 'jetstream { limits { batch { timeout: "1s" } } }'
+        async with await connect(hosted.url if hosted else launch(Setup(config=short)).url) as nc:
+            js = nc.jetstream()
+            await js.add_stream(name="S", subjects=["s.>"], allow_atomic=True)
+            gone = await nc.subscribe("$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.S")
+            batch = js.batch()
+            await batch.publish("s.1", b"x")
+            await batch.publish("s.2", b"x")
+            if hosted:
+                await asyncio.to_thread(hosted.advance, "10s")
+            advisory = json.loads((await gone.next_msg(timeout=10)).data)
+            assert (advisory["batch"], advisory["reason"]) == (batch.id, "timeout")
+            with pytest.raises(errors.BatchIncomplete, match="send the whole batch again"):
+                await batch.commit()
+            assert await last_seq(js, "S") == 0
+
+    async def test_a_server_that_restarts(self, fresh_server: Server) -> None:
+        back = asyncio.Event()
+
+        async def reconnected() -> None:
+            back.set()
+
+        async def ignore(_: Exception) -> None:
+            """Reported while the server is away."""
+
+        forever = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1}
+        async with await connect(
+            fresh_server.url, reconnected_cb=reconnected, error_cb=ignore, **forever
+        ) as nc:
+            js = nc.jetstream()
+            await js.add_stream(name="S", subjects=["s.>"], allow_atomic=True)
+            batch = js.batch()
+            await batch.publish("s.1", b"x")
+            await batch.publish("s.2", b"x")
+            await asyncio.to_thread(fresh_server.restart, crash=True)
+            await asyncio.wait_for(back.wait(), 30)
+            with pytest.raises(errors.BatchIncomplete):
+                await batch.commit()
+            assert await last_seq(js, "S") == 0
+            assert (await js.publish_batch([("s.1", b"x"), ("s.2", b"x")])).seq == 2
 
 
 class TestRefusals:
