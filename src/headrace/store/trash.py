@@ -29,7 +29,7 @@ class Trash:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._items: list[_Item] = []
+        self._items: dict[str, _Item] = {}
 
     def __len__(self) -> int:
         return len(self._items)
@@ -37,44 +37,38 @@ class Trash:
     def add(self, path: str) -> None:
         disk = self._store.disk
         size = disk.size(path) if disk.exists(path) else 0
-        self._items.append(_Item(self._store.checkpoints.next_number, path, False, size))
+        self._items.setdefault(path, _Item(self._store.checkpoints.next_number, path, False, size))
 
     def add_folder(self, folder: str) -> None:
         disk = self._store.disk
         size = sum(disk.size(f"{folder}/{name}") for name in disk.list(folder))
-        self._items.append(_Item(self._store.checkpoints.next_number, folder, True, size))
+        self._items.setdefault(folder, _Item(self._store.checkpoints.next_number, folder, True, size))
 
     def urgent(self) -> bool:
         """Whether a checkpoint is worth while for the space alone."""
-        waiting = sum(item.size for item in self._items if item.path not in self._store.pinned)
+        waiting = sum(item.size for item in self._items.values() if item.path not in self._store.pinned)
         return waiting >= self._store.options.checkpoint_bytes or (self._store.full and waiting > 0)
 
     def empty(self, checkpoint: int) -> None:
         """Unlinks what this proven checkpoint does not name."""
-        kept: list[_Item] = []
-        ops: list[Op] = []
-        for item in self._items:
-            if item.needed > checkpoint or item.path in self._store.pinned:
-                kept.append(item)
-            elif item.folder:
-                ops += self._folder_ops(item.path)
-            else:
-                ops += self._file_ops(item.path)
-        self._items = kept
+        disk = self._store.disk
+        ready = {
+            path: item
+            for path, item in self._items.items()
+            if item.needed <= checkpoint and path not in self._store.pinned
+        }
+        self._items = {path: item for path, item in self._items.items() if path not in ready}
+        gone = {path: None for path, item in ready.items() if not item.folder and disk.exists(path)}
+        empty: list[str] = []
+        for folder in (path for path, item in ready.items() if item.folder and disk.exists(path)):
+            names = disk.list(folder)
+            ours = [name for name in names if OURS.fullmatch(name)]
+            gone.update({f"{folder}/{name}": None for name in ours})
+            if len(ours) == len(names):  # otherwise somebody put something else there: it stays
+                empty.append(folder)
+        for path in gone:
+            self._store.behind.unsynced.pop(path, None)
+        ops: list[Op] = [("unlink", path) for path in gone]
+        ops += [("rmdir", folder) for folder in empty]
         if ops:
-            self._store.disk.submit("behind", ops, self._store.emptied)
-
-    def _file_ops(self, path: str) -> list[Op]:
-        self._store.behind.unsynced.pop(path, None)
-        return [("unlink", path)] if self._store.disk.exists(path) else []
-
-    def _folder_ops(self, folder: str) -> list[Op]:
-        """Our files in it, and the folder itself unless somebody put something else there."""
-        ops: list[Op] = []
-        names = self._store.disk.list(folder)
-        for name in names:
-            if OURS.fullmatch(name):
-                ops += self._file_ops(f"{folder}/{name}")
-        if len(ops) == len(names) and self._store.disk.exists(folder):
-            ops.append(("rmdir", folder))
-        return ops
+            disk.submit("behind", ops, self._store.emptied)

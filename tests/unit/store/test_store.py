@@ -68,6 +68,20 @@ def test_a_deleted_stream_is_gone_and_its_name_free(tmp_path: Path) -> None:
         assert store.create("T").ident > kept.ident
 
 
+def test_a_stream_deleted_right_after_a_purge_goes_with_its_files(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        log.append_many([(b"a", b"", b"x" * 100)] * 200, 1)
+        commit(store)
+        log.remove_below(150)
+        commit(store)
+        store.delete(log)
+        for _ in range(2):
+            store.checkpoint()
+            commit(store)
+        assert store.disk.list("streams") == []
+
+
 def test_facts_survive_in_order(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     facts = store.facts
