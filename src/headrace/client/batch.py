@@ -273,12 +273,15 @@ class Batch:
     async def _read(self, *members: Member) -> None:
         """Answers to members are empty, or say what is wrong with them."""
         for member in members:
+            answer = self._unread.pop(member)
             try:
-                answer = await self._unread.pop(member).read(self._timeout_s)
+                stored = await answer.read(self._timeout_s)
             except JetStreamError as error:
                 self._blame(error, member)
                 raise
-            if answer is not None:
+            finally:
+                self._js.replies.forget(answer)
+            if stored is not None:
                 raise LevelTooLow.refuse(f"the server knows no batches and stored {member.subject!r} at once")
 
     async def _commit(self) -> BatchAck | None:
@@ -295,10 +298,11 @@ class Batch:
             raise OutcomeUnknown(text) from error
         except JetStreamError as error:
             # An error of an earlier message is the cause of this one.
-            await self._read(*[early for early, answer in self._unread.items() if answer.done])
+            await self._read(*[early for early, told in self._unread.items() if told.done])
             self._blame(error, member)
             raise
-        self._js.replies.forget(*self._unread.values())
+        finally:
+            self._js.replies.forget(answer, *self._unread.values())
         return cast("BatchAck", BatchAck.from_response(ack or {}))
 
     async def _drop(self) -> None:

@@ -122,12 +122,14 @@ class KeyValue(NatsKeyValue):
             return await self._write(key, value, headers | {m.EXPECTED_SUBJECT_SEQUENCE: "0"}, validate_keys)
         except WrongRevision as error:
             entry = await self.last(key)
-            if entry is None or not entry.deleted:
-                exists = KeyExists(error.code, error.err_code, f"{key!r} has a value")
-                exists.revision = entry.revision if entry else None
-                raise exists from error
-        # A tombstone or marker is the last revision: what is written next takes its place.
-        return await self._write(key, value, headers | {m.EXPECTED_SUBJECT_SEQUENCE: str(entry.revision)})
+            if entry and not entry.deleted:
+                raise _exists(key, entry.revision, error) from error
+        # A tombstone or marker is the last revision, if it is still there: what is written next takes its place.
+        last = entry.revision if entry else 0
+        try:
+            return await self._write(key, value, headers | {m.EXPECTED_SUBJECT_SEQUENCE: str(last)})
+        except WrongRevision as error:
+            raise _exists(key, None, error) from error
 
     async def update(
         self, key: str, value: bytes, last: int | None = None, validate_keys: bool = True
@@ -279,6 +281,12 @@ class KeyValue(NatsKeyValue):
 
     def _missing(self) -> BucketNotFound:
         return BucketNotFound.refuse(f"there is no bucket {self._name!r}")
+
+
+def _exists(key: str, revision: int | None, error: WrongRevision) -> KeyExists:
+    exists = KeyExists(error.code, error.err_code, f"{key!r} has a value")
+    exists.revision = revision
+    return exists
 
 
 def _expected(last: int | None) -> dict[str, str]:

@@ -24,7 +24,8 @@ _NO_RESPONDERS = "503"
 class Answer:
     """The answer to one message, when it comes."""
 
-    def __init__(self, subject: str) -> None:
+    def __init__(self, number: str, subject: str) -> None:
+        self.number = number
         self._subject = subject
         self._message: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
 
@@ -66,20 +67,20 @@ class Replies:
         """Publish a message that asks for an answer."""
         await self._subscribed()
         number = str(next(self._numbers))
-        answer = self._open[number] = Answer(subject)
+        answer = self._open[number] = Answer(number, subject)
         try:
             await self._connection.publish(
                 subject, payload, reply=self._prefix + number, headers=dict(headers)
             )
         except BaseException:
-            del self._open[number]
+            self.forget(answer)
             raise
         return answer
 
     def forget(self, *answers: Answer) -> None:
         """Nobody reads these any more."""
-        dropped = set(answers)
-        self._open = {number: answer for number, answer in self._open.items() if answer not in dropped}
+        for answer in answers:
+            self._open.pop(answer.number, None)
 
     async def _subscribed(self) -> None:
         if self._connection.is_closed:
