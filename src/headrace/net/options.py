@@ -99,6 +99,10 @@ class Options:
     sync: Sync = Sync.ALWAYS
     max_file_store: int = 0
     max_memory_store: int = 0
+    batch_max_inflight_per_stream: int = 50
+    batch_max_inflight_total: int = 1000
+    batch_max_msgs: int = 1000
+    batch_timeout_s: float = 10.0
 
     # Monitoring
     http_host: str = ""

@@ -160,6 +160,12 @@ _JETSTREAM: dict[str, tuple[str, Read]] = {
     "max_memory_store": ("max_memory_store", _integer),
     "max_mem_store": ("max_memory_store", _integer),
 }
+_BATCH: dict[str, tuple[str, Read]] = {
+    "max_inflight_per_stream": ("batch_max_inflight_per_stream", _integer),
+    "max_inflight_total": ("batch_max_inflight_total", _integer),
+    "max_msgs": ("batch_max_msgs", _integer),
+    "timeout": ("batch_timeout_s", _seconds),
+}
 #: Ours syncs before it acknowledges, whatever interval is asked for.
 _JETSTREAM_NO_EFFECT = {"sync", "sync_interval", "max_buffered_size", "max_buffered_msgs", "unique_tag"}
 
@@ -173,7 +179,20 @@ def _jetstream(draft: Draft, value: object, place: Place) -> None:
     else:
         section = _section(value, "jetstream", place)
         kept = _without(draft, section, _JETSTREAM_NO_EFFECT)
+        limits = kept.pop("limits", None)
+        if limits is not None:
+            _jetstream_limits(draft, limits, section.places["limits"])
         draft.settings |= {"jetstream": True} | _each(kept, _JETSTREAM, "jetstream")
+
+
+def _jetstream_limits(draft: Draft, value: object, place: Place) -> None:
+    section = _section(value, "limits", place)
+    for key, inner in section.items():
+        if key.lower() != "batch":
+            draft.warnings.append(f"{section.places[key]}: {key!r} has no effect here")
+            continue
+        batch = _section(inner, "batch", section.places[key])
+        draft.settings |= _each(batch, _BATCH, "batch")
 
 
 def _without(draft: Draft, section: Section, keys: set[str]) -> Section:

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from headrace.broker import Hub, Timers
+from headrace.broker.batches import BatchLimits
 from headrace.broker.jetstream import JetStream
 from headrace.net.logs import Log
 from headrace.net.options import Options
@@ -38,6 +39,12 @@ def open_streams(options: Options, hub: Hub, timers: Timers, server_name: str, l
         server_name=server_name,
         domain=options.domain,
         pending_max=options.max_pending,
+        batch_limits=BatchLimits(
+            per_stream=options.batch_max_inflight_per_stream,
+            per_server=options.batch_max_inflight_total,
+            messages=options.batch_max_msgs,
+            timeout_ns=int(options.batch_timeout_s * 1e9),
+        ),
     )
     jetstream.start()
     log.info(f"  Store Directory: {str(path)!r}")
