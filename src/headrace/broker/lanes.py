@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 from headrace.kernel import Route
 
+#: As much may wait for one connection before those who deliver hold back.
+CROWDED_BYTES = 2 * 1024 * 1024
+
 
 class Lanes(NamedTuple):
     """Targets that take turns, and how far a run may go; see `kernel.encode`."""
@@ -32,10 +35,10 @@ def simple(subs: list[Any]) -> list[Any] | None:
     return subs
 
 
-def blocked_peer(targets: list[list[Any]]) -> Any:
-    """A receiver whose socket is full, None if there is none."""
-    for target in targets:
-        for sub in target:
-            if sub.peer.blocked:
-                return sub.peer
+def crowded_peer(subs: list[Any]) -> Any:
+    """A receiver that has enough to take for now, None if there is none."""
+    for sub in subs:
+        peer = sub.peer
+        if peer.blocked or len(peer.out) > CROWDED_BYTES:
+            return peer
     return None

@@ -13,7 +13,7 @@ from headrace.api.decode import decode_next
 from headrace.api.requests import NextRequest
 from headrace.api.times import duration_text
 from headrace.broker import statuses
-from headrace.broker.lanes import Lanes, plain_subscriptions
+from headrace.broker.lanes import Lanes, crowded_peer, plain_subscriptions
 from headrace.broker.levels import level_too_high
 from headrace.broker.pins import Pin
 from headrace.errors import RequestError
@@ -159,7 +159,15 @@ class Pulls:
     # Serving them
 
     def open(self) -> bool:
-        return bool(self.waiting)
+        if not self.waiting:
+            return False
+        reply = self.waiting[0].reply
+        if subjects.whole(reply):
+            peer = crowded_peer(self._consumer.hub.route(reply).plain)
+            if peer is not None:
+                peer.when_drained(self._consumer.wake)
+                return False
+        return True
 
     def lanes(self) -> Lanes | None:
         """Receivers in turn for a run of messages; None when each message has to be decided."""

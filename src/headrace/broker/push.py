@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker import statuses
 from headrace.broker.flow import Window
-from headrace.broker.lanes import Lanes, blocked_peer, plain_subscriptions, simple
+from headrace.broker.lanes import Lanes, crowded_peer, plain_subscriptions, simple
 from headrace.kernel import EXACT, Route
 from headrace.protocol import headers
 
@@ -93,13 +93,12 @@ class Push:
     def open(self) -> bool:
         if not self.active or (self.window is not None and not self.window.open):
             return False
-        if self._targets is None:
-            return True
-        peer = blocked_peer(self._targets)
-        if peer is None:
-            return True
-        peer.when_drained(self._consumer.wake)
-        return False
+        for target in self._targets or ():
+            peer = crowded_peer(target)
+            if peer is not None:
+                peer.when_drained(self._consumer.wake)
+                return False
+        return True
 
     def lanes(self) -> Lanes | None:
         """Receivers for a run of messages; None when each message has to be decided."""

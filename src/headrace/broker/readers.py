@@ -222,6 +222,9 @@ class Readers:
     def _subjects(self, first: int, last: int) -> set[bytes]:
         log = self._stream.log
         found: set[bytes] = set()
+        if last - first < FEW:
+            messages = (log.get(seq) for seq in range(first, last + 1))
+            return {message[1] for message in messages if message is not None}
         seq = log.next(None, first)
         while seq and seq <= last:
             view, _ = log.view(seq, VIEW_BYTES)

@@ -67,7 +67,6 @@ class Session(Peer):
 
     __slots__ = (
         "_greeted",
-        "_waiting",
         "activity",
         "blocked",
         "cid",
@@ -83,6 +82,7 @@ class Session(Peer):
         "stamped",
         "subs",
         "version",
+        "waiting",
     )
 
     def __init__(self, hub: Hub, owner: Owner, cid: int, limits: Limits, ready: bool) -> None:
@@ -101,7 +101,7 @@ class Session(Peer):
         self.stamped = False
         self._greeted = False
         self.blocked = False
-        self._waiting: list[Callable[[], None]] = []
+        self.waiting: list[Callable[[], None]] = []
 
     def close(self) -> None:
         """The client is gone: so is its interest."""
@@ -112,13 +112,13 @@ class Session(Peer):
 
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call once, when the client has taken what was sent."""
-        if call not in self._waiting:
-            self._waiting.append(call)
+        if call not in self.waiting:
+            self.waiting.append(call)
 
     def drained(self) -> None:
         """The client has taken what was sent; whoever held back may go on."""
         self.blocked = False
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for call in waiting:
             call()
 

@@ -13,15 +13,11 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy
 
-cdef extern from *:
-    """
-    #define delivery_room(o) (((PyByteArrayObject *)(o))->ob_alloc)
-    """
-    Py_ssize_t delivery_room(PyObject *o)
-
 cdef enum:
     RECORD = 32
     NUMBERS = 96  # four numbers of at most 20 digits, the dots between them
+    LINE = 64  # a control line besides its words
+    ROOM = 4096  # what an output grows by at least
 
 
 cdef struct Record:
@@ -33,8 +29,15 @@ cdef struct Record:
     uint64_t seq, time_ns
 
 
-cdef struct Receiver:
+cdef struct Output:
+    # A peer's buffer during a run: `size` bytes long, valid up to `at`.
     PyObject *out
+    char *start
+    Py_ssize_t at, size
+
+
+cdef struct Receiver:
+    Output *output
     const char *sid
     Py_ssize_t sid_size
     bint headers
@@ -97,20 +100,25 @@ cdef inline char *put(char *to, const char *data, Py_ssize_t size) noexcept nogi
     return to + size
 
 
-cdef int write(Receiver *receiver, Record *record, const char *ack, Py_ssize_t ack_size) except -1:
+cdef int grow(Output *output, Py_ssize_t need) except -1:
+    """Make room for `need` more bytes, and for some more messages."""
+    cdef object out = <object>output.out
+    output.size = output.at + need + (output.at + need) // 2 + ROOM
+    PyByteArray_Resize(out, output.size)
+    output.start = PyByteArray_AS_STRING(out)
+    return 0
+
+
+cdef inline int write(Receiver *receiver, Record *record, const char *ack, Py_ssize_t ack_size) except -1:
     """One message into one output."""
-    cdef object out = <object>receiver.out
+    cdef Output *output = receiver.output
     cdef bint headed = record.header_size > 0 and receiver.headers
     cdef Py_ssize_t body = record.payload_size + (record.header_size if headed else 0)
-    cdef Py_ssize_t size = PyByteArray_GET_SIZE(out)
-    cdef Py_ssize_t most = size + record.subject_size + receiver.sid_size + ack_size + body + 64
-    cdef char *start
+    cdef Py_ssize_t need = record.subject_size + receiver.sid_size + ack_size + body + LINE
     cdef char *to
-    if most >= delivery_room(<PyObject *>out):
-        PyByteArray_Resize(out, 2 * most)
-    PyByteArray_Resize(out, most)
-    start = PyByteArray_AS_STRING(out)
-    to = start + size
+    if output.at + need > output.size:
+        grow(output, need)
+    to = output.start + output.at
     if headed:
         to[0] = 72
         to += 1
@@ -132,25 +140,43 @@ cdef int write(Receiver *receiver, Record *record, const char *ack, Py_ssize_t a
         to = put(to, record.header, record.header_size)
     to = put(to, record.payload, record.payload_size)
     to = put(to, b"\r\n", 2)
-    PyByteArray_Resize(out, to - start)
+    output.at = to - output.start
     receiver.messages += 1
     receiver.bytes += body
     return 0
 
 
-cdef int fill(Receiver *receivers, list targets, list subs) except -1:
-    """What the encoder needs of each receiver, one after another."""
-    cdef Py_ssize_t i = 0
+cdef Py_ssize_t fill(Receiver *receivers, Output *outputs, list targets, list subs) except -1:
+    """What the encoder needs of each receiver, one after another; how many outputs there are."""
+    cdef Py_ssize_t i = 0, j, count = 0
     for target in targets:
         for sub in target:
-            subs.append((sub, sub.peer, sub.peer.out, sub.sid))
-            receivers[i].out = <PyObject *>(<object>subs[i][2])
+            out = sub.peer.out
+            subs.append((sub, sub.peer, out, sub.sid))
+            for j in range(count):
+                if outputs[j].out == <PyObject *>out:
+                    break
+            else:
+                j = count
+                outputs[j].out = <PyObject *>out
+                outputs[j].start = PyByteArray_AS_STRING(out)
+                outputs[j].at = outputs[j].size = PyByteArray_GET_SIZE(out)
+                count += 1
+            receivers[i].output = &outputs[j]
             receivers[i].sid = PyBytes_AS_STRING(subs[i][3])
             receivers[i].sid_size = PyBytes_GET_SIZE(subs[i][3])
             receivers[i].headers = sub.peer.headers
             receivers[i].messages = receivers[i].bytes = 0
             i += 1
-    return 0
+    return count
+
+
+cdef trim(Output *outputs, Py_ssize_t count):
+    """Take back the room that was not used."""
+    cdef Py_ssize_t i
+    for i in range(count):
+        if outputs[i].at < outputs[i].size:
+            PyByteArray_Resize(<object>outputs[i].out, outputs[i].at)
 
 
 cdef settle(Receiver *receivers, list subs):
@@ -184,6 +210,8 @@ def encode(list targets not None, view, seqs, Py_ssize_t at, Py_ssize_t most, by
     cdef char *tail
     cdef Py_ssize_t *offsets = NULL
     cdef Receiver *receivers = NULL
+    cdef Output *outputs = NULL
+    cdef Py_ssize_t output_count = 0
     cdef Record record
     cdef list subs = []
     if at >= stop or ways == 0 or data.shape[0] == 0:
@@ -192,12 +220,13 @@ def encode(list targets not None, view, seqs, Py_ssize_t at, Py_ssize_t most, by
     end = here + data.shape[0]
     prefix = PyBytes_GET_SIZE(ack)
     receivers = <Receiver *>malloc((count + 1) * sizeof(Receiver))
+    outputs = <Output *>malloc((count + 1) * sizeof(Output))
     offsets = <Py_ssize_t *>malloc((ways + 1) * sizeof(Py_ssize_t))
     reply = <char *>malloc(prefix + NUMBERS)
     try:
-        if receivers == NULL or offsets == NULL or reply == NULL:
+        if receivers == NULL or outputs == NULL or offsets == NULL or reply == NULL:
             raise MemoryError()
-        fill(receivers, targets, subs)
+        output_count = fill(receivers, outputs, targets, subs)
         offsets[0] = 0
         for i in range(ways):
             offsets[i + 1] = offsets[i] + len(targets[i])
@@ -228,10 +257,14 @@ def encode(list targets not None, view, seqs, Py_ssize_t at, Py_ssize_t most, by
             turn += 1
             if turn == ways:
                 turn = 0
+        trim(outputs, output_count)
+        output_count = 0
         settle(receivers, subs)
         return at - start, total
     finally:
+        trim(outputs, output_count)
         free(receivers)
+        free(outputs)
         free(offsets)
         free(reply)
 

@@ -183,6 +183,8 @@ class Connection(asyncio.BufferedProtocol):
             self._send(out)
         elif self._channel.open:
             self._send(self._channel.seal(out))
+        if self.session.waiting and not self.session.blocked:
+            self.session.drained()
 
     def _send(self, data: bytes | bytearray) -> None:
         if not data:
