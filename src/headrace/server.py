@@ -269,6 +269,9 @@ class Server:
         except OSError as error:
             raise _not_to_be_had(options.host, options.port, "-p", error) from error
         self._listener = listener
+        if self.jetstream is not None:
+            listener.pressed = self.jetstream.pressed
+            self.jetstream.on_relief(listener.relieve)
         self._log.info(f"Listening for client connections on {_address(options.host, listener.port)}")
         if tls is not None:
             self._log.info("TLS required for client connections")

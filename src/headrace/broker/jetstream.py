@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.api import errors
 from headrace.api.configs import StreamConfig
-from headrace.broker import acks, consumer_api, stream_api
+from headrace.broker import acks, consumer_api, pin_api, stream_api
 from headrace.broker.acks import AckDoor
 from headrace.broker.advisories import Advisories
 from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits, Staging
@@ -24,13 +24,16 @@ from headrace.broker.router import Hub
 from headrace.broker.scribe import Scribe
 from headrace.broker.stream import Stream
 from headrace.broker.ticks import Ticker
-from headrace.broker.timers import Timers
+from headrace.broker.timers import Handle, Timers
 from headrace.errors import RequestError, StoreError
 from headrace.protocol import subjects
 from headrace.store import Log, Store
 
 _CONFIG = b"stream/"
 _DUPLICATES = b"ids/"
+#: Bytes admitted and not yet where they belong; beyond this publishers wait.
+PENDING_BYTES_MAX = 64 * 1024 * 1024
+_IDLE_NS = 50_000_000
 #: A clock that went back further than this was set; it is followed.
 _CLOCK_JUMP_NS = 1_000_000_000
 
@@ -69,7 +72,9 @@ class JetStream:
         self.domain = domain
         self.pending_max = pending_max
         self.later = wake
-        self.ticker = Ticker(store, hub, wake)
+        self.ticker = Ticker(store, hub, wake, self._committed)
+        self._idle_alarm: Handle | None = None
+        self._relief: Callable[[], None] | None = None
         self.advisories = Advisories(self)
         self.staging = Staging(batch_limits)
         self.streams: dict[str, Stream] = {}
@@ -95,6 +100,28 @@ class JetStream:
     def clock_ns(self) -> int:
         """The time as the clock shows it."""
         return self._clock.now_ns()
+
+    # Pressure and rest
+
+    def pressed(self) -> bool:
+        """Whether more waits for the disk than should: publishers are to be held back."""
+        return self.store.pending_bytes > PENDING_BYTES_MAX
+
+    def on_relief(self, call: Callable[[], None]) -> None:
+        """Call whenever the disk has caught up enough."""
+        self._relief = call
+
+    def _committed(self) -> None:
+        if self._relief is not None and self.store.pending_bytes < PENDING_BYTES_MAX // 2:
+            self._relief()
+        if self._idle_alarm is None:
+            self._idle_alarm = self.timers.after(_IDLE_NS, self._look_idle)
+
+    def _look_idle(self) -> None:
+        """When nothing happened for a while a mark proves the last frame, so that rot can be told from a tear."""
+        self._idle_alarm = None
+        if self.settled:
+            self.store.idle()
 
     @property
     def settled(self) -> bool:
@@ -169,7 +196,7 @@ class JetStream:
 
     def start(self) -> None:
         """Open for business: bring limits up to date first, so that nothing overdue is ever served."""
-        door = ApiDoor(self, stream_api.ENDPOINTS | consumer_api.ENDPOINTS)
+        door = ApiDoor(self, stream_api.ENDPOINTS | consumer_api.ENDPOINTS | pin_api.ENDPOINTS)
         for pattern in door.patterns():
             self.hub.subscribe_internal(pattern, door)
         self.hub.subscribe_internal(acks.PATTERN, self.ack_door)

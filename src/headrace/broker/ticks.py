@@ -35,13 +35,30 @@ class Settles(Protocol):
 class Ticker:
     """Owns the rhythm: admit while the last frame is being written, seal the next one as soon as it is durable."""
 
-    __slots__ = ("_armed", "_hub", "_sealed", "_store", "_touched", "_touched_sealed", "_wake", "outbox")
+    __slots__ = (
+        "_armed",
+        "_hub",
+        "_rested",
+        "_sealed",
+        "_store",
+        "_touched",
+        "_touched_sealed",
+        "_wake",
+        "outbox",
+    )
 
-    def __init__(self, store: Store, hub: Publisher, wake: Callable[[Callable[[], None]], object]) -> None:
-        """`wake(fn)` asks the shell to call fn at the end of this turn of its loop."""
+    def __init__(
+        self,
+        store: Store,
+        hub: Publisher,
+        wake: Callable[[Callable[[], None]], object],
+        rested: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`wake(fn)` asks the shell to call fn at the end of this turn of its loop; `rested` is called after a commit."""
         self._store = store
         self._hub = hub
         self._wake = wake
+        self._rested = rested
         self._armed = False
         self.outbox = Outbox()
         self._sealed: list[Parcel] = []
@@ -116,6 +133,7 @@ class Ticker:
             stream.committed()
         if self._store.dirty or self._touched or self.outbox.held:
             self.tick()
+        self._rested()
 
     def _release(self, parcels: list[Parcel]) -> None:
         self._hub.publish_many(parcels)

@@ -116,6 +116,8 @@ class Connection(asyncio.BufferedProtocol):
         full = nbytes == len(listener.inbox)
         if full:
             listener.flush()
+        if listener.pressed():
+            listener.pause_publishers()
         if listener.strained:
             listener.hold_back(self)
         elif full:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 
 from headrace.broker import Hub, Limits, Session
 from headrace.kernel import Parser
@@ -51,6 +52,8 @@ class Listener:
         self._deadline: asyncio.TimerHandle | None = None
         self.inbox = bytearray(INBOX_BYTES)
         self.strained = False
+        #: Asked after each chunk: whether more waits for the disk than should.
+        self.pressed: Callable[[], bool] = lambda: False
         self.total_connections = 0
         self.slow_consumers = 0
         self.stale_connections = 0
@@ -230,6 +233,11 @@ class Listener:
         held, self._held_back = self._held_back, {}
         for connection in held:
             connection.resume_reading()
+
+    def relieve(self) -> None:
+        """Read again, if publishers were paused."""
+        if self._paused:
+            self.resume_publishers()
 
     def hold_back(self, connection: Connection) -> None:
         """Stop reading from a connection that sends while the server is strained."""
