@@ -9,6 +9,7 @@ once written into a tail are never changed or moved while somebody holds a view.
 
 import numpy as np
 
+cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -138,15 +139,9 @@ cdef bint caught(const char *pattern, Py_ssize_t pl, const char *subject, Py_ssi
         s = se + 1
 
 
+@cython.final
 cdef class Gate:
     """What all appenders of a store share: the frame under construction and how much still fits."""
-
-    cdef public bint closed
-    cdef public int64_t pending
-    cdef public int64_t limit
-    cdef public uint64_t frame
-    cdef public list dirty
-    cdef public object refuse
 
     def __init__(self, refuse=None):
         self.closed = False
@@ -157,25 +152,12 @@ cdef class Gate:
         self.refuse = refuse
 
 
+@cython.final
 cdef class Subjects:
     """Stream-wide subject ids: bytes <-> id, and per id its count, first and last live sequence, filter class.
 
     A first or last with the STALE bit is a bound only: the true one lies after (first) or before (last) it.
     """
-
-    cdef char *arena
-    cdef Py_ssize_t arena_used, arena_cap
-    cdef uint32_t *slots
-    cdef Py_ssize_t slots_cap
-    cdef Py_ssize_t n, cap
-    cdef object a_ends, a_hashes, a_counts, a_firsts, a_lasts, a_classes
-    cdef uint64_t *ends
-    cdef uint32_t *hashes
-    cdef uint32_t *counts_
-    cdef uint64_t *firsts_
-    cdef uint64_t *lasts_
-    cdef uint32_t *classes_
-    cdef public Py_ssize_t alive
 
     def __cinit__(self):
         self.arena_cap = 256
@@ -364,14 +346,14 @@ cdef class Subjects:
         self.a_lasts[:] = 0
         self.alive = 0
 
-    cdef inline void c_in(self, Py_ssize_t sid, uint64_t seq) noexcept nogil:
+    cdef void c_in(self, Py_ssize_t sid, uint64_t seq) noexcept nogil:
         if self.counts_[sid] == 0:
             self.firsts_[sid] = seq
             self.alive += 1
         self.counts_[sid] += 1
         self.lasts_[sid] = seq
 
-    cdef inline void c_out(self, Py_ssize_t sid, uint64_t seq) noexcept nogil:
+    cdef void c_out(self, Py_ssize_t sid, uint64_t seq) noexcept nogil:
         self.counts_[sid] -= 1
         if self.counts_[sid] == 0:
             self.firsts_[sid] = 0
@@ -390,30 +372,9 @@ cdef class Subjects:
                 self.lasts_[sid] = self.firsts_[sid]
 
 
+@cython.final
 cdef class Columns:
     """One row a record of a segment, dead ones too: where it lies, what it is about, whether it lives."""
-
-    cdef public object time, offset, size, subject, ttl, flags, delta, live
-    cdef uint64_t *w_time
-    cdef uint32_t *w_offset
-    cdef uint32_t *w_size
-    cdef uint32_t *w_subject
-    cdef uint32_t *w_ttl
-    cdef uint16_t *w_flags
-    cdef uint32_t *w_delta
-    cdef const uint64_t *c_time
-    cdef const uint32_t *c_offset
-    cdef const uint32_t *c_size
-    cdef const uint32_t *c_subject
-    cdef const uint32_t *c_ttl
-    cdef const uint16_t *c_flags
-    cdef const uint32_t *c_delta
-    cdef uint8_t *c_live
-    cdef public Py_ssize_t rows
-    cdef Py_ssize_t cap
-    cdef public uint64_t base
-    cdef public Py_ssize_t alive
-    cdef public int64_t alive_bytes
 
     def __init__(self, base=0):
         self.base = base
@@ -504,7 +465,7 @@ cdef class Columns:
         self.alive_bytes += size
         return 0
 
-    cdef inline uint64_t c_seq(self, Py_ssize_t i) noexcept nogil:
+    cdef uint64_t c_seq(self, Py_ssize_t i) noexcept nogil:
         return self.base + (self.c_delta[i] if self.c_delta != NULL else <uint64_t>i)
 
     cdef Py_ssize_t c_lower(self, uint64_t seq) noexcept nogil:
@@ -774,15 +735,9 @@ cdef class Columns:
                 None if self.delta is None else self.delta[:n])
 
 
+@cython.final
 cdef class Block:
     """Records that lie together: cut from a tail, or about to be. Its bytes do not change any more."""
-
-    cdef public uint64_t offset
-    cdef public bytearray data
-    cdef public Py_ssize_t used
-    cdef public uint64_t first_seq
-    cdef public Py_ssize_t records
-    cdef public bint direct
 
     def __init__(self, offset, data, used, first_seq, records, direct):
         self.offset, self.data, self.used = offset, data, used
@@ -795,17 +750,6 @@ cdef class Block:
 
 cdef class Packer:
     """Packs records into blocks and rows into columns; the base of an appender, and by itself what compaction uses."""
-
-    cdef public Subjects table
-    cdef public Columns columns
-    cdef public list blocks
-    cdef public Py_ssize_t block_max
-    cdef public uint64_t block_at
-    cdef public bytearray tail
-    cdef char *p
-    cdef Py_ssize_t cap
-    cdef public Py_ssize_t tail_used
-    cdef public Py_ssize_t tail_row
 
     def __init__(self, Subjects subjects not None, Py_ssize_t block_bytes, uint64_t start=512):
         self.table = subjects
@@ -891,24 +835,6 @@ cdef class Packer:
 cdef class Appender(Packer):
     """One stream's growing end: gives sequences, packs records, keeps the counts; the base class of a log."""
 
-    cdef public Gate gate
-    cdef public uint32_t ident
-    cdef public uint64_t first_seq, last_seq, committed_seq, sealed_seq, changed_frame
-    cdef public uint64_t last_time_ns
-    cdef public Py_ssize_t messages
-    cdef public int64_t bytes
-    cdef public Py_ssize_t large
-    cdef public bint journaled
-    cdef public int64_t overhead
-    cdef public int64_t header_extra
-    cdef public bint dirty
-    cdef bint quiet
-    cdef Py_ssize_t mark
-    cdef list parts
-    cdef uint64_t *gone
-    cdef Py_ssize_t gone_n, gone_cap
-    cdef uint64_t trim_to, advance_to
-
     def __init__(self, Gate gate not None, uint32_t ident, Subjects subjects not None, Py_ssize_t block_bytes,
                  Py_ssize_t large, bint journaled, uint64_t first_seq=1):
         Packer.__init__(self, subjects, block_bytes)
@@ -937,7 +863,7 @@ cdef class Appender(Packer):
     def num_deleted(self):
         return self.last_seq + 1 - self.first_seq - self.messages
 
-    cdef inline int c_touch(self) except -1:
+    cdef int c_touch(self) except -1:
         if not self.dirty:
             self.dirty = True
             self.gate.dirty.append(self)
@@ -1020,7 +946,7 @@ cdef class Appender(Packer):
         self.c_touch()
         return seq
 
-    cdef inline void c_count(self, Py_ssize_t sid, uint64_t seq, Py_ssize_t size, uint16_t flags,
+    cdef void c_count(self, Py_ssize_t sid, uint64_t seq, Py_ssize_t size, uint16_t flags,
                              uint64_t time_ns) noexcept nogil:
         self.table.c_in(sid, seq)
         if self.messages == 0:
