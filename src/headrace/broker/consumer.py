@@ -58,7 +58,6 @@ class Consumer:
         "pause_ns",
         "progress",
         "pump",
-        "releases",
         "stream",
         "verdict",
     )
@@ -99,7 +98,6 @@ class Consumer:
         self.filters = tuple(pattern.encode() for pattern in config.filters())
         self.filter = self.stream.log.filter(self.filters) if self.filters else None
         self.backlog.refilter(self.filter)
-        self.releases = self.stream.config.retention != "limits"
         self.pause_ns = times.nanos(config.pause_until) if config.pause_until else 0
 
     def configure(self, config: ConsumerConfig) -> None:
@@ -164,7 +162,6 @@ class Consumer:
         if self.durable:
             for key in self._keys:
                 self.jetstream.store.facts.delete(key)
-        self.stream.changed()
 
     def reconcile(self) -> None:
         """After a restart: what has left the stream is not pending, and what was done is not in it."""
@@ -212,6 +209,11 @@ class Consumer:
         return b"$JS.FC.%s.*" % plain, b"$JS.FC.%s.*" % self._scoped()
 
     # Delivery
+
+    @property
+    def releases(self) -> bool:
+        """Whether messages leave the stream when everybody is done with them."""
+        return self.stream.config.retention != "limits"
 
     def wake(self) -> None:
         """Deliver at the end of this turn."""

@@ -14,11 +14,14 @@ import numpy as np
 
 from headrace.broker.pace import Pace
 from headrace.broker.progress_codec import EMPTY, Seqs
+from headrace.errors import Corrupt
 from headrace.kernel import encode
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
     from headrace.broker.consumer import Consumer
+
+Message = tuple[int, bytes, bytes, bytes, int]  # time, subject, header, payload, TTL
 
 TURN_BYTES = 1024 * 1024
 VIEW_BYTES = 256 * 1024
@@ -82,9 +85,8 @@ class Pump:
         lanes = None if self.pace.active else consumer.outlet.lanes()
         if lanes is None:
             return self._one_new(now_ns)
-        progress, log = consumer.progress, consumer.stream.log
-        first = int(self._ahead[self._at])
-        view, _ = log.view(first, VIEW_BYTES)
+        progress = consumer.progress
+        view = self._view(int(self._ahead[self._at]))
         most = min(lanes.most, consumer.room())
         cseq = progress.consumer_seq + 1
         count, size = encode(
@@ -97,6 +99,19 @@ class Pump:
         self._delivered(seqs, now_ns)
         consumer.outlet.sent_run(count, size, now_ns)
         return size + count * OVERHEAD
+
+    def _view(self, seq: int) -> memoryview:
+        try:
+            return self._consumer.stream.log.view(seq, VIEW_BYTES)[0]
+        except Corrupt:
+            return memoryview(b"")
+
+    def _read(self, seq: int) -> Message | None:
+        """A message; what cannot be read any more is passed over, the store keeps it and tells of it."""
+        try:
+            return self._consumer.stream.log.get(seq)
+        except Corrupt:
+            return None
 
     def _look_ahead(self) -> bool:
         """Find the sequences to deliver next; whether there are any."""
@@ -136,10 +151,10 @@ class Pump:
 
     def _one_new(self, now_ns: int) -> int | Verdict:
         seq = int(self._ahead[self._at])
-        consumer = self._consumer
-        message = consumer.stream.log.get(seq)
+        message = self._read(seq)
         if message is None:
             self._at += 1
+            self._consumer.progress.pass_over(seq)
             return 0
         used = self._send(seq, message, 1, now_ns, fresh=True)
         if not isinstance(used, Verdict):
@@ -159,7 +174,7 @@ class Pump:
         if 0 < consumer.config.max_deliver < count:
             consumer.exhausted(seq, count - 1)
             return 0
-        message = consumer.stream.log.get(seq)
+        message = self._read(seq)
         if message is None:
             consumer.lost(seq)
             return 0
@@ -174,9 +189,7 @@ class Pump:
 
     # One message
 
-    def _send(
-        self, seq: int, message: tuple[int, bytes, bytes, bytes, int], count: int, now_ns: int, *, fresh: bool
-    ) -> int | Verdict:
+    def _send(self, seq: int, message: Message, count: int, now_ns: int, *, fresh: bool) -> int | Verdict:
         """Hand a message to the receivers; how large it was, or why not."""
         consumer = self._consumer
         time_ns, subject, header, payload, _ = message

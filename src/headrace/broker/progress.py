@@ -101,6 +101,15 @@ class Progress:
         self.initial = self.initial[count:]
         self.next_seq = self.stream_seq + 1 if len(self.initial) else self.resume + 1
 
+    def pass_over(self, seq: int) -> None:
+        """The next message cannot be delivered at all."""
+        following = seq + 1
+        if len(self.initial):
+            self.initial = self.initial[self.initial > seq]
+            following = seq + 1 if len(self.initial) else self.resume + 1
+        self.next_seq = max(self.next_seq, following)
+        self.changed = True
+
     def deliver_again(self, seq: int, now_ns: int, wait_ns: int) -> None:
         """A pending message went out once more; its count has been raised."""
         self.consumer_seq += 1

@@ -159,15 +159,19 @@ class Pulls:
     # Serving them
 
     def open(self) -> bool:
-        if not self.waiting:
-            return False
-        reply = self.waiting[0].reply
-        if subjects.whole(reply):
-            peer = crowded_peer(self._consumer.hub.route(reply).plain)
-            if peer is not None:
-                peer.when_drained(self._consumer.wake)
-                return False
-        return True
+        waiting = self.waiting
+        fair = self._consumer.config.priority_policy == "none"
+        for _ in range(len(waiting) if fair else min(len(waiting), 1)):
+            peer = crowded_peer(self._receivers(waiting[0]))
+            if peer is None:
+                return True
+            peer.when_drained(self._consumer.wake)
+            if fair:
+                waiting.rotate(-1)
+        return False
+
+    def _receivers(self, pull: Pull) -> list[Any]:
+        return self._consumer.hub.route(pull.reply).plain if subjects.whole(pull.reply) else []
 
     def lanes(self) -> Lanes | None:
         """Receivers in turn for a run of messages; None when each message has to be decided."""
@@ -181,12 +185,9 @@ class Pulls:
             return None
         targets = []
         for pull in waiting:
-            target = (
-                plain_subscriptions(self._consumer.hub.route(pull.reply))
-                if subjects.whole(pull.reply)
-                else None
-            )
-            if target is None:
+            route = self._consumer.hub.route(pull.reply) if subjects.whole(pull.reply) else None
+            target = plain_subscriptions(route) if route is not None else None
+            if target is None or crowded_peer(target) is not None:
                 return None
             targets.append(target)
         most = max(min(pull.batch for pull in waiting), 1) * len(waiting)

@@ -145,6 +145,7 @@ class Readers:
         consumer.advise(events.consumer_action, "delete")
         consumer.close()
         self._remove(consumer)
+        self._stream.changed()
         if self._stream.config.retention == "interest":
             self.release_all(consumer, consumer.filter)
 

@@ -107,6 +107,7 @@ class Session(Peer):
         """The client is gone: so is its interest."""
         gone, self.subs = self.subs, {}
         self.hub.leave(list(gone.values()))
+        self.drained()
 
     # Back-pressure
 
