@@ -10,5 +10,6 @@ from headrace.kernel.records_pure import Gate as Gate
 from headrace.kernel.records_pure import Packer as Packer
 from headrace.kernel.records_pure import Subjects as Subjects
 from headrace.kernel.records_pure import gather as gather
+from headrace.kernel.records_pure import map_file as map_file
 from headrace.kernel.records_pure import settle as settle
 from headrace.kernel.records_pure import unpack as unpack

@@ -11,6 +11,7 @@ import numpy as np
 
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
@@ -1178,6 +1179,41 @@ cdef class Appender(Packer):
     def forget(self):
         """Drops what this log has for the frame: it was deleted."""
         self.reset()
+
+
+cdef extern from "<sys/mman.h>" nogil:
+    void *mmap(void *address, size_t length, int protection, int flags, int fd, long long offset)
+    int munmap(void *address, size_t length)
+    int PROT_READ
+    int MAP_SHARED
+    void *MAP_FAILED
+
+
+cdef class _Mapping:
+    """A file mapped for reading; unlike the standard library's, it keeps no descriptor open."""
+
+    cdef void *address
+    cdef Py_ssize_t length
+
+    def __dealloc__(self):
+        if self.address != NULL:
+            munmap(self.address, self.length)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.address, self.length, 1, flags)
+
+
+def map_file(int fd, Py_ssize_t length):
+    """A read-only view of an open file's first bytes, which outlives the descriptor."""
+    cdef _Mapping mapping = _Mapping()
+    if length == 0:
+        return memoryview(b"")
+    cdef void *address = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, 0)
+    if address == MAP_FAILED:
+        raise OSError("the file cannot be mapped")
+    mapping.address = address
+    mapping.length = length
+    return memoryview(mapping)
 
 
 def gather(list logs not None):

@@ -8,6 +8,7 @@ know files or time. `records` is the same, compiled; the same tests hold both.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -746,6 +747,11 @@ class Appender(Packer):
         self._trim_to = self._advance_to = 0
         self.dirty = False
         self.sealed_seq = self.last_seq
+
+
+def map_file(fd: int, length: int) -> memoryview:
+    """A read-only view of an open file's first bytes, which outlives the descriptor."""
+    return memoryview(mmap.mmap(fd, length, prot=mmap.PROT_READ)) if length else memoryview(b"")
 
 
 def gather(logs: list[Appender]) -> tuple[bytearray, bytes]:

@@ -131,7 +131,7 @@ class Behind:
         size = 0
         while self._queue and size < self._options.behind_bytes:
             item = self._queue[0]
-            if item.log.gone or (item.block is None and item.segment not in item.log.sealed):
+            if item.log.gone or (item.block is None and not self._wants_columns(item)):
                 self._skip(self._queue.popleft())
                 continue
             if _made_elsewhere(item, batch):
@@ -165,10 +165,14 @@ class Behind:
             self._subjects = (total, log.subjects_end + len(chunk))
         who = Identity(log.shelf.store, log.ident, segment.number, segment.end, log.generation)
         path = columns_path(log.ident, segment.number)
-        if not self._disk.exists(path):  # a bad one stays as it is, and is not used
-            ops.append(("create", path, 0))
-            ops.append(("write", path, 0, encode_columns(who, segment.columns, segment.blocks, total)))
+        ops.append(("create", path, 0))
+        ops.append(("write", path, 0, encode_columns(who, segment.columns, segment.blocks, total)))
         return [item], ops
+
+    def _wants_columns(self, item: _Item) -> bool:
+        """Not if the segment is gone; and a bad file that is there already stays as it is, and is not used."""
+        path = columns_path(item.log.ident, item.segment.number)
+        return item.segment in item.log.sealed and not self._disk.exists(path)
 
     def _done(self, batch: list[_Item], error: OSError | None) -> None:
         self._busy = False
@@ -179,6 +183,7 @@ class Behind:
             self._put_back(batch)
             self._no_space(error)
         else:
+            self._busy = True  # for good: nothing is tried again
             self._fail(error)
             return
         self._tell()

@@ -83,6 +83,8 @@ class Checkpointer:
         store = self._store
         self.number += 1
         self._start_frame = store.journal.number
+        self._tick = store.frame - 1
+        self._ticket = store.behind.added
         stale = self._stale_files()
         for log in store.file_logs():
             entry = self.streams.get(log.ident)
@@ -116,7 +118,7 @@ class Checkpointer:
 
     def step(self) -> None:
         """Goes on as far as possible now. Called after every seal, commit and write behind."""
-        if not self.running or self._syncing:
+        if not self.running or self._syncing or self._store.poisoned is not None:
             return
         if self._todo:
             self._take()

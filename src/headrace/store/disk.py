@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import threading
 from collections import OrderedDict, deque
@@ -20,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from headrace.errors import StoreError
+from headrace.store.records import map_file
 
 Op = tuple[Any, ...]
 Done = Callable[[OSError | None], None]
@@ -144,9 +144,7 @@ class FileDisk:
 
     def map(self, path: str) -> memoryview:
         with self._held(path) as handle:
-            if os.fstat(handle.fd).st_size == 0:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(handle.fd, 0, prot=mmap.PROT_READ))
+            return map_file(handle.fd, os.fstat(handle.fd).st_size)
 
     def prefetch(self, path: str, offset: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):

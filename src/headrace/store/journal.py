@@ -42,6 +42,7 @@ class Journal:
         self._disk = disk
         self._store = store
         self._options = options
+        self._standard = aligned(options.journal_bytes)
         self._fail = fail
         self.number = 0
         self.next_file = 1
@@ -60,7 +61,7 @@ class Journal:
         """After recovery: the next frame is `number` + 1, in the first spare, or a file made now."""
         self.number = number
         if not self.spares:
-            file, size = self.next_file, aligned(self._options.journal_bytes)
+            file, size = self.next_file, self._standard
             self._disk.run(_made(file, size))
             self.next_file += 1
             self.spares.append((file, size))
@@ -91,30 +92,35 @@ class Journal:
         if self.spares and self.spares[0][1] >= length:
             self._file, self._size = self.spares.popleft()
             return []
-        self._file, self._size = self.next_file, max(aligned(self._options.journal_bytes), length)
+        self._file, self._size = self.next_file, max(self._standard, length)
         self.next_file += 1
         return [("create", journal_path(self._file), self._size), ("syncdir", "journal")]
 
     def release(self, frame: int) -> None:
         """A proven checkpoint holds everything up to this frame: older files are free."""
-        done = [file for file in self.closed if file.last <= frame]
+        self._free.extend(file for file in self.closed if file.last <= frame)
         self.closed = [file for file in self.closed if file.last > frame]
-        self._free.extend(done)
         self.prepare()
 
     def prepare(self) -> None:
-        """Keeps spares ready: an old file under a new number, or a new one; what is too many goes."""
+        """Keeps spares ready: an old file under a new number, or a new one; what is of no use goes."""
         if self._making:
             return
-        if len(self.spares) < self._options.journal_spares:
+        surplus = self._surplus()
+        if surplus:
+            self._submit([("unlink", journal_path(file.number)) for file in surplus], None)
+        elif len(self.spares) < self._options.journal_spares:
             self._make()
-        elif self._free:
-            paths = [journal_path(file.number) for file in self._free]
-            self._free.clear()
-            self._submit([("unlink", path) for path in paths], None)
+
+    def _surplus(self) -> list[File]:
+        """Free files of another size, and more than a checkpoint's worth of them."""
+        usable = [file for file in self._free if file.size == self._standard]
+        wanted = usable[: self._options.checkpoint_bytes // self._standard + 2]
+        surplus = [file for file in self._free if file not in wanted]
+        self._free = deque(wanted)
+        return surplus
 
     def _make(self) -> None:
-        standard = aligned(self._options.journal_bytes)
         number = self.next_file
         self.next_file += 1
         if self._free:
@@ -125,7 +131,7 @@ class Journal:
             ]
             self._submit(renamed, (number, old.size))
         else:
-            self._submit(_made(number, standard), (number, standard))
+            self._submit(_made(number, self._standard), (number, self._standard))
 
     def _submit(self, ops: list[Op], spare: tuple[int, int] | None) -> None:
         self._making = True
@@ -137,8 +143,7 @@ class Journal:
             self.short = False
             if spare is not None:
                 self.spares.append(spare)
-            if self._free or len(self.spares) < self._options.journal_spares:
-                self.prepare()
+            self.prepare()
         elif error.errno == errno.ENOSPC and spare is not None:
             self.short = True
             path = journal_path(spare[0])

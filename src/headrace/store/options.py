@@ -12,7 +12,7 @@ MIB = 1 << 20
 class StoreOptions:
     """Sizes in bytes. Tests use tiny ones, so that every file turns over within a few messages."""
 
-    journal_bytes: int = 64 * MIB  # one file of the journal
+    journal_bytes: int = 16 * MIB  # one file of the journal
     journal_spares: int = 1  # files of the journal kept ready
     block_bytes: int = 64 * KIB  # at most, header included
     segment_bytes: int = 64 * MIB  # a segment is sealed when it would grow beyond

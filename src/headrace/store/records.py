@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Packer,
         Subjects,
         gather,
+        map_file,
         settle,
         unpack,
     )
@@ -29,6 +30,7 @@ else:
     STALE, Appender, Block, Columns = _records.STALE, _records.Appender, _records.Block, _records.Columns
     Gate, Packer, Subjects = _records.Gate, _records.Packer, _records.Subjects
     gather, settle, unpack = _records.gather, _records.settle, _records.unpack
+    map_file = _records.map_file
 
 __all__ = [
     "BLOCK_BYTES",
@@ -43,6 +45,7 @@ __all__ = [
     "Packer",
     "Subjects",
     "gather",
+    "map_file",
     "settle",
     "unpack",
 ]

@@ -111,6 +111,8 @@ class _Recovery:
         for entry in store.checkpoints.offline:
             report.offline[entry.name] = "its section of the checkpoint is damaged"
         self._scan(store, root.frame)
+        if found.bad:
+            self._evidence(store)  # frames of what is offline must not be lost
         replay = Replay(
             store,
             logs,
@@ -124,9 +126,7 @@ class _Recovery:
         return last
 
     def _damaged(self, what: str, stream: str) -> None:
-        damage = Damage(what, stream)
-        if damage not in self.report.damage:
-            self.report.damage.append(damage)
+        self.report.add(Damage(what, stream))
 
     def _replay(self, store: Store, replay: Replay, after: int) -> int:
         """Applies all frames above `after` in order of their number; returns the last."""

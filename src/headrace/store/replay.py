@@ -71,9 +71,7 @@ class Replay:
             self._lost("a stream's beginning is lost", str(ident), 0, 0)
 
     def _lost(self, what: str, stream: str, first: int, last: int) -> None:
-        damage = Damage(what, stream, first, last)
-        if damage not in self.store.report().damage:
-            self.store.report().damage.append(damage)
+        self.store.report().add(Damage(what, stream, first, last))
 
     # Lost frames
 

@@ -40,6 +40,11 @@ class Report:
         default_factory=dict
     )  # name (or ident) of a stream -> why it did not start
 
+    def add(self, damage: Damage) -> None:
+        """Notes damage once, however often it is met."""
+        if damage not in self.damage:
+            self.damage.append(damage)
+
     @property
     def healthy(self) -> bool:
         return not self.damage and not self.offline

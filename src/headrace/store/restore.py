@@ -95,9 +95,7 @@ def _restore_segment(log: FileLog, state: SegmentState, cached: Decoded | None, 
     problem = _file_problem(disk, segment, log, state)
     if problem:
         segment.damaged = True
-        report.damage.append(
-            Damage(problem, log.name, state.base, state.last, segment.path, cached is not None)
-        )
+        report.add(Damage(problem, log.name, state.base, state.last, segment.path, cached is not None))
     if cached is not None:
         segment.columns, segment.blocks, segment.saved = cached.columns, cached.blocks, True
         segment.columns.bury(state.live)
@@ -105,7 +103,10 @@ def _restore_segment(log: FileLog, state: SegmentState, cached: Decoded | None, 
         return
     else:
         scan_segment(log, segment, state, report)
-        report.repaired.append(f"{columns_path(log.ident, state.number)} was rebuilt from its segment")
+        if disk.exists(columns_path(log.ident, state.number)):
+            report.repaired.append(
+                f"{columns_path(log.ident, state.number)} is bad: the segment was read instead"
+            )
     if segment.columns.alive:
         log.restore_segment(segment)
         if not segment.saved and not segment.damaged:
@@ -170,7 +171,7 @@ def _skip_damage(
         first_after = found.first_seq
         skipped = _rows_from(segment, data, following, state.rows) - row
     what = f"block at {at} damaged"
-    report.damage.append(Damage(what, log.name, last + 1, first_after - 1, segment.path))
+    report.add(Damage(what, log.name, last + 1, first_after - 1, segment.path))
     return following, max(skipped, 0)
 
 

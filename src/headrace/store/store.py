@@ -121,6 +121,7 @@ class Store:
         if isinstance(log, FileLog):
             log.gone = True
             self.shelf.larges = [large for large in self.shelf.larges if large[0] is not log]
+            self.shelf.large_bytes = sum(block.used for _, _, block in self.shelf.larges)
             self._deletes.append(entry(DELETE, log.ident, b""))
             self.trash.add_folder(log.folder_path)
 
@@ -332,8 +333,7 @@ class Store:
     # Health and end
 
     def _damage(self, damage: Damage) -> None:
-        if damage not in self._report.damage:
-            self._report.damage.append(damage)
+        self._report.add(damage)
 
     def report(self) -> Report:
         """What recovery found, and what reading has found since."""

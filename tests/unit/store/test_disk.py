@@ -1,0 +1,101 @@
+"""Real files behind the `Disk` protocol."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.store import FileDisk
+from headrace.store import disk as disk_module
+
+
+@pytest.fixture
+def disk(tmp_path: Path):
+    made = FileDisk(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def test_operations(disk: FileDisk) -> None:
+    disk.run(
+        [("mkdir", "a"), ("create", "a/x", 100), ("write", "a/x", 10, [b"one", b"two"]), ("sync", "a/x")]
+    )
+    assert disk.size("a/x") == 100
+    assert disk.read("a/x", 8, 10) == b"\0\0onetwo\0\0"
+    assert disk.read("a/x", 95, 100) == bytes(5)
+    disk.run([("link", "a/x", "a/y"), ("rename", "a/x", "a/z"), ("syncdir", "a")])
+    assert disk.list("a") == ["y", "z"]
+    disk.run([("create", "b", 0), ("copy", "a/z", 10, "b", 4, 6)])
+    assert disk.read("b", 0, 100) == b"\0\0\0\0onetwo"
+    disk.run([("unlink", "a/y"), ("unlink", "a/z"), ("rmdir", "a")])
+    assert disk.list("") == ["b", "lock"]
+    assert disk.list("nowhere") == []
+    assert disk.free() > 0
+
+
+def test_names_are_never_overwritten(disk: FileDisk) -> None:
+    disk.run([("create", "a", 0), ("create", "b", 0)])
+    with pytest.raises(FileExistsError):
+        disk.run([("create", "a", 0)])
+    with pytest.raises(FileExistsError):
+        disk.run([("rename", "a", "b")])
+
+
+def test_a_map_outlives_its_file_and_holds_no_descriptor(disk: FileDisk) -> None:
+    disk.run([("create", "a", 0), ("write", "a", 0, b"hello"), ("create", "empty", 0)])
+    view = disk.map("a")
+    before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
+    more = [disk.map("a") for _ in range(50)]
+    after = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
+    assert after == before
+    disk.run([("unlink", "a")])
+    assert bytes(view) == b"hello"
+    assert bytes(more[7]) == b"hello"
+    assert bytes(disk.map("empty")) == b""
+    with pytest.raises(TypeError):
+        view[0] = 1
+
+
+def test_submissions_complete_in_order_and_on_this_thread(disk: FileDisk) -> None:
+    seen: list[object] = []
+    disk.submit("behind", [("create", "a", 0), ("write", "a", 0, b"1")], lambda error: seen.append(error))
+    disk.submit("behind", [("create", "a", 0), ("unlink", "a")], lambda error: seen.append(error))
+    disk.submit("behind", [("write", "a", 1, b"2")], lambda error: disk.submit("commit", [], seen.append))
+    disk.drain()
+    assert seen[0] is None
+    assert isinstance(seen[1], FileExistsError)
+    assert seen[2] is None
+    assert disk.read("a", 0, 9) == b"12"  # the failing operation ended its submission
+
+
+def test_completions_are_posted(tmp_path: Path) -> None:
+    posted = []
+    disk = FileDisk(tmp_path, posted.append)
+    done: list[object] = []
+    disk.submit("commit", [("create", "a", 0)], done.append)
+    disk.close()
+    assert done == []
+    for call in posted:
+        call()
+    assert done == [None]
+
+
+def test_a_broken_submission_is_an_io_error_and_not_a_dead_lane(disk: FileDisk) -> None:
+    seen: list[OSError | None] = []
+    disk.submit("behind", [("frobnicate", "a")], seen.append)
+    disk.submit("behind", [("create", "a", 0)], seen.append)
+    disk.drain()
+    assert seen[0] is not None
+    assert seen[0].errno == errno.EIO
+    assert seen[1] is None
+    with pytest.raises(ValueError):
+        disk.submit("sideways", [], seen.append)
+
+
+def test_more_files_than_descriptors(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_module, "DESCRIPTORS_MAX", 8)
+    for number in range(40):
+        disk.run([("create", f"f{number}", 0), ("write", f"f{number}", 0, b"%d" % number)])
+    assert [disk.read(f"f{number}", 0, 9) for number in range(40)] == [b"%d" % number for number in range(40)]
+    assert len(disk._handles) <= 9
