@@ -81,9 +81,9 @@ class Acks:
             # Only the stream's order counts: a redelivery below may have raised the consumer sequence beyond this one.
             self.through(seq, max(cseq, progress.floor()[0]))
             return
-        was_full = consumer.full()
+        most, pending = consumer.config.max_ack_pending, len(progress.pending)
         if progress.ack(seq):
-            consumer.acked([seq], was_full)
+            consumer.acked([seq], 0 < most <= pending)
         elif progress.changed:
             consumer.touch()
 

@@ -146,7 +146,9 @@ class Pump:
         self.left = max(self.left - len(seqs), 0)
         consumer.backlog.delivered(len(seqs))
         consumer.active_ns = now_ns
-        if unacknowledged and consumer.releases:
+        if not unacknowledged:
+            consumer.stream.readers.holds(consumer)
+        elif consumer.releases:
             consumer.stream.readers.release(consumer, seqs.tolist())
 
     def _one_new(self, now_ns: int) -> int | Verdict:

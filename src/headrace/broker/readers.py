@@ -91,6 +91,7 @@ class Readers:
 
     __slots__ = (
         "_doubtful",
+        "_holders",
         "_hungry",
         "_hungry_all",
         "_interest",
@@ -109,6 +110,7 @@ class Readers:
         self._interest = Interest()
         self._hungry: dict[Consumer, None] = {}
         self._hungry_all: dict[Consumer, None] = {}
+        self._holders: dict[Consumer, None] = {}
         self._released: list[int] = []
         self._doubtful = False  # whoever released them may still need some
         self._saving: dict[Consumer, None] = {}
@@ -125,6 +127,7 @@ class Readers:
     def add(self, consumer: Consumer) -> None:
         place = self.hidden if consumer.config.direct else self._stream.consumers
         place[consumer.name] = consumer
+        self.holds(consumer)
         self.refresh()
 
     def create(self, name: str, config: ConsumerConfig) -> Consumer:
@@ -176,6 +179,7 @@ class Readers:
         self.hidden.pop(consumer.name, None)
         self.sated(consumer)
         self._saving.pop(consumer, None)
+        self._holders.pop(consumer, None)
         self.refresh()
 
     def refresh(self) -> None:
@@ -276,9 +280,15 @@ class Readers:
 
     def forget(self, seqs: np.ndarray | Sequence[int]) -> None:
         """Messages have left the stream whatever their consumers say."""
-        for consumer in self:
+        for consumer in list(self._holders):
             if consumer.progress.pending or consumer.progress.counts:
                 consumer.forget(seqs, quietly=self.quiet)
+            else:
+                del self._holders[consumer]
+
+    def holds(self, consumer: Consumer) -> None:
+        """A consumer has messages pending, and has to hear when one of them leaves."""
+        self._holders[consumer] = None
 
     def purged(self) -> None:
         """The stream was purged: nobody's position stays before its beginning."""
