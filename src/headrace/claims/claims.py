@@ -1,0 +1,115 @@
+"""Puts the parts together: `claims = await Claims.open(connection, config)`.
+
+Opening creates what is missing (bucket, lifecycle rules, registry, audit trail), agrees with the namespace's published
+configuration, and fails if any of that is impossible: a producer that could not clean up must not start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from nats.aio.client import Client as Connection
+
+from headrace.claims import namespaces
+from headrace.claims.audit import Audit
+from headrace.claims.clock import Clock, SystemClock
+from headrace.claims.collector import Collector
+from headrace.claims.config import ClaimConfig
+from headrace.claims.consumer import Consumer
+from headrace.claims.lint import Finding, lint
+from headrace.claims.metrics import Metrics
+from headrace.claims.producer import Producer
+from headrace.claims.registry import Registry
+from headrace.claims.removal import Remover
+from headrace.claims.stores import ObjectStore, open_store
+from headrace.claims.stores import lifecycle as lifecycles
+from headrace.claims.sweeper import Sweeper
+from headrace.claims.wire import Wire
+
+_LOG = logging.getLogger("headrace.claims")
+
+
+class Claims:
+    """One namespace on one connection: `producer`, `consumer`, `collector`. The connection stays the caller's."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        config: ClaimConfig,
+        *,
+        store: ObjectStore | None = None,
+        clock: Clock | None = None,
+        metrics: Metrics | None = None,
+        timeout_s: float = 5.0,
+        retry_s: float = 30.0,
+    ) -> None:
+        self.config = config
+        self.wire = Wire(connection, timeout_s=timeout_s)
+        self.store = store or open_store(config, clock)
+        self.metrics = metrics or Metrics()
+        self.metrics.introduce(config.namespace)
+        self.registry = Registry(self.wire)
+        self.audit = Audit(self.wire, enabled=config.audit)
+        shared = (self.registry, self.audit, self.metrics)
+        local = clock or SystemClock()
+        self.producer = Producer(self.wire, config, self.store, *shared, local)
+        self.consumer = Consumer(self.wire, config, self.store, *shared, local)
+        remover = Remover(config, self.store, *shared)
+        sweeper = Sweeper(config, self.store, self.registry, remover, self.metrics)
+        self.collector = Collector(self.wire, config, self.registry, remover, sweeper, clock, retry_s=retry_s)
+
+    @classmethod
+    async def open(
+        cls,
+        connection: Connection,
+        config: ClaimConfig,
+        *,
+        streams: Sequence[str] = (),
+        store: ObjectStore | None = None,
+        clock: Clock | None = None,
+        metrics: Metrics | None = None,
+        timeout_s: float = 5.0,
+        retry_s: float = 30.0,
+    ) -> Claims:
+        """Everything in place and checked; `streams` that carry the references are checked too, with warnings."""
+        claims = cls(
+            connection,
+            config,
+            store=store,
+            clock=clock,
+            metrics=metrics,
+            timeout_s=timeout_s,
+            retry_s=retry_s,
+        )
+        await claims.set_up()
+        for finding in await claims.lint(streams):
+            _LOG.warning("%s", finding)
+        return claims
+
+    async def set_up(self) -> None:
+        await self.registry.ensure()
+        await self.audit.ensure()
+        await namespaces.agree(self.wire, self.config)
+        await self.store.ensure_bucket()
+        if self.store.lifecycle is not None:
+            await lifecycles.ensure(self.store.lifecycle, self.config.namespace, self.config.lifecycle_days)
+        await self.collector.ensure()
+
+    async def lint(self, streams: Sequence[str] = ()) -> list[Finding]:
+        return await lint(self.wire, self.config, self.store, streams)
+
+    async def close(self) -> None:
+        """Let go of the store and the subscription; the connection is not closed."""
+        await self.wire.close()
+        await self.store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,53 @@
+"""Time for claims: nanoseconds since the epoch, from whoever is asked to tell it.
+
+Producers and consumers use the machine's clock and allow for skew; collectors ask the server, whose TTLs decide.
+Nothing in this package calls `time.time()` itself.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+SECOND_NS = 1_000_000_000
+
+
+class Clock(Protocol):
+    def now_ns(self) -> int: ...
+
+
+class SystemClock:
+    """The machine's time."""
+
+    def now_ns(self) -> int:
+        return time.time_ns()
+
+
+class FakeClock:
+    """Time that stands still until it is moved; for tests of programs that use claims."""
+
+    def __init__(self, now_ns: int | None = None) -> None:
+        self._now_ns = time.time_ns() if now_ns is None else now_ns
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def advance(self, seconds: float) -> None:
+        self._now_ns += round(seconds * SECOND_NS)
+
+
+def utc(time_ns: int) -> datetime:
+    return datetime.fromtimestamp(time_ns // SECOND_NS, UTC)
+
+
+def rfc3339(time_ns: int) -> str:
+    """`2026-01-31T12:00:00Z`"""
+    return utc(time_ns).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def rfc3339_ns(text: str) -> int:
+    """Nanoseconds of a time as servers write it, to the microsecond."""
+    whole, _, rest = text.removesuffix("Z").partition(".")
+    moment = datetime.fromisoformat(whole).replace(tzinfo=UTC)
+    return int(moment.timestamp()) * SECOND_NS + int(rest.ljust(9, "0")[:9] or 0)

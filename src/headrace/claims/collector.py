@@ -1,0 +1,166 @@
+"""Acts on what is due: the delete markers that the server puts where a claim's timer ran out.
+
+Collectors of a namespace share one durable consumer, so any number may run; each marker goes to one of them, and back
+into the queue if that one dies or the store refuses. Time is the server's, whose TTLs made the markers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+from nats.aio.msg import Msg
+
+from headrace.claims.clock import SECOND_NS, Clock
+from headrace.claims.config import ClaimConfig
+from headrace.claims.floors import Floors
+from headrace.claims.registry import MARKER_REASON, STREAM, Entry, Registry, due_subject
+from headrace.claims.removal import Remover, Report
+from headrace.claims.stores import StoreError
+from headrace.claims.sweeper import Sweeper
+from headrace.claims.verdicts import judge
+from headrace.claims.wire import CONSUMER_MISSING, NoAnswer, Wire
+from headrace.errors import RequestError
+
+_LOG = logging.getLogger("headrace.claims")
+_BATCH = 1000
+_ACK_WAIT_S = 60
+_RETRY_S = 30.0
+
+
+class Collector:
+    """Collects the claims of one namespace; `clock=None` asks the server for the time."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        config: ClaimConfig,
+        registry: Registry,
+        remover: Remover,
+        sweeper: Sweeper,
+        clock: Clock | None = None,
+        *,
+        retry_s: float = _RETRY_S,
+    ) -> None:
+        self._wire = wire
+        self._config = config
+        self._registry = registry
+        self._remover = remover
+        self._sweeper = sweeper
+        self._clock = clock
+        self._retry_s = retry_s
+        self._name = f"collectors-{config.namespace}"
+
+    async def ensure(self) -> None:
+        """Create the shared consumer if it is missing."""
+        await self._wire.api(
+            f"CONSUMER.DURABLE.CREATE.{STREAM}.{self._name}",
+            {
+                "stream_name": STREAM,
+                "config": {
+                    "durable_name": self._name,
+                    "filter_subject": due_subject(self._config.namespace, "*"),
+                    "ack_policy": "explicit",
+                    "ack_wait": _ACK_WAIT_S * SECOND_NS,
+                    "max_ack_pending": 20 * _BATCH,
+                    "headers_only": True,
+                },
+            },
+        )
+
+    async def collect(self, *, sweep: bool = True, dry_run: bool = False) -> Report:
+        """Everything that is due now, and a sweep for what fell through."""
+        report = Report()
+        if not dry_run:
+            report.add(await self.collect_due())
+        if sweep or dry_run:
+            report.add(await self._sweeper.sweep(await self._now_ns(), dry_run=dry_run))
+        return report
+
+    async def collect_due(self, expires_s: float = 0) -> Report:
+        """All markers that are there; with `expires_s`, those that come within that time."""
+        report = Report()
+        while messages := await self._pull(expires_s):
+            await self._work_off(messages, report)
+            if expires_s:
+                break
+        return report
+
+    async def watch(self, sweep_every_s: float = 300.0, poll_s: float = 5.0) -> None:
+        """Collect for ever. What fails now is tried again; the store or the server may come back."""
+        loop = asyncio.get_running_loop()
+        next_sweep = loop.time()
+        while True:
+            try:
+                await self.collect_due(poll_s)
+                if loop.time() >= next_sweep:
+                    await self._sweeper.sweep(await self._now_ns())
+                    next_sweep = loop.time() + sweep_every_s
+            except (NoAnswer, RequestError, StoreError) as error:
+                _LOG.warning("collecting %s: %s", self._config.namespace, error)
+                await asyncio.sleep(min(poll_s, 1.0))
+
+    async def _pull(self, expires_s: float) -> list[Msg]:
+        try:
+            return await self._wire.pull(STREAM, self._name, _BATCH, expires_s)
+        except RequestError as error:
+            if error.err_code != CONSUMER_MISSING:
+                raise
+        except NoAnswer:
+            _LOG.info("the consumer %s is gone; made anew", self._name)
+        await self.ensure()  # someone deleted it under us
+        return await self._wire.pull(STREAM, self._name, _BATCH, expires_s)
+
+    async def _work_off(self, messages: Sequence[Msg], report: Report) -> None:
+        markers = {
+            message.subject.rpartition(".")[2]: message
+            for message in messages
+            if message.headers and MARKER_REASON in message.headers
+        }
+        entries = await self._registry.find_all(self._config.namespace, list(markers))
+        doomed, waiting = await self._judge(entries.values(), markers)
+        _, failed = await self._remover.remove(doomed, await self._now_ns(), report)
+        await self._registry.rearm(waiting)
+        report.waiting += len(waiting)
+        await self._settle(messages, markers, waiting, failed)
+
+    async def _judge(
+        self, entries: Iterable[Entry], markers: dict[str, Msg]
+    ) -> tuple[list[tuple[Entry, str]], list[tuple[Entry, float, int]]]:
+        floors, now_ns = Floors(self._wire), await self._now_ns()
+        doomed: list[tuple[Entry, str]] = []
+        waiting: list[tuple[Entry, float, int]] = []
+        for entry in entries:
+            verdict = await judge(entry, self._config.ttl, now_ns, floors)
+            if verdict.event:
+                doomed.append((entry, verdict.event))
+            else:
+                seq = markers[entry.claim_id].metadata.sequence.stream
+                waiting.append((entry, verdict.wait_s, seq))
+        return doomed, waiting
+
+    async def _settle(
+        self,
+        messages: Sequence[Msg],
+        markers: dict[str, Msg],
+        waiting: Sequence[tuple[Entry, float, int]],
+        failed: Sequence[Entry],
+    ) -> None:
+        """What failed comes back after a while; the rest is acknowledged, and markers dealt with are dropped."""
+        kept = {entry.claim_id for entry in failed}
+        rearmed = {entry.claim_id for entry, _, _ in waiting}
+        for message in messages:
+            claim_id = message.subject.rpartition(".")[2]
+            if claim_id in kept and markers.get(claim_id) is message:
+                await message.nak(delay=self._retry_s)
+            else:
+                await message.ack()
+        await self._registry.drop_markers(
+            message.metadata.sequence.stream
+            for claim_id, message in markers.items()
+            if claim_id not in kept and claim_id not in rearmed
+        )
+
+    async def _now_ns(self) -> int:
+        return self._clock.now_ns() if self._clock else await self._registry.now_ns()

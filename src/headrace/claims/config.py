@@ -1,0 +1,200 @@
+"""A namespace's configuration: the keys, defaults and presets of the claim check, and what is refused.
+
+A `ClaimConfig` that exists is valid. Wrong values are refused with the key's path. What depends on a stream, a store
+or another program is judged in `lint`, not here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from headrace.claims.errors import ConfigError
+
+BACKENDS = ("folder", "memory", "s3", "minio", "gcs", "azure")
+COMPRESSIONS = ("none", "gzip", "zstd")
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_DAY_S = 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Ttl:
+    """How long a claim lives, in seconds.
+
+    `max_age` ends every claim; `delete_after_read` decides whether reading leads to deletion, `retention_after_read`
+    when (0 = at the confirmed ack). What nobody released is never collected younger than `grace_period`, and a claim
+    somebody still needs at `max_age` gets that much more time.
+    """
+
+    max_age: int = _DAY_S
+    delete_after_read: bool = True
+    retention_after_read: int = 300
+    grace_period: int = 3600
+
+
+PRESETS: Mapping[str, Ttl] = {
+    "aggressive": Ttl(3600, True, 0, 300),
+    "conservative": Ttl(86400, False, 0, 7200),
+    "redelivery": Ttl(7200, True, 600, 600),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimConfig:
+    """The claim check of one namespace.
+
+    `store` holds the backend's own settings (`path` of the folder, `endpoint`, `region`, credentials, ...). They are
+    never published. `dead_letter` is a subject that gets the messages whose claims are beyond help.
+    """
+
+    namespace: str
+    enabled: bool = True
+    required: bool = False
+    threshold: int = 1024 * 1024
+    bucket: str = "claims"
+    backend: str = "folder"
+    compression: str = "none"
+    max_size: int = 16 * 1024**3
+    clock_skew: int = 60
+    audit: bool = True
+    dead_letter: str = ""
+    ttl: Ttl = field(default_factory=Ttl)
+    store: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for path, is_right, text in _rules(self):
+            if not is_right:
+                raise ConfigError(path, text)
+
+    @property
+    def lifecycle_days(self) -> int:
+        """Whole days after which the bucket's own rule may remove what everybody else missed; at least one."""
+        return max(1, -(-(self.ttl.max_age + self.ttl.grace_period) // _DAY_S))
+
+    def published(self) -> dict[str, Any]:
+        """What other programs of this namespace must know; no credentials, no local paths."""
+        ttl = {item.name: getattr(self.ttl, item.name) for item in fields(Ttl)}
+        keys = ("enabled", "required", "threshold", "bucket", "backend", "compression")
+        return {"namespace": self.namespace, **{key: getattr(self, key) for key in keys}, "ttl": ttl}
+
+    def with_ttl(self, **changes: Any) -> ClaimConfig:
+        return replace(self, ttl=replace(self.ttl, **changes))
+
+
+def preset(name: str, namespace: str, **settings: Any) -> ClaimConfig:
+    """A configuration with the `ttl` of a preset: aggressive, conservative or redelivery."""
+    if name not in PRESETS:
+        raise ConfigError("claim_check.preset", f"{name!r} is none of {', '.join(PRESETS)}")
+    return ClaimConfig(namespace, ttl=PRESETS[name], **settings)
+
+
+def _rules(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
+    ttl, top = config.ttl, "claim_check"
+    yield (
+        "namespace",
+        bool(_NAMESPACE.fullmatch(config.namespace)),
+        f"{config.namespace!r} is no name: up to 64 letters, digits, - and _, a letter or digit first",
+    )
+    yield f"{top}.threshold", config.threshold >= 0, f"{config.threshold} is negative"
+    yield f"{top}.bucket", bool(config.bucket), "a bucket needs a name"
+    yield (
+        f"{top}.backend",
+        config.backend in BACKENDS,
+        f"{config.backend!r} is none of {', '.join(BACKENDS)}",
+    )
+    yield (
+        f"{top}.compression",
+        config.compression in COMPRESSIONS,
+        f"{config.compression!r} is none of {', '.join(COMPRESSIONS)}",
+    )
+    yield f"{top}.max_size", config.max_size > 0, f"{config.max_size} allows no claim at all"
+    yield f"{top}.clock_skew", config.clock_skew >= 0, f"{config.clock_skew} is negative"
+    yield (
+        f"{top}.required",
+        config.enabled or not config.required,
+        "a claim check that is required cannot be disabled: set enabled: true",
+    )
+    yield f"{top}.ttl.max_age", ttl.max_age >= 1, f"{ttl.max_age} is less than a second"
+    yield (
+        f"{top}.ttl.retention_after_read",
+        0 <= ttl.retention_after_read <= ttl.max_age,
+        f"{ttl.retention_after_read} is not between 0 and max_age ({ttl.max_age})",
+    )
+    yield (
+        f"{top}.ttl.grace_period",
+        0 <= ttl.grace_period <= ttl.max_age,
+        f"{ttl.grace_period} is not between 0 and max_age ({ttl.max_age})",
+    )
+
+
+def from_mapping(document: Mapping[str, Any]) -> ClaimConfig:
+    """The configuration that a document with `namespace` and `claim_check` describes."""
+    _known(document, {"namespace", "claim_check"}, "")
+    namespace = _typed("namespace", document.get("namespace"), str)
+    check = _typed("claim_check", document.get("claim_check", {}), dict)
+    allowed = {item.name for item in fields(ClaimConfig)} - {"namespace"}
+    _known(check, allowed | {"preset"}, "claim_check.")
+    values = {
+        key: _typed(f"claim_check.{key}", value, _type_of(ClaimConfig, key))
+        for key, value in check.items()
+        if key not in ("ttl", "preset")
+    }
+    return ClaimConfig(namespace, ttl=_ttl(check), **values)
+
+
+def _ttl(check: Mapping[str, Any]) -> Ttl:
+    name = check.get("preset")
+    if name is not None and name not in PRESETS:
+        raise ConfigError("claim_check.preset", f"{name!r} is none of {', '.join(PRESETS)}")
+    given = _typed("claim_check.ttl", check.get("ttl", {}), dict)
+    _known(given, {item.name for item in fields(Ttl)}, "claim_check.ttl.")
+    values = {
+        key: _typed(f"claim_check.ttl.{key}", value, _type_of(Ttl, key)) for key, value in given.items()
+    }
+    return replace(PRESETS[name] if name else Ttl(), **values)
+
+
+def _type_of(owner: type, key: str) -> type:
+    names = {"int": int, "bool": bool, "str": str}
+    text = next(item.type for item in fields(owner) if item.name == key)
+    return names.get(str(text), dict)
+
+
+def _typed(path: str, value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ConfigError(
+            path, f"{value!r} is not {'a mapping' if kind is dict else f'of type {kind.__name__}'}"
+        )
+    return value
+
+
+def _known(given: Mapping[str, Any], allowed: set[str], prefix: str) -> None:
+    for key in given:
+        if key not in allowed:
+            raise ConfigError(f"{prefix}{key}", f"no such key; there are {', '.join(sorted(allowed))}")
+
+
+def load_all(path: str | Path) -> list[ClaimConfig]:
+    """The configurations of a YAML file, one a document."""
+    import yaml
+
+    try:
+        documents = [item for item in yaml.safe_load_all(Path(path).read_text()) if item is not None]
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(str(path), f"cannot be read: {error}") from error
+    if not documents:
+        raise ConfigError(str(path), "holds no configuration")
+    return [from_mapping(_typed(str(path), document, dict)) for document in documents]
+
+
+def load(path: str | Path, namespace: str = "") -> ClaimConfig:
+    """The configuration of a namespace in a YAML file; without a name, the only one there is."""
+    found = [config for config in load_all(path) if namespace in ("", config.namespace)]
+    if len(found) != 1:
+        raise ConfigError(
+            "namespace", f"{path} has {len(found)} configurations for {namespace or 'it'!r}; name one"
+        )
+    return found[0]

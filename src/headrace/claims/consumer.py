@@ -1,0 +1,277 @@
+"""Receiving: references become payloads again, and reading leads to deletion only after a confirmed ack.
+
+A claim is checked before it is fetched, verified while it streams, and released when the server has confirmed the ack:
+from then on the timer in the registry, or at retention 0 this very call, ends it, if no other consumer of the stream
+needs it. A failed release or deletion never fails the message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from headrace.claims import reference as references
+from headrace.claims.audit import Audit
+from headrace.claims.clock import Clock
+from headrace.claims.compression import Decompressor, Piece
+from headrace.claims.config import ClaimConfig
+from headrace.claims.errors import ChecksumMismatch, ClaimFailure, Corrupt, Expired, NotFound, Unavailable
+from headrace.claims.floors import Floors
+from headrace.claims.metrics import Metrics
+from headrace.claims.reference import Reference
+from headrace.claims.registry import Entry, Registry, keep_s
+from headrace.claims.stores import ObjectMissing, ObjectStore, StoreError
+from headrace.claims.verdicts import RECHECK_S
+from headrace.claims.wire import NoAnswer, Wire
+from headrace.errors import RequestError
+
+_LOG = logging.getLogger("headrace.claims")
+_ATTEMPTS = 3
+
+
+_RETRY_S = 5.0
+_DROPPED = (references.CLAIM_HEADER, "Nats-TTL")
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message as it was before it was offloaded."""
+
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+    content_type: str
+    reference: Reference | None
+    message: Msg
+
+
+class Consumer:
+    """Resolves the claims of one namespace."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        config: ClaimConfig,
+        store: ObjectStore,
+        registry: Registry,
+        audit: Audit,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self._wire = wire
+        self._config = config
+        self._store = store
+        self._registry = registry
+        self._audit = audit
+        self._metrics = metrics
+        self._clock = clock
+
+    def reference(self, message: Msg) -> Reference | None:
+        """The reference that a message carries, checked; None if the message is its own payload."""
+        if not references.is_claim(message.headers):
+            return None
+        reference = references.decode(message.data)
+        references.check(reference, self._config, self._clock.now_ns())
+        return reference
+
+    async def read(self, message: Msg) -> Received:
+        """The payload, whole and verified. Raises `Expired`, `NotFound`, `ChecksumMismatch`, `TooLarge`, ..."""
+        data = b"".join([bytes(piece) async for piece in self.stream(message)])
+        reference = references.decode(message.data) if references.is_claim(message.headers) else None
+        headers = {name: value for name, value in (message.headers or {}).items() if name not in _DROPPED}
+        if reference is not None:
+            headers[references.CONTENT_TYPE] = reference.content_type
+        content_type = headers.get(references.CONTENT_TYPE, "")
+        return Received(message.subject, data, headers, content_type, reference, message)
+
+    async def stream(self, message: Msg) -> AsyncIterator[Piece]:
+        """The payload in pieces, at constant memory. Only after the last piece is it known to be what was stored."""
+        started = time.perf_counter()
+        try:
+            reference = self.reference(message)
+            if reference is None:
+                yield message.data
+                return
+            async for piece in self._fetch(reference):
+                yield piece
+        except ClaimFailure as error:
+            await self._failed(message, error)
+            raise
+        namespace = self._config.namespace
+        self._metrics.retrieved.labels(namespace).inc()
+        self._metrics.retrieval_duration.labels(namespace).observe(time.perf_counter() - started)
+        await self._audit.tell(namespace, reference.claim_id, "retrieved", by=_consumer_of(message))
+
+    async def ack(self, message: Msg, timeout_s: float = 5.0) -> bool:
+        """Acknowledge, and release the claim when the server confirmed; False when it did not: expect redelivery."""
+        try:
+            await message.ack_sync(timeout=timeout_s)
+        except (NatsError, TimeoutError) as error:
+            _LOG.warning("ack of a message on %s was not confirmed: %r", message.subject, error)
+            return False
+        if references.is_claim(message.headers) and self._config.ttl.delete_after_read:
+            try:
+                await self._release(references.decode(message.data), message)
+            except (NoAnswer, RequestError, StoreError, Corrupt) as error:
+                self._metrics.errors.labels(self._config.namespace, "release").inc()
+                _LOG.warning("a claim could not be released, the collector will find it: %s", error)
+        return True
+
+    async def handle(self, message: Msg, handler: Callable[[Received], Awaitable[Any]]) -> bool:
+        """Read, hand over, acknowledge; whether all of it worked.
+
+        What can be repaired by waiting is redelivered; a claim beyond help goes to the dead letters and is
+        terminated. What the handler raises is raised, without an ack.
+        """
+        try:
+            received = await self.read(message)
+        except ClaimFailure as error:
+            if error.retryable:
+                await message.nak(delay=_RETRY_S)
+            else:
+                await self._give_up(message, error)
+            return False
+        await handler(received)
+        return await self.ack(message)
+
+    async def _fetch(self, reference: Reference) -> AsyncIterator[Piece]:
+        claim_id = reference.claim_id
+        try:
+            stored = await self._store.get(reference.object_key)
+        except ObjectMissing as error:
+            raise NotFound(f"claim {claim_id} is not in the store: {error}", claim_id) from error
+        except StoreError as error:
+            raise Unavailable(f"claim {claim_id}: {error}", claim_id) from error
+        async for piece in _verified(reference, _translated(stored, claim_id)):
+            yield piece
+
+    async def _failed(self, message: Msg, error: ClaimFailure) -> None:
+        namespace = self._config.namespace
+        if isinstance(error, NotFound | Expired):
+            self._metrics.not_found.labels(namespace).inc()
+        self._metrics.errors.labels(namespace, error.reason).inc()
+        await self._audit.tell(
+            namespace, error.claim_id or "unknown", "failed", reason=error.reason, by=_consumer_of(message)
+        )
+
+    async def _give_up(self, message: Msg, error: ClaimFailure) -> None:
+        """The dead letter is stored before the message is given up."""
+        if self._config.dead_letter:
+            headers = {
+                **(message.headers or {}),
+                "Claim-Error": error.reason,
+                "Claim-Subject": message.subject,
+            }
+            headers.pop("Nats-TTL", None)
+            headers.pop("Nats-Msg-Id", None)
+            try:
+                await self._wire.publish(self._config.dead_letter, message.data, headers)
+            except (NoAnswer, RequestError):
+                await message.nak(delay=_RETRY_S)
+                return
+        await message.term()
+
+    async def _release(self, reference: Reference, message: Msg) -> None:
+        place = message.metadata
+        entry = await self._released(reference, place.stream, place.sequence.stream, message.subject)
+        if entry is None:
+            return  # gone already, by its age or by someone else's ack
+        await self._audit.tell(entry.namespace, entry.claim_id, "released", by=_consumer_of(message))
+        retention_s = self._config.ttl.retention_after_read
+        if retention_s or not await self._delete_now(entry, place.consumer):
+            await self._registry.arm(entry, retention_s or RECHECK_S)
+
+    async def _released(self, reference: Reference, stream: str, seq: int, subject: str) -> Entry | None:
+        for _ in range(_ATTEMPTS):
+            entry = await self._registry.find(self._config.namespace, reference.claim_id)
+            if entry is None or entry.object_key != reference.object_key:
+                return None
+            now_ns = self._clock.now_ns()
+            entry = replace(entry.at(stream, seq, subject), state="released", released_ns=now_ns)
+            changed = await self._registry.change(entry, keep_s(entry, self._config.ttl.grace_period, now_ns))
+            if changed is not None:
+                return changed
+        return None  # others release it at the same moment; one of them succeeded
+
+    async def _delete_now(self, entry: Entry, consumer: str) -> bool:
+        """At retention 0 the last reader deletes; whether it was the last."""
+        floors = Floors(self._wire)
+        for stream, (seq, subject) in entry.places.items():
+            if await floors.needed_by(stream, subject, seq, but=consumer):
+                return False
+        try:
+            await self._store.delete([entry.object_key])
+        except StoreError as error:
+            self._metrics.delete_failures.labels(entry.namespace).inc()
+            _LOG.warning(
+                "claim %s could not be deleted, the collector tries again: %s", entry.claim_id, error
+            )
+            await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="delete", error=str(error))
+            return False
+        if await self._registry.remove([entry]):
+            self._metrics.deleted.labels(entry.namespace).inc()
+            age_s = (self._clock.now_ns() - entry.created_ns) / 1e9
+            self._metrics.lifetime.labels(entry.namespace).observe(max(age_s, 0))
+            await self._audit.tell(entry.namespace, entry.claim_id, "deleted", by=consumer)
+        await self._registry.stop_timers([entry])
+        return True
+
+
+async def _translated(stored: AsyncIterator[Piece], claim_id: str) -> AsyncIterator[Piece]:
+    try:
+        async for piece in stored:
+            yield piece
+    except StoreError as error:
+        raise Unavailable(f"claim {claim_id} broke off: {error}", claim_id) from error
+
+
+async def _verified(reference: Reference, stored: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
+    """Stored bytes are hashed as they come, original ones as they leave; both must be what the reference says."""
+    claim_id = reference.claim_id
+    outer, inner = hashlib.sha256(), hashlib.sha256()
+    is_plain = reference.compression == "none"
+    decompressor = Decompressor(reference.compression, reference.original_size)
+    size = stored_size = 0
+    try:
+        async for data in stored:
+            stored_size += len(data)
+            await _hash(outer, data)
+            for piece in decompressor.feed(data):
+                size += len(piece)
+                if not is_plain:
+                    await _hash(inner, piece)
+                yield piece
+    except ClaimFailure as error:
+        error.claim_id = error.claim_id or claim_id
+        raise
+    found = outer.hexdigest() if is_plain else inner.hexdigest()
+    if outer.hexdigest() != reference.stored_checksum or stored_size != reference.stored_size:
+        raise ChecksumMismatch(
+            f"claim {claim_id}: {stored_size} bytes are in the store that are not the {reference.stored_size} stored",
+            claim_id,
+        )
+    if found != reference.checksum or size != reference.original_size:
+        raise ChecksumMismatch(f"claim {claim_id} has {size} bytes that are not those published", claim_id)
+
+
+async def _hash(digest: Any, data: Piece) -> None:
+    if len(data) >= 256 * 1024:
+        await asyncio.to_thread(digest.update, data)
+    else:
+        digest.update(data)
+
+
+def _consumer_of(message: Msg) -> str:
+    try:
+        place = message.metadata
+    except NatsError:
+        return ""
+    return f"{place.stream}/{place.consumer}"

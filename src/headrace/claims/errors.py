@@ -1,0 +1,105 @@
+"""What can go wrong with a claim, named for what the caller can do about it.
+
+All are `headrace.errors.ClaimError`. `retryable` says whether the same call may succeed later: a consumer asks for
+redelivery then, and gives the message up otherwise. An object store's own errors never leave this package.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import ClaimError
+
+__all__ = [
+    "ChecksumMismatch",
+    "ClaimError",
+    "ClaimFailure",
+    "ConfigError",
+    "Corrupt",
+    "Disagreement",
+    "Expired",
+    "Forbidden",
+    "NotFound",
+    "PublishFailed",
+    "PublishUnknown",
+    "TooLarge",
+    "Unavailable",
+]
+
+
+class ClaimFailure(ClaimError):
+    """An error about one claim."""
+
+    retryable = False
+    #: The word for it in metrics, events and headers of dead letters.
+    reason = "failed"
+
+    def __init__(self, text: str, claim_id: str = "") -> None:
+        super().__init__(text)
+        self.claim_id = claim_id
+
+
+class Expired(ClaimFailure):
+    """The claim is past its `expires_at`; nobody keeps the bytes any more."""
+
+    reason = "expired"
+
+
+class NotFound(ClaimFailure):
+    """The object is not in the store: expired, collected, or removed by someone else."""
+
+    reason = "not-found"
+
+
+class ChecksumMismatch(ClaimFailure):
+    """The bytes are not those that were stored."""
+
+    reason = "checksum"
+
+
+class TooLarge(ClaimFailure):
+    """The claim is, or says it is, larger than this namespace allows."""
+
+    reason = "too-large"
+
+
+class Forbidden(ClaimFailure):
+    """The reference points out of its namespace: another bucket, another prefix, another key."""
+
+    reason = "forbidden"
+
+
+class Corrupt(ClaimFailure):
+    """The reference cannot be read, or the stored bytes cannot be decompressed."""
+
+    reason = "corrupt"
+
+
+class Unavailable(ClaimFailure):
+    """The store did not answer, refused the credentials or is full; later it may."""
+
+    retryable = True
+    reason = "unavailable"
+
+
+class PublishFailed(ClaimFailure):
+    """The server refused the reference; the object was removed again."""
+
+    reason = "publish-failed"
+
+
+class PublishUnknown(ClaimFailure):
+    """Nobody answered: the reference may be in the stream. The object stays; publish again with the same `msg_id`."""
+
+    retryable = True
+    reason = "publish-unknown"
+
+
+class ConfigError(ClaimError):
+    """A configuration that cannot be used; `path` is the key, as in `claim_check.ttl.max_age`."""
+
+    def __init__(self, path: str, text: str) -> None:
+        super().__init__(f"{path}: {text}")
+        self.path = path
+
+
+class Disagreement(ClaimError):
+    """This program's configuration of a namespace contradicts the one that is published."""

@@ -1,0 +1,123 @@
+"""Who still needs a message: the ack floors of a stream's consumers, and those of registered readers.
+
+A consumer needs a message while its filter matches and it has neither acknowledged the message nor started beyond it.
+Readers that never ack (Spark, replays) register a floor under a lease. One `Floors` is one look at the server: it is
+made for a batch of decisions and thrown away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.claims.registry import STREAM, scan_subjects
+from headrace.claims.wire import STREAM_MISSING, Wire
+from headrace.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """How far one consumer has come."""
+
+    name: str
+    filters: tuple[str, ...]
+    acked: int
+    #: Everything up to here was delivered, and nothing of it awaits an ack.
+    done: int
+
+    def needs(self, subject: str, seq: int) -> bool:
+        return seq > max(self.acked, self.done) and self.concerns(subject)
+
+    def concerns(self, subject: str) -> bool:
+        return not self.filters or any(matches(pattern, subject) for pattern in self.filters)
+
+
+class Floors:
+    """The floors of the streams asked about, read once each."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._known: dict[str, list[Floor] | None] = {}
+
+    async def of(self, stream: str) -> list[Floor] | None:
+        """The floors of a stream; None when the stream is gone."""
+        if stream not in self._known:
+            self._known[stream] = await self._read(stream)
+        return self._known[stream]
+
+    async def needed_by(self, stream: str, subject: str, seq: int, but: str = "") -> str:
+        """Who still needs the message, by name; "" when nobody does or it has left the stream.
+
+        `but` is a consumer whose ack of this very message was confirmed, though its floor may lag behind.
+        """
+        floors = await self.of(stream) or ()
+        needing = next((item.name for item in floors if item.name != but and item.needs(subject, seq)), "")
+        if needing and await self._wire.message(stream, seq) is None:
+            return ""
+        return needing
+
+    async def was_read(self, stream: str, subject: str, seq: int) -> bool:
+        """Whether somebody concerned has read the message and nobody is left who needs it; or it is gone."""
+        if not await self._wire.message(stream, seq):
+            return True
+        floors = await self.of(stream) or ()
+        concerned = [item for item in floors if item.concerns(subject)]
+        return bool(concerned) and not any(item.needs(subject, seq) for item in concerned)
+
+    async def _read(self, stream: str) -> list[Floor] | None:
+        floors: list[Floor] = []
+        while True:
+            try:
+                page = await self._wire.api(f"CONSUMER.LIST.{stream}", {"offset": len(floors)})
+            except RequestError as error:
+                if error.err_code == STREAM_MISSING:
+                    return None
+                raise
+            infos = page.get("consumers") or []
+            floors += [floor_of(info) for info in infos]
+            if not infos or len(floors) >= page.get("total", 0):
+                return floors + await readers(self._wire, stream)
+
+
+def floor_of(info: dict[str, Any]) -> Floor:
+    config = info["config"]
+    filters = config.get("filter_subjects") or [config.get("filter_subject") or ""]
+    delivered = info["delivered"]["stream_seq"]
+    return Floor(
+        info["name"],
+        tuple(pattern for pattern in filters if pattern),
+        info["ack_floor"]["stream_seq"],
+        delivered if not info.get("num_ack_pending") else 0,
+    )
+
+
+async def register_reader(wire: Wire, stream: str, reader: str, acked: int, lease_s: int = 3600) -> None:
+    """Protect what a reader that does not ack has still to read: everything above `acked`, while the lease lasts."""
+    body = json.dumps({"acked": acked}).encode()
+    await wire.publish(f"$CLAIMS.reader.{stream}.{reader}", body, {"Nats-TTL": f"{lease_s}s"})
+
+
+async def readers(wire: Wire, stream: str) -> list[Floor]:
+    found: list[Floor] = []
+    async for page in scan_subjects(wire, STREAM, f"$CLAIMS.reader.{stream}.*"):
+        for item in page:
+            if item.data:
+                acked = int(json.loads(item.data)["acked"])
+                found.append(Floor(f"reader {item.subject.rpartition('.')[2]}", (), acked, 0))
+    return found
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a filter takes a subject."""
+    return _matches(pattern.split("."), subject.split("."))
+
+
+def _matches(pattern: Sequence[str], subject: Sequence[str]) -> bool:
+    for index, token in enumerate(pattern):
+        if token == ">":
+            return index < len(subject)
+        if index >= len(subject) or token not in ("*", subject[index]):
+            return False
+    return len(pattern) == len(subject)

@@ -1,0 +1,63 @@
+"""What is counted, under the names of the claim check's alerts and dashboard.
+
+Counters end in `_total` as Prometheus has it; `deploy/claims.rules.yml` records them under the plain names too. State
+changes are counted where they happen once (the registry's compare-and-set), not calls to the store.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
+_BYTES = tuple(1024 * 4**power for power in range(11))
+_LIFETIME = (1, 10, 60, 300, 900, 3600, 7200, 21600, 43200, 86400, 172800, 604800)
+_LABELS = ("namespace",)
+
+
+class Metrics:
+    """One set of metrics; give the registry that your program exports, or take `registry` from here."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self.created = self._counter("claims_created", "Claims stored and published")
+        self.upload_duration = self._histogram("claim_upload_duration", "Seconds to store a claim", _SECONDS)
+        self.upload_bytes = self._histogram("claim_upload_bytes", "Bytes stored for a claim", _BYTES)
+        self.retrieved = self._counter("claims_retrieved", "Claims fetched and verified")
+        self.deleted = self._counter("claims_deleted", "Claims removed after everybody had read them")
+        self.delete_failures = self._counter("claim_delete_failures", "Deletions that the store refused")
+        self.retrieval_duration = self._histogram(
+            "claim_retrieval_duration", "Seconds to fetch a claim", _SECONDS
+        )
+        self.not_found = self._counter(
+            "claim_not_found_errors", "Claims expired or missing when they were wanted"
+        )
+        self.expired = self._counter("claims_expired", "Claims removed because of their age")
+        self.orphaned = self._gauge("orphaned_claims", "Objects past max_age and grace at the last sweep")
+        self.live = self._gauge("live_claims", "Claims in the registry at the last sweep")
+        self.live_bytes = self._gauge(
+            "live_bytes", "Stored bytes of claims in the registry at the last sweep"
+        )
+        self.lifetime = self._histogram(
+            "claim_lifetime_seconds", "From creation to removal of a claim", _LIFETIME
+        )
+        self.errors = Counter(
+            "claim_check_claim_errors",
+            "Claims that could not be handed over, by reason",
+            ("namespace", "reason"),
+            registry=self.registry,
+        )
+
+    def introduce(self, namespace: str) -> None:
+        """Let every series start at zero: a rate needs a first sample before the first event."""
+        for metric in (self.created, self.retrieved, self.deleted, self.delete_failures, self.not_found):
+            metric.labels(namespace)
+        self.expired.labels(namespace)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"claim_check_{name}", text, _LABELS, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"claim_check_{name}", text, _LABELS, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"claim_check_{name}", text, _LABELS, registry=self.registry, buckets=buckets)

@@ -1,0 +1,280 @@
+"""Publishing: small payloads as they are, large ones as claims.
+
+Order of an offload: object stored, facts registered with a timer, reference published, facts told where it is. So at
+every moment a crash leaves either nothing, or an object that the registry or its key's hour will end. A refused
+publish removes the object again; an unknown outcome keeps it, and a retry with the same message id finds it.
+"""
+
+from __future__ import annotations
+
+import time
+from base64 import b64decode
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.claims import reference as references
+from headrace.claims.audit import Audit
+from headrace.claims.clock import SECOND_NS, Clock
+from headrace.claims.config import ClaimConfig
+from headrace.claims.errors import PublishFailed, PublishUnknown, TooLarge, Unavailable
+from headrace.claims.metrics import Metrics
+from headrace.claims.reference import Reference
+from headrace.claims.registry import Entry, Registry, entry_of, keep_s
+from headrace.claims.stores import ObjectStore, Plain, StoreError
+from headrace.claims.transfer import Encoder, Payload, chunks_of, size_of, whole_or_stream
+from headrace.claims.wire import NoAnswer, Wire
+from headrace.errors import RequestError
+
+MSG_ID = "Nats-Msg-Id"
+TTL = "Nats-TTL"
+_TTL_DISABLED = 10166
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where a message is; `reference` is None when it carries its payload itself."""
+
+    stream: str
+    seq: int
+    duplicate: bool
+    reference: Reference | None
+
+
+class Producer:
+    """Publishes for one namespace."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        config: ClaimConfig,
+        store: ObjectStore,
+        registry: Registry,
+        audit: Audit,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self._wire = wire
+        self._config = config
+        self._store = store
+        self._registry = registry
+        self._audit = audit
+        self._metrics = metrics
+        self._clock = clock
+        self._without_ttl: set[str] = set()
+
+    async def publish(
+        self,
+        subject: str,
+        payload: Payload,
+        *,
+        headers: Mapping[str, str] | None = None,
+        msg_id: str = "",
+        content_type: str = "",
+    ) -> Published:
+        """Publish to a stream, offloading what is too large. Raises `PublishFailed`, `PublishUnknown`, `Unavailable`."""
+        headers = dict(headers or {})
+        msg_id = msg_id or headers.get(MSG_ID, "")
+        if content_type:
+            headers[references.CONTENT_TYPE] = content_type
+        if msg_id:
+            headers[MSG_ID] = msg_id
+        limit = self.inline_max - headers_size(headers)
+        size = size_of(payload)
+        if size is None or size <= limit:
+            found = await whole_or_stream(chunks_of(payload), max(limit, 0))
+            if isinstance(found, bytes | bytearray | memoryview):
+                return await self._publish_inline(subject, bytes(found), headers)
+            payload = found
+        if not self._config.enabled:
+            raise TooLarge(f"more than {limit} bytes for {subject!r}, and claim_check.enabled is false")
+        return await self._offload(subject, payload, headers, msg_id)
+
+    @property
+    def inline_max(self) -> int:
+        """Headers and payload of a message that is sent as it is."""
+        server: int = self._wire.connection.max_payload
+        return min(self._config.threshold, server) if self._config.enabled else server
+
+    async def _publish_inline(self, subject: str, data: bytes, headers: dict[str, str]) -> Published:
+        try:
+            answer = await self._wire.publish(subject, data, headers)
+        except RequestError as error:
+            raise PublishFailed(f"{subject!r}: {error}") from error
+        except NoAnswer as error:
+            raise PublishUnknown(f"{subject!r}: {error}") from error
+        return Published(answer["stream"], answer["seq"], bool(answer.get("duplicate")), None)
+
+    async def _offload(
+        self, subject: str, payload: Payload, headers: dict[str, str], msg_id: str
+    ) -> Published:
+        claim_id = references.new_id(self._config.namespace, msg_id)
+        entry = await self._reusable(claim_id) if msg_id else None
+        is_new = entry is None
+        if entry is None:
+            entry = await self._store_and_register(subject, payload, headers, claim_id, bool(msg_id))
+        reference = Reference(**(entry.reference or {}))
+        headers = {**headers, references.CLAIM_HEADER: "true", MSG_ID: msg_id or claim_id}
+        answer = await self._publish_reference(subject, reference, headers, entry, is_new)
+        if answer.duplicate and is_new and not await self._refers(answer, reference):
+            await self._undo(entry)  # the message of the first attempt has a claim, or was done with long ago
+        else:
+            await self._note(entry.at(answer.stream, answer.seq, subject), is_new)
+        return answer
+
+    async def _reusable(self, claim_id: str) -> Entry | None:
+        """The claim of an earlier attempt, if it is whole and has time left."""
+        entry = await self._registry.find(self._config.namespace, claim_id)
+        if entry is None or entry.reference is None or entry.expires_ns <= self._clock.now_ns():
+            return None
+        return entry if await self._store.exists(entry.object_key) else None
+
+    async def _store_and_register(
+        self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str, replaces: bool
+    ) -> Entry:
+        config, started = self._config, time.perf_counter()
+        created_ns = self._clock.now_ns()
+        expires_at = created_ns // SECOND_NS + config.ttl.max_age
+        key = references.key_of(config.namespace, subject, expires_at, claim_id)
+        content_type = headers.get(references.CONTENT_TYPE, references.DEFAULT_CONTENT_TYPE)
+        encoder = await self._upload(key, payload, created_ns, expires_at, content_type, replaces)
+        reference = Reference(
+            claim_id,
+            config.bucket,
+            key,
+            encoder.original_size,
+            config.compression,
+            encoder.checksum,
+            encoder.stored_size,
+            encoder.stored_checksum,
+            created_ns // SECOND_NS,
+            expires_at,
+            content_type,
+        )
+        namespace = config.namespace
+        self._metrics.upload_duration.labels(namespace).observe(time.perf_counter() - started)
+        self._metrics.upload_bytes.labels(namespace).observe(encoder.stored_size)
+        entry = entry_of(reference, namespace, subject, created_ns)
+        try:
+            return await self._registry.register(entry, config.ttl.max_age, self._keep_s(entry))
+        except (NoAnswer, RequestError) as error:
+            raise PublishFailed(f"claim {claim_id} could not be registered: {error}", claim_id) from error
+
+    async def _upload(
+        self,
+        key: str,
+        payload: Payload,
+        created_ns: int,
+        expires_at: int,
+        content_type: str,
+        replaces: bool,
+    ) -> Encoder:
+        encoder = Encoder(self._config.compression)
+
+        def metadata() -> dict[str, str]:
+            done = encoder.is_finished
+            facts = {
+                "original-size": encoder.original_size if done else size_of(payload),
+                "checksum": encoder.checksum if done else None,
+            }
+            return references.metadata_of(self._config.namespace, created_ns, encoder.compression, facts)
+
+        attributes = Plain(content_type=content_type, tags={"expires-at": str(expires_at)}, late=metadata)
+        try:
+            encoded = await whole_or_stream(encoder.encode(chunks_of(payload)))
+            if isinstance(encoded, bytes | bytearray | memoryview):
+                await self._store.put(key, encoded, attributes, replace=replaces)
+            else:
+                await self._store.put_stream(key, encoded, attributes)
+        except StoreError as error:
+            self._metrics.errors.labels(self._config.namespace, "upload").inc()
+            raise Unavailable(f"the payload could not be stored: {error}") from error
+        return encoder
+
+    async def _publish_reference(
+        self, subject: str, reference: Reference, headers: dict[str, str], entry: Entry, is_new: bool
+    ) -> Published:
+        """Publish until somebody answers; the message id makes a repetition harmless."""
+        is_unknown = False
+        for _ in range(_ATTEMPTS):
+            try:
+                answer = await self._publish_with_ttl(subject, reference, headers)
+            except NoAnswer:
+                is_unknown = True
+                continue
+            except RequestError as error:
+                if is_unknown or not is_new:
+                    break
+                await self._undo(entry)
+                raise PublishFailed(f"{subject!r}: {error}", reference.claim_id) from error
+            return Published(answer["stream"], answer["seq"], bool(answer.get("duplicate")), reference)
+        await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="publish", outcome="unknown")
+        raise PublishUnknown(
+            f"nobody said whether claim {reference.claim_id} was published to {subject!r}; publish again with "
+            f"msg_id={headers[MSG_ID]!r}",
+            reference.claim_id,
+        )
+
+    async def _publish_with_ttl(
+        self, subject: str, reference: Reference, headers: dict[str, str]
+    ) -> dict[str, Any]:
+        """Message and claim die together, where the stream allows it."""
+        left_s = reference.expires_at - self._clock.now_ns() // SECOND_NS
+        if subject not in self._without_ttl and TTL not in headers:
+            try:
+                timed = {**headers, TTL: f"{max(left_s, 1)}s"}
+                return await self._wire.publish(subject, reference.encode(), timed)
+            except RequestError as error:
+                if error.err_code != _TTL_DISABLED:
+                    raise
+                self._without_ttl.add(subject)
+        return await self._wire.publish(subject, reference.encode(), headers)
+
+    async def _refers(self, published: Published, reference: Reference) -> bool:
+        """Whether the message that was there already refers to the object just stored."""
+        message = await self._wire.message(published.stream, published.seq)
+        return message is not None and b64decode(message.get("data", "")) == reference.encode()
+
+    async def _undo(self, entry: Entry) -> None:
+        """Nobody can refer to this object: remove it, and forget it if that worked."""
+        try:
+            await self._store.delete([entry.object_key])
+        except StoreError as error:
+            self._metrics.delete_failures.labels(entry.namespace).inc()
+            await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="undo", error=str(error))
+            return  # its timer runs: the collector tries again
+        await self._registry.remove([entry])
+        await self._registry.stop_timers([entry])
+        await self._audit.tell(entry.namespace, entry.claim_id, "deleted", reason="not published")
+
+    async def _note(self, entry: Entry, is_new: bool) -> None:
+        live = replace(entry, state="live") if entry.state == "pending" else entry
+        try:
+            await self._registry.change(live, self._keep_s(live))
+        except (NoAnswer, RequestError):
+            self._metrics.errors.labels(entry.namespace, "registry").inc()  # published all the same
+        if is_new:
+            self._metrics.created.labels(entry.namespace).inc()
+            places = {stream: place[0] for stream, place in entry.places.items()}
+            await self._audit.tell(
+                entry.namespace,
+                entry.claim_id,
+                "created",
+                key=entry.object_key,
+                size=entry.original_size,
+                stored=entry.stored_size,
+                expires_at=entry.expires_at,
+                **places,
+            )
+
+    def _keep_s(self, entry: Entry) -> float:
+        return keep_s(entry, self._config.ttl.grace_period, self._clock.now_ns())
+
+
+def headers_size(headers: Mapping[str, str]) -> int:
+    """Bytes of a header block on the wire; they count towards the server's maximum."""
+    if not headers:
+        return 0
+    lines = sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
+    return len("NATS/1.0\r\n") + lines + len("\r\n")

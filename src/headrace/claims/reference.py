@@ -1,0 +1,139 @@
+"""What travels in the stream instead of the payload, and where the payload lies.
+
+Owns the format of references, keys, ids and metadata. A key is `{namespace}/{topic}/{yyyymmddHH of expiry}/{id}`: a
+sweep lists only what is due, and a namespace is a prefix. Ids are random or derived from the message id, never from
+the content: two messages never share an object. It knows no store and no server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from typing import Any
+
+from headrace.claims.clock import SECOND_NS, rfc3339, utc
+from headrace.claims.config import COMPRESSIONS, ClaimConfig
+from headrace.claims.errors import Corrupt, Expired, Forbidden, TooLarge
+
+FORMAT = 1
+CLAIM_HEADER = "prism-claim-check"
+CONTENT_TYPE = "Content-Type"
+DEFAULT_CONTENT_TYPE = "application/octet-stream"
+_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
+_TOPIC_LENGTH_MAX = 160
+_HOUR_FORMAT = "%Y%m%d%H"
+_HOUR_NS = 3600 * SECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The message's payload: everything a consumer needs to fetch, check and restore. Times are unix seconds."""
+
+    claim_id: str
+    bucket: str
+    object_key: str
+    original_size: int
+    compression: str
+    checksum: str
+    stored_size: int
+    stored_checksum: str
+    created_at: int
+    expires_at: int
+    content_type: str = DEFAULT_CONTENT_TYPE
+    version: int = FORMAT
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+
+def decode(payload: bytes) -> Reference:
+    """The reference in a message; `Corrupt` when it is none."""
+    try:
+        document = json.loads(payload)
+        known = {item.name: item.type for item in fields(Reference)}
+        values = {key: document[key] for key in known if key in document}
+        for key, value in values.items():
+            if type(value).__name__ != known[key]:
+                raise TypeError(f"{key} is {value!r}")
+        return Reference(**values)
+    except (ValueError, TypeError, KeyError) as error:
+        raise Corrupt(f"a message with {CLAIM_HEADER} carries no reference: {error}") from error
+
+
+def is_claim(headers: Mapping[str, str] | None) -> bool:
+    return bool(headers) and headers.get(CLAIM_HEADER) == "true"  # type: ignore[union-attr]
+
+
+def check(reference: Reference, config: ClaimConfig, now_ns: int) -> None:
+    """Refuse what must not be fetched: a message decides neither which bucket nor which key is read."""
+    claim_id = reference.claim_id
+    if reference.version != FORMAT or reference.compression not in COMPRESSIONS:
+        raise Corrupt(
+            f"claim {claim_id} has version {reference.version}, compression {reference.compression!r}: "
+            "a newer producer wrote it",
+            claim_id,
+        )
+    if reference.bucket != config.bucket or not is_key_of(reference.object_key, config.namespace, claim_id):
+        raise Forbidden(
+            f"claim {claim_id} points to {reference.bucket}/{reference.object_key}, "
+            f"outside of {config.bucket}/{config.namespace}/",
+            claim_id,
+        )
+    if reference.original_size > config.max_size or reference.original_size < 0:
+        raise TooLarge(
+            f"claim {claim_id} has {reference.original_size} bytes, max_size is {config.max_size}", claim_id
+        )
+    if now_ns > (reference.expires_at + config.clock_skew) * SECOND_NS:
+        raise Expired(f"claim {claim_id} expired at {rfc3339(reference.expires_at * SECOND_NS)}", claim_id)
+
+
+def new_id(namespace: str, msg_id: str = "") -> str:
+    """A random id, or the one that belongs to a message id: a retry finds the claim of the first attempt."""
+    if not msg_id:
+        return uuid.uuid4().hex
+    return hashlib.sha256(f"{namespace}\0{msg_id}".encode()).hexdigest()[:32]
+
+
+def topic_of(subject: str) -> str:
+    """A subject as one segment of a key; what is too long ends in a digest."""
+    text = _PLAIN.sub(lambda match: "".join(f"={byte:02X}" for byte in match[0].encode()), subject)
+    if len(text) <= _TOPIC_LENGTH_MAX:
+        return text
+    return f"{text[:_TOPIC_LENGTH_MAX]}~{hashlib.sha256(subject.encode()).hexdigest()[:16]}"
+
+
+def key_of(namespace: str, subject: str, expires_at: int, claim_id: str) -> str:
+    hour = utc(expires_at * SECOND_NS).strftime(_HOUR_FORMAT)
+    return f"{namespace}/{topic_of(subject)}/{hour}/{claim_id}"
+
+
+def is_key_of(key: str, namespace: str, claim_id: str) -> bool:
+    parts = key.split("/")
+    return len(parts) == 4 and parts[0] == namespace and parts[3] == claim_id and "" not in parts
+
+
+def end_of_hour_ns(hour: str) -> int | None:
+    """When everything under an hour's prefix has expired; None if it is no hour of ours."""
+    try:
+        start = datetime.strptime(hour, _HOUR_FORMAT).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return int(start.timestamp()) * SECOND_NS + _HOUR_NS
+
+
+def metadata_of(
+    namespace: str, created_ns: int, compression: str, facts: Mapping[str, Any]
+) -> dict[str, str]:
+    """The object's metadata, for audit and recovery; facts not known yet are left out."""
+    known = {f"prism-{name}": str(value) for name, value in facts.items() if value is not None}
+    return {
+        "prism-namespace": namespace,
+        "prism-created-at": rfc3339(created_ns),
+        "prism-compression": compression,
+        **known,
+    }

@@ -1,0 +1,271 @@
+"""Which claims there are, in the broker itself: one stream that holds each claim's facts and its timer.
+
+`$CLAIMS.claim.{namespace}.{id}` holds the facts, `$CLAIMS.due.{namespace}.{id}` a message whose TTL is the timer: when
+it runs out the server puts a delete marker in its place, and that is the event that makes a collector act. A marker has
+no payload, which is why facts stand beside. Facts change only by compare-and-set on their sequence, so every change of
+a claim's state happens once. Nothing here decides when a claim may go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from headrace.claims.clock import SECOND_NS
+from headrace.claims.reference import Reference
+from headrace.claims.wire import (
+    CONSUMER_MISSING,
+    NAME_IN_USE,
+    STREAM_MISSING,
+    WRONG_LAST_SEQUENCE,
+    Stored,
+    Wire,
+)
+from headrace.errors import RequestError
+
+STREAM = "CLAIMS"
+MARKER_REASON = "Nats-Marker-Reason"
+_MARKER_TTL_S = 7 * 86400
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+#: Leaves no marker of its own when it expires, and is nothing to a reader.
+_TOMBSTONE = {"KV-Operation": "PURGE", "Nats-TTL": "1s"}
+_SCAN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The facts of a claim. `state` is pending (not known to be published), live or released."""
+
+    claim_id: str
+    namespace: str
+    subject: str
+    bucket: str
+    object_key: str
+    original_size: int
+    stored_size: int
+    created_ns: int
+    expires_at: int
+    state: str = "pending"
+    released_ns: int = 0
+    #: Where the reference is known to be: stream -> (sequence, subject there). Mirrors count.
+    places: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    reference: Mapping[str, Any] | None = None
+    #: The sequence of these facts in the registry; not part of them.
+    revision: int = 0
+
+    @property
+    def expires_ns(self) -> int:
+        return self.expires_at * SECOND_NS
+
+    def at(self, stream: str, seq: int, subject: str) -> Entry:
+        """The same claim, known to be referred to from there as well."""
+        return replace(self, places={**self.places, stream: (seq, subject)})
+
+
+def entry_of(reference: Reference, namespace: str, subject: str, created_ns: int) -> Entry:
+    return Entry(
+        reference.claim_id,
+        namespace,
+        subject,
+        reference.bucket,
+        reference.object_key,
+        reference.original_size,
+        reference.stored_size,
+        created_ns,
+        reference.expires_at,
+        reference=asdict(reference),
+    )
+
+
+def claim_subject(namespace: str, claim_id: str) -> str:
+    return f"$CLAIMS.claim.{namespace}.{claim_id}"
+
+
+def due_subject(namespace: str, claim_id: str) -> str:
+    return f"$CLAIMS.due.{namespace}.{claim_id}"
+
+
+class Registry:
+    """The claims of one server (or account)."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+
+    async def ensure(self) -> None:
+        """Create the stream if it is missing; a stream of that name that is no registry is refused."""
+        config = {
+            "name": STREAM,
+            "subjects": ["$CLAIMS.claim.*.*", "$CLAIMS.due.*.*", "$CLAIMS.reader.*.*", "$CLAIMS.namespace.*"],
+            "max_msgs_per_subject": 1,
+            "allow_msg_ttl": True,
+            "subject_delete_marker_ttl": _MARKER_TTL_S * SECOND_NS,
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+            "storage": "file",
+            "description": "Claim check: facts and timers of claims",
+        }
+        await ensure_stream(self.wire, config)
+
+    async def register(self, entry: Entry, timer_s: float, keep_s: float) -> Entry:
+        """Write down a claim before anybody can refer to it, and start its timer."""
+        facts = await self._write(entry, keep_s)
+        await self._arm(entry, timer_s)
+        return replace(entry, revision=facts)
+
+    async def change(self, entry: Entry, keep_s: float) -> Entry | None:
+        """Replace the facts; None if someone else changed them meanwhile."""
+        try:
+            return replace(entry, revision=await self._write(entry, keep_s, entry.revision))
+        except RequestError as error:
+            if error.err_code == WRONG_LAST_SEQUENCE:
+                return None
+            raise
+
+    async def arm(self, entry: Entry, seconds: float) -> None:
+        """Let the claim fall due in so many seconds, whatever was planned before."""
+        await self._arm(entry, seconds)
+
+    async def rearm(self, entries: Iterable[tuple[Entry, float, int]]) -> None:
+        """Let claims fall due again (entry, seconds, sequence of the marker seen); a newer timer stays."""
+        await self.wire.publish_all(
+            (
+                due_subject(entry.namespace, entry.claim_id),
+                entry.state.encode(),
+                {"Nats-TTL": _ttl(seconds), _EXPECTED: str(marker)},
+            )
+            for entry, seconds, marker in entries
+        )
+
+    async def find(self, namespace: str, claim_id: str) -> Entry | None:
+        found = await self.wire.last(STREAM, claim_subject(namespace, claim_id))
+        return _entry(found) if found else None
+
+    async def find_all(self, namespace: str, claim_ids: Sequence[str]) -> dict[str, Entry]:
+        subjects = [claim_subject(namespace, claim_id) for claim_id in claim_ids]
+        found = (_entry(item) for item in (await self.wire.last_of(STREAM, subjects)).values())
+        return {entry.claim_id: entry for entry in found if entry}
+
+    async def remove(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Forget claims whose objects are gone; those that this call, and nobody else, removed."""
+        answers = await self.wire.publish_all(
+            (
+                claim_subject(entry.namespace, entry.claim_id),
+                b"",
+                {**_TOMBSTONE, _EXPECTED: str(entry.revision)},
+            )
+            for entry in entries
+        )
+        return [
+            entry
+            for entry, answer in zip(entries, answers, strict=True)
+            if answer is not None and "error" not in answer
+        ]
+
+    async def stop_timers(self, entries: Iterable[Entry]) -> None:
+        """Nothing is due any more for claims that were removed before their time."""
+        await self.wire.publish_all(
+            (due_subject(entry.namespace, entry.claim_id), b"", _TOMBSTONE) for entry in entries
+        )
+
+    async def drop_markers(self, sequences: Iterable[int]) -> None:
+        """Markers that were dealt with; left alone they would stay for days."""
+        for seq in sequences:
+            await self.wire.post(f"STREAM.MSG.DELETE.{STREAM}", {"seq": seq, "no_erase": True})
+
+    async def scan(self, namespace: str) -> AsyncIterator[list[Entry]]:
+        """All claims of a namespace, oldest facts first, in pages."""
+        async for page in scan_subjects(self.wire, STREAM, claim_subject(namespace, "*")):
+            entries = [_entry(item) for item in page]
+            yield [entry for entry in entries if entry]
+
+    async def now_ns(self) -> int:
+        return await self.wire.server_time_ns(STREAM)
+
+    async def _write(self, entry: Entry, keep_s: float, revision: int | None = None) -> int:
+        headers = {"Nats-TTL": _ttl(keep_s)}
+        if revision is not None:
+            headers[_EXPECTED] = str(revision)
+        facts = {key: value for key, value in asdict(entry).items() if key != "revision"}
+        subject = claim_subject(entry.namespace, entry.claim_id)
+        answer = await self.wire.publish(subject, json.dumps(facts, separators=(",", ":")).encode(), headers)
+        return int(answer["seq"])
+
+    async def _arm(self, entry: Entry, seconds: float) -> None:
+        subject = due_subject(entry.namespace, entry.claim_id)
+        await self.wire.publish(subject, entry.state.encode(), {"Nats-TTL": _ttl(seconds)})
+
+
+def keep_s(entry: Entry, grace_s: int, now_ns: int) -> float:
+    """How long facts stay if no collector ever comes: as long as a marker would."""
+    return max((entry.expires_ns - now_ns) / SECOND_NS, 0) + grace_s + _MARKER_TTL_S
+
+
+async def ensure_stream(wire: Wire, config: Mapping[str, Any]) -> None:
+    try:
+        await wire.api(f"STREAM.CREATE.{config['name']}", config)
+    except RequestError as error:
+        if error.err_code != NAME_IN_USE:
+            raise
+        there = (await wire.api(f"STREAM.INFO.{config['name']}"))["config"]
+        needed = ("subjects", "max_msgs_per_subject", "allow_msg_ttl")
+        if any(there.get(key) != config[key] for key in needed if key in config):
+            raise
+
+
+async def scan_subjects(wire: Wire, stream: str, subject: str) -> AsyncIterator[list[Stored]]:
+    """The messages under a subject that are there now, through a consumer that lasts as long as the scan."""
+    try:
+        made = await wire.api(
+            f"CONSUMER.CREATE.{stream}",
+            {
+                "stream_name": stream,
+                "config": {
+                    "filter_subject": subject,
+                    "ack_policy": "none",
+                    "deliver_policy": "all",
+                    "inactive_threshold": 60 * SECOND_NS,
+                    "mem_storage": True,
+                },
+            },
+        )
+    except RequestError as error:
+        if error.err_code == STREAM_MISSING:
+            return
+        raise
+    name, left = made["name"], int(made.get("num_pending", 0))
+    try:
+        while left > 0:
+            messages = await wire.pull(stream, name, min(left, _SCAN))
+            if not messages:
+                return
+            left -= len(messages)
+            yield [
+                Stored(
+                    message.subject,
+                    message.metadata.sequence.stream,
+                    round(message.metadata.timestamp.timestamp() * SECOND_NS),
+                    message.headers or {},
+                    message.data,
+                )
+                for message in messages
+            ]
+    finally:
+        try:
+            await wire.api(f"CONSUMER.DELETE.{stream}.{name}")
+        except RequestError as error:
+            if error.err_code != CONSUMER_MISSING:
+                raise
+
+
+def _entry(found: Stored) -> Entry | None:
+    if not found.data:
+        return None  # a tombstone, or the marker of facts that ran out
+    document = json.loads(found.data)
+    known = {item.name for item in fields(Entry)}
+    return Entry(**{key: value for key, value in document.items() if key in known} | {"revision": found.seq})
+
+
+def _ttl(seconds: float) -> str:
+    return f"{max(1, -(-round(seconds * 1000) // 1000))}s"

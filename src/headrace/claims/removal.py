@@ -1,0 +1,100 @@
+"""Removing claims for good: the object first, then the facts, then the news of it.
+
+Shared by the collector and the sweeper. Whoever wins the compare-and-set on the facts counts the removal, so several
+collectors at once neither harm nor count twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headrace.claims.audit import Audit
+from headrace.claims.config import ClaimConfig
+from headrace.claims.metrics import Metrics
+from headrace.claims.registry import Entry, Registry
+from headrace.claims.stores import ObjectStore, StoreError
+
+
+@dataclass(slots=True)
+class Report:
+    """What a pass did, or in a dry run would do."""
+
+    collected: int = 0
+    expired: int = 0
+    orphans: int = 0
+    waiting: int = 0
+    failed: int = 0
+    released: int = 0
+    uploads: int = 0
+    live: int = 0
+    live_bytes: int = 0
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def removed(self) -> int:
+        return self.collected + self.expired
+
+    def add(self, other: Report) -> None:
+        for name in ("collected", "expired", "orphans", "waiting", "failed", "released", "uploads"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.live, self.live_bytes = other.live or self.live, other.live_bytes or self.live_bytes
+        self.lines += other.lines
+
+
+class Remover:
+    """Removes the claims of one namespace."""
+
+    def __init__(
+        self, config: ClaimConfig, store: ObjectStore, registry: Registry, audit: Audit, metrics: Metrics
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._registry = registry
+        self._audit = audit
+        self._metrics = metrics
+
+    async def remove(
+        self, doomed: Sequence[tuple[Entry, str]], now_ns: int, report: Report
+    ) -> tuple[list[Entry], list[Entry]]:
+        """Remove claims (entry, event); those that are gone now and those whose objects the store would not delete."""
+        gone, failed = await self._delete_objects([entry for entry, _ in doomed])
+        events = {entry.claim_id: event for entry, event in doomed}
+        for entry in await self._registry.remove(gone):
+            event = events[entry.claim_id]
+            if event == "collected":
+                report.collected += 1
+                self._metrics.deleted.labels(entry.namespace).inc()
+            else:
+                report.expired += 1
+                self._metrics.expired.labels(entry.namespace).inc()
+            age_s = max(now_ns - entry.created_ns, 0) / 1e9
+            self._metrics.lifetime.labels(entry.namespace).observe(age_s)
+            await self._audit.tell(entry.namespace, entry.claim_id, event, key=entry.object_key)
+        report.failed += len(failed)
+        return gone, failed
+
+    async def _delete_objects(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+        """All at once; if the store refuses, one by one, to learn which."""
+        if not entries:
+            return [], []
+        try:
+            await self._store.delete([entry.object_key for entry in entries])
+            return list(entries), []
+        except StoreError:
+            return await self._delete_singly(entries)
+
+    async def _delete_singly(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+        gone: list[Entry] = []
+        failed: list[Entry] = []
+        for entry in entries:
+            try:
+                await self._store.delete([entry.object_key])
+                gone.append(entry)
+            except StoreError as error:
+                failed.append(entry)
+                self._metrics.delete_failures.labels(entry.namespace).inc()
+                await self._audit.tell(
+                    entry.namespace, entry.claim_id, "failed", step="delete", error=str(error)[:200]
+                )
+        return gone, failed

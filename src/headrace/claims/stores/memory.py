@@ -1,0 +1,129 @@
+"""Objects in memory, with time that can be moved: for tests and for trying things out.
+
+Its lifecycle rules are kept like a vendor's and run when asked (`run_lifecycle`), which no vendor offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from headrace.claims.clock import SECOND_NS, Clock, SystemClock
+from headrace.claims.stores.base import (
+    Attributes,
+    BucketMissing,
+    Chunk,
+    ObjectInfo,
+    ObjectMissing,
+    ObjectThere,
+    StoreError,
+    Upload,
+)
+from headrace.claims.stores.lifecycle import Rule
+
+_PAGE = 1000
+_DAY_NS = 86400 * SECOND_NS
+_PIECE = 1024 * 1024
+
+
+class MemoryLifecycle:
+    def __init__(self) -> None:
+        self._rules: list[Rule] = []
+
+    async def read(self) -> list[Rule]:
+        return [dict(rule) for rule in self._rules]
+
+    async def write(self, rules: Sequence[Rule]) -> None:
+        self._rules = [dict(rule) for rule in rules]
+
+    def wanted(self, namespace: str, days: int) -> list[Rule]:
+        return [{"id": f"headrace-claims-{namespace}", "prefix": f"{namespace}/", "days": days}]
+
+    def is_of(self, rule: Rule, namespace: str) -> bool:
+        return rule.get("id") == f"headrace-claims-{namespace}"
+
+
+class MemoryStore:
+    """A bucket in memory."""
+
+    def __init__(self, bucket: str = "claims", clock: Clock | None = None) -> None:
+        self.bucket = bucket
+        self.lifecycle = MemoryLifecycle()
+        self._clock = clock or SystemClock()
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._exists = False
+
+    async def ensure_bucket(self) -> None:
+        self._exists = True
+
+    async def bucket_exists(self) -> bool:
+        return self._exists
+
+    async def delete_bucket(self) -> None:
+        if self._objects:
+            raise StoreError(f"bucket {self.bucket!r} holds {len(self._objects)} objects; delete them first")
+        self._exists = False
+
+    async def put(self, key: str, data: Chunk, attributes: Attributes, *, replace: bool = False) -> None:
+        if not self._exists:
+            raise BucketMissing(f"there is no bucket {self.bucket!r}")
+        if key in self._objects and not replace:
+            raise ObjectThere(f"object {key!r} exists already")
+        info = ObjectInfo(key, len(data), self._clock.now_ns(), dict(attributes.metadata()))
+        self._objects[key] = (bytes(data), info)
+
+    async def put_stream(self, key: str, chunks: AsyncIterator[Chunk], attributes: Attributes) -> None:
+        data = b"".join([bytes(chunk) async for chunk in chunks])
+        await self.put(key, data, attributes, replace=True)
+
+    async def get(self, key: str) -> AsyncIterator[Chunk]:
+        data = self._found(key)[0]
+
+        async def pieces() -> AsyncIterator[Chunk]:
+            view = memoryview(data)
+            for start in range(0, len(view), _PIECE):
+                yield view[start : start + _PIECE]
+
+        return pieces()
+
+    async def head(self, key: str) -> ObjectInfo:
+        return self._found(key)[1]
+
+    async def exists(self, key: str) -> bool:
+        return key in self._objects
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._objects.pop(key, None)
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        keys = sorted(key for key in self._objects if key.startswith(prefix) and key > start_after)
+        for start in range(0, len(keys), _PAGE):
+            page = [self._objects[key][1] for key in keys[start : start + _PAGE] if key in self._objects]
+            yield [ObjectInfo(info.key, info.size, info.modified_ns) for info in page]
+
+    async def prefixes(self, prefix: str) -> Sequence[str]:
+        below = {key[len(prefix) :].partition("/") for key in self._objects if key.startswith(prefix)}
+        return sorted({f"{prefix}{name}/" for name, slash, _ in below if slash})
+
+    async def uploads(self) -> Sequence[Upload]:
+        return ()
+
+    async def abort(self, upload: Upload) -> None:
+        raise ObjectMissing(f"no upload of {upload.key!r} is under way")
+
+    async def close(self) -> None:
+        """Nothing to close; the objects stay for whoever holds the store."""
+
+    async def run_lifecycle(self) -> None:
+        """Apply the bucket's rules now."""
+        now_ns = self._clock.now_ns()
+        for rule in await self.lifecycle.read():
+            for key, (_, info) in list(self._objects.items()):
+                if key.startswith(rule["prefix"]) and info.modified_ns + rule["days"] * _DAY_NS <= now_ns:
+                    del self._objects[key]
+
+    def _found(self, key: str) -> tuple[bytes, ObjectInfo]:
+        try:
+            return self._objects[key]
+        except KeyError:
+            raise ObjectMissing(f"there is no object {key!r} in {self.bucket!r}") from None

@@ -1,0 +1,148 @@
+"""Finds what fell through: objects nobody knows, facts without an object, reads whose release was lost.
+
+Objects are found by listing the prefixes of hours that have passed, never the whole bucket; nothing younger than the
+grace period, by the store's own clock, is touched. Facts are read once from the registry, which also gives the gauges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from headrace.claims.clock import SECOND_NS, rfc3339
+from headrace.claims.config import ClaimConfig
+from headrace.claims.floors import Floors
+from headrace.claims.metrics import Metrics
+from headrace.claims.reference import end_of_hour_ns
+from headrace.claims.registry import Entry, Registry, keep_s
+from headrace.claims.removal import Remover, Report
+from headrace.claims.stores import ObjectInfo, ObjectStore
+from headrace.claims.verdicts import judge
+
+
+class Sweeper:
+    """Sweeps one namespace."""
+
+    def __init__(
+        self, config: ClaimConfig, store: ObjectStore, registry: Registry, remover: Remover, metrics: Metrics
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._registry = registry
+        self._remover = remover
+        self._metrics = metrics
+
+    async def sweep(self, now_ns: int, *, dry_run: bool = False) -> Report:
+        report = Report()
+        await self._sweep_facts(now_ns, report, dry_run)
+        await self._sweep_objects(now_ns, report, dry_run)
+        await self._sweep_uploads(now_ns, report, dry_run)
+        namespace = self._config.namespace
+        self._metrics.live.labels(namespace).set(report.live)
+        self._metrics.live_bytes.labels(namespace).set(report.live_bytes)
+        self._metrics.orphaned.labels(namespace).set(report.orphans)
+        return report
+
+    async def _sweep_facts(self, now_ns: int, report: Report, dry_run: bool) -> None:
+        floors = Floors(self._registry.wire)
+        async for page in self._registry.scan(self._config.namespace):
+            doomed: list[tuple[Entry, str]] = []
+            for entry in page:
+                verdict = await judge(entry, self._config.ttl, now_ns, floors)
+                if verdict.event:
+                    doomed.append((entry, verdict.event))
+                    report.lines.append(
+                        f"{verdict.event} {entry.claim_id} {entry.object_key}: {verdict.reason}"
+                    )
+                    continue
+                report.live += 1
+                report.live_bytes += entry.stored_size
+                if await self._is_forgotten(entry, now_ns, floors):
+                    report.released += 1
+                    report.lines.append(f"release {entry.claim_id}: read or gone, and nobody released it")
+                    if not dry_run:
+                        await self._release(entry, now_ns)
+            await self._remove(doomed, now_ns, report, dry_run)
+
+    async def _is_forgotten(self, entry: Entry, now_ns: int, floors: Floors) -> bool:
+        """Whether everybody has read a claim that nobody released: the reader died between ack and release."""
+        ttl = self._config.ttl
+        is_young = now_ns < entry.created_ns + ttl.grace_period * SECOND_NS
+        if entry.state != "live" or is_young or not ttl.delete_after_read:
+            return False
+        for stream, (seq, subject) in entry.places.items():
+            if not await floors.was_read(stream, subject, seq):
+                return False
+        return bool(entry.places)
+
+    async def _release(self, entry: Entry, now_ns: int) -> None:
+        released = replace(entry, state="released", released_ns=now_ns)
+        ttl = self._config.ttl
+        if await self._registry.change(released, keep_s(entry, ttl.grace_period, now_ns)):
+            await self._registry.arm(released, ttl.retention_after_read)
+
+    async def _sweep_objects(self, now_ns: int, report: Report, dry_run: bool) -> None:
+        async for page in self._due_objects(now_ns):
+            report.orphans += len(page)
+            ids = {info.key.rpartition("/")[2]: info for info in page}
+            known = await self._registry.find_all(self._config.namespace, list(ids))
+            doomed = [(_entry_for(info, known, self._config), "expired") for info in page]
+            report.lines += [f"expired {entry.claim_id} {entry.object_key}: orphan" for entry, _ in doomed]
+            await self._remove(doomed, now_ns, report, dry_run)
+
+    async def _due_objects(self, now_ns: int) -> AsyncIterator[list[ObjectInfo]]:
+        """Pages of objects whose hour and grace have passed; each topic is listed up to the first that is not due."""
+        grace_ns = self._config.ttl.grace_period * SECOND_NS
+        for topic in await self._store.prefixes(f"{self._config.namespace}/"):
+            async for page in self._store.list(topic):
+                due = [info for info in page if _is_due(info, now_ns - grace_ns)]
+                if due:
+                    yield due
+                if not _is_hour_over(page[-1].key, now_ns - grace_ns):
+                    break
+
+    async def _sweep_uploads(self, now_ns: int, report: Report, dry_run: bool) -> None:
+        """An upload that takes longer than a claim may live will not be completed."""
+        limit_ns = now_ns - self._config.ttl.max_age * SECOND_NS
+        for upload in await self._store.uploads():
+            if upload.initiated_ns > limit_ns or not upload.is_of(self._config.namespace):
+                continue
+            report.uploads += 1
+            report.lines.append(f"abort upload of {upload.key}, begun {rfc3339(upload.initiated_ns)}")
+            if not dry_run:
+                await self._store.abort(upload)
+
+    async def _remove(
+        self, doomed: Sequence[tuple[Entry, str]], now_ns: int, report: Report, dry_run: bool
+    ) -> None:
+        if dry_run:
+            report.expired += sum(event == "expired" for _, event in doomed)
+            report.collected += sum(event == "collected" for _, event in doomed)
+        elif doomed:
+            gone, _ = await self._remover.remove(doomed, now_ns, report)
+            await self._registry.stop_timers(entry for entry in gone if entry.revision)
+
+
+def _is_hour_over(key: str, limit_ns: int) -> bool:
+    end_ns = end_of_hour_ns(key.split("/")[2])
+    return end_ns is None or end_ns <= limit_ns
+
+
+def _is_due(info: ObjectInfo, limit_ns: int) -> bool:
+    """Expired by its key and old enough by the store's clock; foreign keys are nobody's business."""
+    parts = info.key.split("/")
+    if len(parts) != 4:
+        return False
+    end_ns = end_of_hour_ns(parts[2])
+    return end_ns is not None and end_ns <= limit_ns and info.modified_ns <= limit_ns
+
+
+def _entry_for(info: ObjectInfo, known: dict[str, Entry], config: ClaimConfig) -> Entry:
+    """The facts of an object; for one that nobody knows, what its key tells."""
+    namespace, topic, _, claim_id = info.key.split("/")
+    entry = known.get(claim_id)
+    if entry is not None and entry.object_key == info.key:
+        return entry
+    return Entry(
+        claim_id, namespace, topic, config.bucket, info.key, info.size, info.size, info.modified_ns, 0
+    )

@@ -1,0 +1,62 @@
+"""When a claim may go: the one place that decides, from facts, time and floors.
+
+A claim lives until everybody concerned has acknowledged its message, or the message has left its streams, plus the
+retention; at `max_age` it ends unless somebody still needs it, and at `max_age` + `grace_period` in any case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.claims.clock import SECOND_NS
+from headrace.claims.config import Ttl
+from headrace.claims.floors import Floors
+from headrace.claims.registry import Entry
+
+RECHECK_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`event` is expired or collected when the claim may go, else "": look again in `wait_s`, because of `reason`."""
+
+    event: str
+    wait_s: float = 0
+    reason: str = ""
+
+
+async def judge(entry: Entry, ttl: Ttl, now_ns: int, floors: Floors) -> Verdict:
+    end_ns = entry.expires_ns + ttl.grace_period * SECOND_NS
+    if now_ns >= end_ns:
+        return Verdict("expired", reason="past max_age and grace_period")
+    if entry.state == "released" and ttl.delete_after_read:
+        kept_ns = entry.released_ns + ttl.retention_after_read * SECOND_NS
+        if now_ns < kept_ns:
+            return _wait(kept_ns - now_ns, "retention_after_read")
+        needing = await _needing(entry, floors)
+        if not needing:
+            return Verdict("collected", reason="everybody has read it")
+        # Ever rarer looks: the consumer that is behind releases the claim itself if it is one of ours.
+        pause_ns = max(round(RECHECK_S * SECOND_NS), now_ns - entry.released_ns)
+        limit_ns = entry.expires_ns if now_ns < entry.expires_ns else end_ns
+        return _wait(min(pause_ns, max(limit_ns - now_ns, SECOND_NS)), f"{needing} still needs it")
+    if now_ns < entry.expires_ns:
+        return _wait(entry.expires_ns - now_ns, "max_age")
+    if not entry.places:
+        return _wait(end_ns - now_ns, "it may have been published")
+    needing = await _needing(entry, floors)
+    if needing:
+        return _wait(end_ns - now_ns, f"{needing} still needs it")
+    return Verdict("expired", reason="past max_age")
+
+
+async def _needing(entry: Entry, floors: Floors) -> str:
+    for stream, (seq, subject) in entry.places.items():
+        name = await floors.needed_by(stream, subject, seq)
+        if name:
+            return f"{stream}/{name}"
+    return ""
+
+
+def _wait(wait_ns: int, reason: str) -> Verdict:
+    return Verdict("", wait_ns / SECOND_NS, reason)

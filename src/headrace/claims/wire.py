@@ -1,0 +1,239 @@
+"""JetStream as claims need it, over a nats-py connection: requests, pipelined publishes, batches of messages.
+
+nats-py's own calls wait for each answer and know no batched gets; a collector that handles thousands of claims a
+second can do neither. Only public parts of nats-py are used. It knows subjects and JSON, but nothing of claims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nats.aio.client import Client as Connection
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from headrace.claims.clock import rfc3339_ns
+from headrace.errors import RequestError
+
+_NO_RESPONDERS = "503"
+_MULTI_MAX = 500
+STREAM_MISSING = 10059
+MESSAGE_MISSING = 10037
+WRONG_LAST_SEQUENCE = 10071
+CONSUMER_MISSING = 10014
+NAME_IN_USE = 10058
+
+
+class NoAnswer(Exception):
+    """Nobody answered in time, or the connection was lost: the outcome is unknown."""
+
+
+class NoStream(RequestError):
+    """No stream takes this subject: certain, nothing was stored."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(503, 0, f"no stream takes {subject!r}, or JetStream is off")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as a stream holds it."""
+
+    subject: str
+    seq: int
+    time_ns: int
+    headers: Mapping[str, str]
+    data: bytes
+
+
+class Wire:
+    """One connection's way to JetStream."""
+
+    def __init__(self, connection: Connection, *, timeout_s: float = 5.0, prefix: str = "$JS.API") -> None:
+        self.connection = connection
+        self.timeout_s = timeout_s
+        self._prefix = prefix
+        self._inbox = connection.new_inbox()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[str, Callable[[Msg], None]] = {}
+        self._subscription: Any = None
+
+    async def close(self) -> None:
+        if self._subscription is not None and not self.connection.is_closed:
+            await self._subscription.unsubscribe()
+            self._subscription = None
+
+    async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer to an API request; `RequestError` when it is refused."""
+        answer = await self._answer(f"{self._prefix}.{verb}", _json(body))
+        return _checked(json.loads(answer.data))
+
+    async def post(self, verb: str, body: Mapping[str, Any]) -> None:
+        """An API request whose answer nobody needs."""
+        await self.connection.publish(f"{self._prefix}.{verb}", _json(body))
+
+    async def publish(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Store a message; `RequestError` if it was refused, `NoAnswer` if nobody knows."""
+        return _checked(json.loads((await self._answer(subject, data, headers)).data))
+
+    async def publish_all(
+        self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]]
+    ) -> list[dict[str, Any] | None]:
+        """Store many; an answer for each, None where none came. Refusals are in the answers."""
+        answers = [await self._send(subject, data, headers) for subject, data, headers in messages]
+        if answers:
+            await asyncio.wait(answers, timeout=self.timeout_s)
+        return [json.loads(item.result().data or b"{}") if item.done() else None for item in answers]
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        answer = await self._answer(f"{self._prefix}.DIRECT.GET.{stream}.{subject}", b"")
+        return None if _status(answer) else _stored(answer)
+
+    async def last_of(self, stream: str, subjects: Sequence[str]) -> dict[str, Stored]:
+        """The newest message of each subject, by subject; those without one are left out."""
+        found: dict[str, Stored] = {}
+        for start in range(0, len(subjects), _MULTI_MAX):
+            body = _json({"multi_last": list(subjects[start : start + _MULTI_MAX])})
+            for message in await self._batch(f"{self._prefix}.DIRECT.GET.{stream}", body):
+                found[message.subject] = message
+        return found
+
+    async def message(self, stream: str, seq: int) -> dict[str, Any] | None:
+        """A message of any stream by its sequence; None when it, or the stream, is gone."""
+        try:
+            answer = await self.api(f"STREAM.MSG.GET.{stream}", {"seq": seq})
+        except RequestError as error:
+            if error.err_code in (MESSAGE_MISSING, STREAM_MISSING):
+                return None
+            raise
+        found: dict[str, Any] = answer["message"]
+        return found
+
+    async def pull(self, stream: str, consumer: str, count: int, expires_s: float = 0) -> list[Msg]:
+        """Up to `count` messages of a pull consumer; those that are there, or the first to come."""
+        request: dict[str, Any] = {"batch": count, "no_wait": True}
+        if expires_s:
+            request = {"batch": count, "expires": round(expires_s * 1e9)}
+        got: list[Msg] = []
+        finished = asyncio.Event()
+
+        async def arrive(message: Msg) -> None:
+            if _status(message):
+                finished.set()
+                return
+            got.append(message)
+            if len(got) >= count:
+                finished.set()
+
+        inbox = self.connection.new_inbox()
+        subscription = await self.connection.subscribe(inbox, cb=arrive)
+        try:
+            subject = f"{self._prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+            await self.connection.publish(subject, _json(request), reply=inbox)
+            await asyncio.wait_for(finished.wait(), self.timeout_s + expires_s)
+        except TimeoutError:
+            if not got:
+                raise NoAnswer(f"consumer {consumer!r} of {stream!r} did not answer") from None
+        finally:
+            if not self.connection.is_closed:
+                await subscription.unsubscribe()
+        return got
+
+    async def server_time_ns(self, stream: str) -> int:
+        """The server's clock, as it says in a stream's info."""
+        return rfc3339_ns((await self.api(f"STREAM.INFO.{stream}"))["ts"])
+
+    async def _batch(self, subject: str, body: bytes) -> list[Stored]:
+        got: list[Stored] = []
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def arrive(message: Msg) -> None:
+            if not _status(message):
+                got.append(_stored(message))
+            elif not finished.done():
+                finished.set_result(None)
+
+        reply = await self._reply(arrive)
+        try:
+            await self.connection.publish(subject, body, reply=reply)
+            await asyncio.wait_for(finished, self.timeout_s)
+        except (TimeoutError, NatsError) as error:
+            raise NoAnswer(f"no end of the answers to {subject!r}") from error
+        finally:
+            self._waiting.pop(reply, None)
+        return got
+
+    async def _answer(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Msg:
+        answer = await self._send(subject, data, headers)
+        try:
+            message = await asyncio.wait_for(answer, self.timeout_s)
+        except TimeoutError as error:
+            raise NoAnswer(f"no answer on {subject!r} within {self.timeout_s:g} s") from error
+        if _status(message) == _NO_RESPONDERS:
+            raise NoStream(subject)
+        return message
+
+    async def _send(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
+    ) -> asyncio.Future[Msg]:
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+
+        def arrive(message: Msg) -> None:
+            del self._waiting[reply]
+            if not answer.done():
+                answer.set_result(message)
+
+        reply = await self._reply(arrive)
+        answer.add_done_callback(lambda _: self._waiting.pop(reply, None))
+        try:
+            await self.connection.publish(
+                subject, data, reply=reply, headers=dict(headers) if headers else None
+            )
+        except NatsError as error:
+            raise NoAnswer(f"{subject!r} could not be sent: {error}") from error
+        return answer
+
+    async def _reply(self, arrive: Callable[[Msg], None]) -> str:
+        if self._subscription is None:
+            self._subscription = await self.connection.subscribe(f"{self._inbox}.*", cb=self._arrive)
+        reply = f"{self._inbox}.{next(self._numbers)}"
+        self._waiting[reply] = arrive
+        return reply
+
+    async def _arrive(self, message: Msg) -> None:
+        waiting = self._waiting.get(message.subject)
+        if waiting is not None:
+            waiting(message)
+
+
+def _json(body: Mapping[str, Any] | None) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode() if body is not None else b""
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" in answer:
+        error = answer["error"]
+        raise RequestError(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
+    return answer
+
+
+def _status(message: Msg) -> str:
+    return message.headers.get("Status", "") if message.headers else ""
+
+
+def _stored(message: Msg) -> Stored:
+    headers = message.headers or {}
+    return Stored(
+        headers["Nats-Subject"],
+        int(headers["Nats-Sequence"]),
+        rfc3339_ns(headers["Nats-Time-Stamp"]),
+        headers,
+        message.data,
+    )

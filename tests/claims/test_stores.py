@@ -1,0 +1,149 @@
+"""The contract that every object store keeps, whoever is behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from headrace.claims.stores import FolderStore, ObjectMissing, ObjectThere, Plain, StoreError
+
+METADATA = {"prism-namespace": "ns", "prism-checksum": "ab" * 32, "prism-created-at": "2026-01-31T12:00:00Z"}
+PLAIN = Plain(METADATA)
+
+
+async def all_of(store: Any, key: str) -> bytes:
+    return b"".join([bytes(piece) async for piece in await store.get(key)])
+
+
+async def keys(store: Any, prefix: str, start_after: str = "") -> list[str]:
+    return [info.key async for page in store.list(prefix, start_after) for info in page]
+
+
+async def test_an_object_comes_back_with_its_metadata(store: Any) -> None:
+    await store.put("ns/topic/2026013112/one", b"hello", PLAIN)
+    assert await all_of(store, "ns/topic/2026013112/one") == b"hello"
+    info = await store.head("ns/topic/2026013112/one")
+    assert info.size == 5
+    assert dict(info.metadata) == METADATA
+    assert await store.exists("ns/topic/2026013112/one")
+
+
+async def test_an_empty_object_is_an_object(store: Any) -> None:
+    await store.put("ns/t/h/empty", b"", PLAIN)
+    assert await all_of(store, "ns/t/h/empty") == b""
+
+
+async def test_an_object_is_not_replaced_by_accident(store: Any) -> None:
+    await store.put("ns/t/h/one", b"first", PLAIN)
+    with pytest.raises(ObjectThere):
+        await store.put("ns/t/h/one", b"second", PLAIN)
+    assert await all_of(store, "ns/t/h/one") == b"first"
+    await store.put("ns/t/h/one", b"third", PLAIN, replace=True)
+    assert await all_of(store, "ns/t/h/one") == b"third"
+
+
+async def test_of_many_writers_of_a_key_one_wins(store: Any) -> None:
+    outcomes = await asyncio.gather(
+        *(store.put("ns/t/h/race", b"%d" % number, PLAIN) for number in range(8)), return_exceptions=True
+    )
+    assert sum(outcome is None for outcome in outcomes) == 1
+
+
+async def test_a_stream_of_any_size_is_stored(store: Any) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for number in range(12):
+            yield bytes([number]) * 1_000_003
+
+    await store.put_stream("ns/t/h/big", chunks(), PLAIN)
+    stored = await all_of(store, "ns/t/h/big")
+    assert stored == b"".join(bytes([number]) * 1_000_003 for number in range(12))
+    assert (await store.head("ns/t/h/big")).size == len(stored)
+
+
+async def test_a_stream_that_breaks_off_leaves_nothing(store: Any) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"x" * 6_000_000
+        raise ValueError("the source failed")
+
+    with pytest.raises(ValueError, match="the source failed"):
+        await store.put_stream("ns/t/h/broken", chunks(), PLAIN)
+    assert not await store.exists("ns/t/h/broken")
+    assert not list(await store.uploads())
+
+
+async def test_what_is_missing_is_named(store: Any) -> None:
+    with pytest.raises(ObjectMissing):
+        await store.get("ns/t/h/none")
+    with pytest.raises(ObjectMissing):
+        await store.head("ns/t/h/none")
+    assert not await store.exists("ns/t/h/none")
+
+
+async def test_deleting_is_idempotent_and_takes_many(store: Any) -> None:
+    names = [f"ns/t/h/{number:02}" for number in range(12)]
+    for name in names:
+        await store.put(name, b"x", PLAIN)
+    await store.delete([*names[:6], "ns/t/h/none"])
+    await store.delete(names[:6])
+    assert await keys(store, "ns/t/") == names[6:]
+    assert not await store.exists(names[0])
+
+
+async def test_listings_are_in_order_and_can_go_on(store: Any) -> None:
+    names = ["ns/a-b/h1/x", "ns/a/h1/y", "ns/a/h1/z", "ns/a/h2/w", "other/a/h/v"]
+    for name in names:
+        await store.put(name, b"12345", PLAIN)
+    assert await keys(store, "ns/a/") == names[1:4]
+    assert sorted(await keys(store, "ns/")) == sorted(names[:4])
+    assert await keys(store, "ns/a/", start_after="ns/a/h1/y") == ["ns/a/h1/z", "ns/a/h2/w"]
+    assert await keys(store, "nothing/") == []
+    assert list(await store.prefixes("ns/")) == ["ns/a-b/", "ns/a/"]
+    assert list(await store.prefixes("nothing/")) == []
+    (info,) = [info async for page in store.list("other/") for info in page]
+    assert info.size == 5
+    assert info.modified_ns > 1_700_000_000 * 10**9
+
+
+async def test_a_bucket_is_made_once_and_goes_when_it_is_empty(store: Any) -> None:
+    assert await store.bucket_exists()
+    await store.ensure_bucket()
+    await store.delete_bucket()
+    assert not await store.bucket_exists()
+
+
+@pytest.mark.parametrize("key", ["../x", "a//b", "/a", "a/./b", ".headrace/x"])
+async def test_a_folder_is_not_left_by_a_key(tmp_path: Any, key: str) -> None:
+    store = FolderStore(tmp_path)
+    await store.ensure_bucket()
+    with pytest.raises(StoreError):
+        await store.put(key, b"x", PLAIN)
+
+
+async def test_a_cut_off_write_to_a_folder_is_found_by_its_age(tmp_path: Any) -> None:
+    store = FolderStore(tmp_path)
+    await store.ensure_bucket()
+    part = tmp_path / "claims" / ".headrace" / "0123.part"
+    part.write_bytes(b"half")
+    (upload,) = await store.uploads()
+    assert upload.initiated_ns == part.stat().st_mtime_ns
+    await store.abort(upload)
+    assert not part.exists()
+    assert await keys(store, "") == []
+
+
+async def test_a_folder_can_be_filled_and_emptied_at_once(tmp_path: Any) -> None:
+    """A collector removes empty folders while producers put objects into them."""
+    store = FolderStore(tmp_path, sync=False)
+    await store.ensure_bucket()
+
+    async def churn(name: str) -> None:
+        for number in range(40):
+            key = f"ns/t/h/{name}{number}"
+            await store.put(key, b"x", PLAIN)
+            await store.delete([key])
+
+    await asyncio.gather(*(churn(name) for name in "abcd"))
+    assert await keys(store, "") == []

@@ -1,0 +1,153 @@
+"""What a test of claims plays with: a server, streams, a namespace, and time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nats.aio.client import Client as Connection
+from nats.aio.msg import Msg
+
+from headrace.claims import ClaimConfig, Claims, FakeClock, Metrics, Ttl
+from headrace.claims.registry import STREAM, due_subject
+from headrace.claims.wire import Wire
+from headrace.testing import HostedServer
+
+OURS = "headrace"
+REFERENCE = "nats-server"
+LARGE = b"0123456789abcdef" * 8192  # 128 KiB
+THRESHOLD = 64 * 1024
+
+
+@contextlib.contextmanager
+def reference_server() -> Iterator[str]:
+    """A real nats-server with JetStream, for as long as the block lasts."""
+    with tempfile.TemporaryDirectory(prefix="claims-nats-") as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        binary = Path(sys.executable).with_name("nats-server")
+        command = [str(binary), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", folder]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 20
+            while True:
+                with contextlib.suppress(OSError):
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                if time.monotonic() > deadline:
+                    raise TimeoutError("nats-server did not start")
+                time.sleep(0.02)
+            yield f"nats://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+class World:
+    """One test's surroundings. `name` is unique: the namespace, and the prefix of streams and subjects."""
+
+    def __init__(
+        self, connection: Connection, url: str, server: HostedServer | None, folder: Path, name: str
+    ) -> None:
+        self.connection = connection
+        self.url = url
+        self.server = server
+        self.folder = folder
+        self.name = name
+        self.clock = FakeClock(server.server.now_ns() if server else None)
+        self.wire = Wire(connection)
+        self.opened: list[Claims] = []
+
+    @property
+    def is_ours(self) -> bool:
+        return self.server is not None
+
+    async def claims(
+        self, *, ttl: Ttl | None = None, store: Any = None, clock: Any = None, **settings: Any
+    ) -> Claims:
+        """The namespace, opened; a folder store unless told otherwise."""
+        settings.setdefault("threshold", THRESHOLD)
+        if store is None:
+            settings.setdefault("store", {"path": str(self.folder), "sync": False})
+        config = ClaimConfig(settings.pop("namespace", self.name), ttl=ttl or Ttl(), **settings)
+        made = await Claims.open(
+            self.connection, config, store=store, clock=clock or self.clock, metrics=Metrics(), retry_s=0.01
+        )
+        self.opened.append(made)
+        return made
+
+    async def stream(self, suffix: str = "", **config: Any) -> str:
+        """A stream with the subjects `name[suffix].>` that lets messages have TTLs."""
+        name = f"{self.name}{suffix}"
+        body = {"name": name, "subjects": [f"{name}.>"], "allow_msg_ttl": True, **config}
+        await self.wire.api(f"STREAM.CREATE.{name}", body)
+        return name
+
+    async def consumer(self, stream: str, name: str, **config: Any) -> str:
+        body = {"durable_name": name, "ack_policy": "explicit", "ack_wait": 3600 * 10**9, **config}
+        await self.wire.api(
+            f"CONSUMER.DURABLE.CREATE.{stream}.{name}", {"stream_name": stream, "config": body}
+        )
+        return name
+
+    async def next(self, stream: str, consumer: str) -> Msg:
+        """The next message of a consumer; it must be there, or come soon."""
+        (message,) = await self.wire.pull(stream, consumer, 1, expires_s=4)
+        return message
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass: for the program at once, for our server too."""
+        self.clock.advance(seconds)
+        if self.server is not None:
+            await asyncio.to_thread(self.server.advance, seconds)
+
+    async def fire(self, claims: Claims, claim_id: str) -> None:
+        """See that the claim's timer has run out. Ours fires by itself in virtual time; for nats-server, whose
+        time is real, the marker that it would place is published in its name.
+        """
+        if self.is_ours:
+            return
+        headers = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1h", "Nats-Rollup": "sub"}
+        await self.wire.publish(due_subject(claims.config.namespace, claim_id), b"", headers)
+
+    async def remove_message(self, stream: str, seq: int) -> None:
+        """What a message's TTL does, for nats-server, whose time is real."""
+        if not self.is_ours:
+            await self.wire.api(f"STREAM.MSG.DELETE.{stream}", {"seq": seq})
+
+    async def pass_ttl(self, claims: Claims, published: Any, seconds: float) -> None:
+        """Time passes beyond a claim's max_age: the message and the timer end."""
+        await self.advance(seconds)
+        await self.remove_message(published.stream, published.seq)
+        await self.fire(claims, published.reference.claim_id)
+
+    async def timer(self, claims: Claims, claim_id: str) -> tuple[str, float] | None:
+        """State and TTL in seconds of the claim's timer."""
+        found = await self.wire.last(STREAM, due_subject(claims.config.namespace, claim_id))
+        if found is None or not found.data:
+            return None
+        return found.data.decode(), float(found.headers["Nats-TTL"].rstrip("s"))
+
+    async def events(self, claims: Claims, claim_id: str) -> list[str]:
+        await self.connection.flush()
+        return [event.event async for event in claims.audit.events(claims.config.namespace, claim_id)]
+
+    async def close(self) -> None:
+        for claims in self.opened:
+            await claims.close()
+        await self.wire.close()
+
+
+def reference_of(message: Msg) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(message.data)
+    return found
