@@ -150,3 +150,16 @@ async def test_a_broken_connection_loses_nothing(fresh_server: Server, name: str
             await message.ack_sync()
     assert not seen & confirmed
     await nc.close()
+
+
+async def test_an_ordered_consumer_survives_a_reset_from_outside(nc: NatsClient, name: str) -> None:
+    js = await filled(nc, name, 10)
+    sub = await js.subscribe(f"{name}.>", ordered_consumer=True, idle_heartbeat=1)
+    seen = [(await sub.next_msg(timeout=2)).metadata.sequence.stream for _ in range(10)]
+    info = await sub.consumer_info()
+    answer = await nc.request(f"$JS.API.CONSUMER.RESET.{name}.{info.name}", b'{"seq":3}', timeout=2)
+    assert b'"reset_seq":3' in answer.data
+    await js.publish(f"{name}.0", b"new")
+    while seen[-1] < 11:
+        seen.append((await sub.next_msg(timeout=5)).metadata.sequence.stream)
+    assert seen == list(range(1, 12))
