@@ -75,7 +75,8 @@ def goes_silent(outcome: Outcome) -> None:
     driver = outcome.driver
     if driver is None:
         return
-    outcome.disk.drain()
+    while driver.step():
+        pass
     demand(driver.store.poisoned is not None, "a sync failed, yet the store is not poisoned")
     acked = driver.history.acked
     try:
@@ -86,5 +87,6 @@ def goes_silent(outcome: Outcome) -> None:
         pass
     else:
         raise Violation("a poisoned store took messages and committed them")
-    outcome.disk.drain()
+    while driver.step():
+        pass
     demand(driver.history.acked == acked, "a poisoned store acknowledged a frame")

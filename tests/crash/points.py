@@ -17,7 +17,7 @@ from random import Random
 from typing import NamedTuple
 
 from headrace.sim import BY_NAME, OUTCOMES, SimClock, SimDisk, Snapshot
-from headrace.sim.checks import Violation, audit, demand, difference
+from headrace.sim.checks import Violation, audit, demand, difference, observe_log
 from headrace.sim.clock import EPOCH_NS, SECOND_NS
 from headrace.sim.driver import Driver
 from headrace.sim.model import State
@@ -99,6 +99,7 @@ def record(label: str, story: Callable[[Driver], None], disk: SimDisk, options: 
     story(driver)
     before(("end",))
     disk.before = None
+    demand_equal(driver)
     return Trace(label, driver.history.states, points, options)
 
 
@@ -217,7 +218,7 @@ class Checker:
         self._extend(driver)
         driver.seal()
         for _ in range(rng.randrange(4)):
-            driver.disk.step()
+            driver.step()
         trace.states = driver.history.states
         self.tally.again += 1
         after = driver.disk.crash(rng.choice(OUTCOMES), rng.randrange(1 << 30))
@@ -251,6 +252,13 @@ class Checker:
 
 TRIALS = (Checker._kill, Checker._lose_power, Checker._go_on)
 LOSE_POWER = 1
+
+
+def demand_equal(driver: Driver) -> None:
+    """The store as it runs holds what the model holds, memory streams included."""
+    for name, log in driver.store.logs.items():
+        demand(observe_log(log) == driver.modelled(name).freeze(), f"{name} is not what the model has")
+    audit(driver.store)
 
 
 def demand_sound(driver: Driver) -> None:

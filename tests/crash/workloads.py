@@ -104,16 +104,20 @@ def rotate(driver: Driver, rng: Random) -> None:
 def compact(driver: Driver, rng: Random) -> None:
     """Segments become sparse and are merged."""
     driver.create("A")
-    for _ in range(10):
-        some(driver, rng, "A", 10, 1_200)
+    for _ in range(5):
+        some(driver, rng, "A", 8, 1_200)
         driver.seal()
-    driver.settle()
-    driver.checkpoint()
+    for share in (11, 7):  # a few go, and a few more
+        for seq in live(driver, "A")[::share]:
+            driver.remove("A", seq)
+        driver.settle()
+        driver.checkpoint()
     for seq in live(driver, "A"):
         if seq % 8:
             driver.remove("A", seq)
+            if seq % 3 == 1:
+                driver.seal()
     driver.settle()
-    driver.checkpoint()
     driver.compact()
     some(driver, rng, "A", 5)
     driver.settle()
@@ -122,14 +126,17 @@ def compact(driver: Driver, rng: Random) -> None:
 
 def facts(driver: Driver, rng: Random) -> None:
     driver.create("A")
+    driver.put(b"n", b"")
     for number in range(12):
         driver.put(b"c/%d" % (number % 4), b"value %d" % number)
         driver.note(b"c/%d" % rng.randrange(min(number, 3) + 1), b"+%d" % number)
+        driver.note(b"n", b"%d." % number)
         if number % 5 == 4:
             driver.drop(b"c/%d" % (number % 4))
         some(driver, rng, "A", 1)
-        driver.seal()
-        if number % 4 == 3:
+        if number % 4 != 1:
+            driver.seal()
+        if number % 4 in (1, 3):  # also begun in the middle of a frame
             driver.checkpoint()
     driver.settle()
 
@@ -138,7 +145,7 @@ def lifetimes(driver: Driver, rng: Random) -> None:
     """A stream is deleted and created again under its name, before and after checkpoints."""
     for number in range(5):
         driver.create("A", first_seq=1 + number)
-        some(driver, rng, "A", 4)
+        some(driver, rng, "A", 4, 2_500)
         driver.tick() if rng.random() < 0.7 else driver.seal()
         if number % 2:
             driver.checkpoint()

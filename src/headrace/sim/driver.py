@@ -58,6 +58,7 @@ class Driver:
         found = observe(store)
         store.facts.register(b"", lambda key: self.model.facts.get(key, b""))
         store.on_commit = lambda frame: self.history.committed(frame)
+        self._frame = store.frame
         return store, found
 
     # Changes
@@ -137,7 +138,16 @@ class Driver:
             return False
         self.history.sealed(self.store.frame, self.model.freeze())
         self.store.seal()
+        self._frame = self.store.frame
         return True
+
+    def step(self) -> bool:
+        """One step of the disk. In one the store may seal by itself, for the mark of a checkpoint."""
+        stepped = self.disk.step()
+        if self.store.frame != self._frame:
+            self.history.sealed(self.store.frame - 1, self.model.freeze())
+            self._frame = self.store.frame
+        return stepped
 
     def wait(self) -> None:
         """Steps the disk until no frame is in flight."""
@@ -152,13 +162,14 @@ class Driver:
         while not condition():
             if self.store.poisoned is not None:
                 raise self.store.poisoned
-            if not self.disk.step():
+            if not self.step():
                 raise AssertionError("the disk is idle, yet the store still waits")
 
     def settle(self) -> None:
         """Seals and lets all work in the background come to rest."""
         self.tick()
-        self.disk.drain()
+        while self.step():
+            pass
 
     def checkpoint(self) -> None:
         """Begins a checkpoint at once, also in the middle of a frame, and goes on until it is proven."""

@@ -99,7 +99,7 @@ class World:
         if self.rng.random() < self.options.seal_share:
             self.driver.seal()
         for _ in range(self.rng.randrange(4)):
-            self.driver.disk.step()
+            self.driver.step()
 
     def restart(self, disk: SimDisk, how: str) -> None:
         """Recovers on what a crash left, and holds the store to its promises."""

@@ -1,0 +1,477 @@
+"""Bugs planted in the store, one by one; the harness must catch each: `python -m tests.crash.mutants [name ...]`.
+
+A mutant is a small patch of the real store, applied in a process of its own, and the trials that should see it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any, NamedTuple
+
+from headrace.sim import Fault
+from headrace.store import (
+    behind,
+    checkpoint,
+    columnfile,
+    compaction,
+    format,
+    journal,
+    recovery,
+    replay,
+    restore,
+    roots,
+    segments,
+    trash,
+)
+from headrace.store.store import Store
+
+from .failing import calls, goes_silent, run, survives
+from .points import Checker, trace_of
+from .rotting import build, examine, flipped
+from .workloads import words
+
+Op = tuple[Any, ...]
+
+
+def without(ops: list[Op], *kinds: str, path: str = "") -> list[Op]:
+    return [op for op in ops if not (op[0] in kinds and op[1].startswith(path))]
+
+
+# Trials
+
+
+def points(*labels: str) -> Iterator[int]:
+    """Crashes at every operation of some workloads."""
+    for label in labels:
+        checker = Checker(trace_of(label))
+        yield from (checker.run(1, 0).total for _ in range(1))
+
+
+def all_points() -> Iterator[int]:
+    """Crashes of every kind, small workloads first."""
+    for word in list(words(2))[::3]:
+        yield Checker(trace_of(f"small/{word}")).run().total
+    yield from points("checkpoint/0", "rotate/1", "compact/0", "lifetimes/0", "everything/1", "everything/2")
+
+
+def faults() -> Iterator[int]:
+    """Failing syncs that lose what they should have written."""
+    for word in ("abc", "cac", "alr"):
+        for lost in ("cached", "gone"):
+            for number in range(1, calls(word, ("sync",)) + 1):
+                outcome = run(word, Fault(nth=number, kinds=("sync",), lost=lost))
+                goes_silent(outcome)
+                survives(outcome, Random(number))
+                yield 1
+
+
+def rot() -> Iterator[int]:
+    """Flipped bits in every file, then files swapped."""
+    for kind in ("idle", "closed"):
+        rotten = build(kind)
+        for path, content in rotten.files.items():
+            heads = [at for at in range(0, len(content), 512) if content[at : at + 2] == b"HR"]
+            for offset in (*(at + byte for at in heads for byte in range(48)), *range(0, len(content), 23)):
+                examine(rotten, {path: flipped(content, offset, offset % 8)})
+                yield 1
+    files = build().files
+    for one in files:
+        for other in files:
+            if one < other:
+                examine(build(), {one: files[other], other: files[one]}, confined=False)
+                yield 1
+
+
+# Patches
+
+
+class Patch:
+    """Replaces attributes for good: a mutant lives in its own process."""
+
+    def __call__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        setattr(owner, name, make(getattr(owner, name)))
+
+
+def ack_before_sync(patch: Patch) -> None:
+    patch(journal.Journal, "ops", lambda old: lambda self, *a: without(old(self, *a), "sync"))
+
+
+def head_outside_the_checksum(patch: Patch) -> None:
+    """Length, first sequence and count of a block are not covered."""
+
+    def seal(seed: int, offset: int, first_seq: int, records: int, data: Any) -> bytes:
+        head = format._BLOCK.pack(format.BLOCK_MAGIC, len(data), offset, first_seq, records, 0)
+        return head[:-4] + format._U32.pack(format.crc32(data, seed))
+
+    def check(data: Any, at: int, seed: int, offset: int) -> format.Block | None:
+        block = _unverified(data, at, seed, offset)
+        if block is None:
+            return None
+        start = at + format.BLOCK_BYTES
+        (crc,) = format._U32.unpack_from(data, start - 4)
+        return block if format.crc32(memoryview(data)[start : start + block.length], seed) == crc else None
+
+    for module in (behind, compaction):
+        patch(
+            module,
+            "block_parts",
+            lambda old: lambda segment, block: [_head(segment, block, seal), block.view],
+        )
+    for module in (segments, restore):
+        patch(module, "open_block", lambda old: check)
+
+
+def _head(segment: Any, block: Any, seal: Any) -> bytes:
+    return bytes(seal(segment.seed, block.offset, block.first_seq, block.records, block.view))
+
+
+def _unverified(data: Any, at: int, seed: int, offset: int) -> format.Block | None:
+    """What a block says of itself, without a look at its checksum."""
+    if at + format.BLOCK_BYTES > len(data):
+        return None
+    magic, length, place, first_seq, records, _ = format._BLOCK.unpack_from(data, at)
+    if magic != format.BLOCK_MAGIC or place != offset or at + format.BLOCK_BYTES + length > len(data):
+        return None
+    return format.Block(offset, length, first_seq, records)
+
+
+def cut_in_mid_log(patch: Patch) -> None:
+    """Recovery ends at the first bad frame, whatever follows."""
+
+    def mutate(old: Any) -> Any:
+        def replayed(self: Any, store: Any, replay: Any, after: int) -> int:
+            numbers = sorted(frame.number for scanned in self.files for frame in scanned.frames)
+            good = after
+            for number in numbers:
+                if number == good + 1 or (good == after and number == numbers[0]):
+                    good = number
+            for scanned in self.files:
+                scanned.frames = [frame for frame in scanned.frames if frame.number <= good]
+            return int(old(self, store, replay, after))
+
+        return replayed
+
+    patch(recovery._Recovery, "_replay", mutate)
+
+
+def journal_folder_not_synced(patch: Patch) -> None:
+    patch(journal, "_made", lambda old: lambda *a: without(old(*a), "syncdir"))
+    patch(journal.Journal, "_turn", lambda old: lambda self, *a: without(old(self, *a), "syncdir"))
+    patch(
+        recovery._Recovery,
+        "_start_journal",
+        lambda old: lambda self, *a: _without_in_run(self, old, "journal", *a),
+    )
+
+
+def _without_in_run(self: Any, old: Any, folder: str, *arguments: Any) -> None:
+    """Calls a method of recovery whose disk ignores syncing one folder."""
+    disk = self.disk
+    real = disk.run
+    disk.run = lambda ops: real(without(ops, "syncdir", path=folder))
+    try:
+        old(self, *arguments)
+    finally:
+        disk.run = real
+
+
+def streams_folder_not_synced(patch: Patch) -> None:
+    patch(checkpoint, "sync_ops", lambda old: lambda unsynced: without(old(unsynced), "syncdir"))
+    patch(Store, "_large_ops", lambda old: lambda self: without(old(self), "syncdir"))
+
+
+def sequence_reuse(patch: Patch) -> None:
+    """The last sequence is taken from the messages that live."""
+
+    def mutate(old: Any) -> Any:
+        def restored(*arguments: Any) -> Any:
+            log = old(*arguments)
+            log.last_seq = log.prev(None, log.last_seq) or log.last_seq
+            return log
+
+        return restored
+
+    patch(recovery, "restore_log", mutate)
+
+
+def snapshot_over_journal(patch: Patch) -> None:
+    """Live bits of the checkpoint are believed; removals in the journal after it are not."""
+    patch(replay.Replay, "_removals", lambda old: lambda self, ident, data: None)
+
+
+def retried_sync(patch: Patch) -> None:
+    """A failed commit is synced once more, and believed."""
+
+    def mutate(old: Any) -> Any:
+        def done(self: Any, tick: int, logs: Any, larges: Any, mark: int, error: OSError | None) -> None:
+            if error is None:
+                old(self, tick, logs, larges, mark, None)
+            else:
+                again = [("sync", format.journal_path(self.journal._file))]
+                self.disk.submit("commit", again, lambda _: old(self, tick, logs, larges, mark, None))
+
+        return done
+
+    patch(Store, "_done", mutate)
+
+
+def error_ignored(patch: Patch) -> None:
+    """A failed sync in the background is no reason to stop."""
+    patch(Store, "fail", lambda old: lambda self, error: None)
+
+
+def unlinked_too_early(patch: Patch) -> None:
+    """What is dropped goes at once, though a checkpoint still names it."""
+
+    def add(self: Any, path: str) -> None:
+        disk = self._store.disk
+        if disk.exists(path):
+            disk.submit("behind", [("unlink", path)], lambda error: None)
+
+    patch(trash.Trash, "add", lambda old: add)
+
+
+def bitmap_of_another_generation(patch: Patch) -> None:
+    """Live bits once packed are used for ever."""
+    patch(segments.Segment, "live_bits", lambda old: lambda self: self.bits or old(self))
+
+
+def predecessor_ignored(patch: Patch) -> None:
+    """A missing frame before a good one is not noticed."""
+    patch(replay.Replay, "apply", lambda old: lambda self, number, body, missing: old(self, number, body, 0))
+
+
+def serving_before_synced(patch: Patch) -> None:
+    """Recovery writes its checkpoint, but does not wait for the disk."""
+
+    def mutate(old: Any) -> Any:
+        def run_now(self: Any) -> None:
+            disk = self._store.disk
+            real = disk.run
+            disk.run = lambda ops: real(without(ops, "sync", "syncdir"))
+            try:
+                old(self)
+            finally:
+                disk.run = real
+
+        return run_now
+
+    patch(checkpoint.Checkpointer, "run_now", mutate)
+
+
+def mark_before_synced(patch: Patch) -> None:
+    """The mark goes to the journal while the checkpoint's files are only written."""
+    patch(
+        checkpoint.Checkpointer, "_write_ops", lambda old: lambda self: without(old(self), "sync", "syncdir")
+    )
+
+
+def segments_not_synced(patch: Patch) -> None:
+    """A checkpoint names blocks that are only in the cache."""
+    patch(checkpoint, "sync_ops", lambda old: lambda unsynced: without(old(unsynced), "sync"))
+
+
+def journal_released_too_early(patch: Patch) -> None:
+    """Files of the journal are free when a checkpoint begins, not when it is proven."""
+
+    def mutate(old: Any) -> Any:
+        def begin(self: Any, *arguments: Any, **options: Any) -> None:
+            old(self, *arguments, **options)
+            self._store.journal.release(self._store.journal.number)
+
+        return begin
+
+    patch(checkpoint.Checkpointer, "begin", mutate)
+
+
+def block_not_verified(patch: Patch) -> None:
+    for module in (segments, restore):
+        patch(module, "open_block", lambda old: _unverified)
+
+
+def large_not_synced(patch: Patch) -> None:
+    """The frame that refers to a large message is durable before the message."""
+    patch(Store, "_large_ops", lambda old: lambda self: without(old(self), "sync"))
+
+
+def checkpoint_of_an_open_frame(patch: Patch) -> None:
+    """Sections are taken of what the frame under construction is changing."""
+
+    def take(self: Any) -> None:
+        while self._todo:
+            self._take_all()
+        self._tick = self._store.frame - 1
+        self._ticket = self._store.behind.added
+
+    patch(checkpoint.Checkpointer, "_take", lambda old: take)
+
+
+def replayed_twice(patch: Patch) -> None:
+    """Frames that a section already holds are applied again."""
+    patch(replay.Replay, "_fresh", lambda old: lambda self, key: True)
+
+
+def identity_outside_the_checksum(patch: Patch) -> None:
+    """A block is good wherever it lies: files can be swapped."""
+    patch(segments, "identity", lambda old: lambda store, ident, segment: 0)
+    patch(restore, "is_segment", lambda old: lambda *a: True)
+
+
+def watermarks_left_out(patch: Patch) -> None:
+    """A frame does not speak for the one before it."""
+
+    def mutate(old: Any) -> Any:
+        def close_frame(self: Any, kind: int) -> Any:
+            self._marks = b""
+            return old(self, kind)
+
+        return close_frame
+
+    patch(Store, "_close_frame", mutate)
+
+
+def deleted_at_once(patch: Patch) -> None:
+    """The files of a deleted stream go before the deletion is durable."""
+
+    def add_folder(self: Any, folder: str) -> None:
+        disk = self._store.disk
+        names = [f"{folder}/{name}" for name in disk.list(folder)]
+        disk.submit("behind", [("unlink", name) for name in names], lambda error: None)
+
+    patch(trash.Trash, "add_folder", lambda old: add_folder)
+
+
+def sections_not_verified(patch: Patch) -> None:
+    def mutate(old: Any) -> Any:
+        def read(disk: Any, store: int, ref: Any, report: Any) -> bytes | None:
+            path = format.checkpoint_path(ref.checkpoint, "a")
+            return (
+                bytes(disk.read(path, ref.offset, ref.length))
+                if disk.exists(path)
+                else old(disk, store, ref, report)
+            )
+
+        return read
+
+    patch(roots, "_read_section", mutate)
+
+
+def dead_again_alive(patch: Patch) -> None:
+    """What died while its segment was merged lives in the merged one."""
+    patch(compaction._Job, "_bury", lambda old: lambda self, old_segments: None)
+
+
+def stale_columns_trusted(patch: Patch) -> None:
+    """A cache is believed without its checksum."""
+    patch(columnfile, "crc32", lambda old: lambda data, start=0: 0)
+
+
+class Mutant(NamedTuple):
+    plant: Callable[[Patch], None]
+    trials: tuple[Callable[[], Iterator[int]], ...]
+    quick: bool = False  # belongs to make test
+
+
+def scripted(*labels: str) -> Callable[[], Iterator[int]]:
+    return lambda: points(*labels)
+
+
+MUTANTS: dict[str, Mutant] = {
+    mutant.plant.__name__.replace("_", " "): mutant
+    for mutant in (
+        Mutant(ack_before_sync, (scripted("small/a"),), True),
+        Mutant(head_outside_the_checksum, (rot,)),
+        Mutant(cut_in_mid_log, (rot,), True),
+        Mutant(journal_folder_not_synced, (scripted("append/0", "rotate/0"),), True),
+        Mutant(streams_folder_not_synced, (scripted("large/0", "checkpoint/0"),), True),
+        Mutant(sequence_reuse, (scripted("small/ec", "remove/0"),), True),
+        Mutant(snapshot_over_journal, (scripted("small/r"),), True),
+        Mutant(retried_sync, (faults,), True),
+        Mutant(error_ignored, (faults,)),
+        Mutant(unlinked_too_early, (scripted("compact/0"), all_points)),
+        Mutant(bitmap_of_another_generation, (scripted("compact/0"), all_points)),
+        Mutant(predecessor_ignored, (rot,)),
+        Mutant(serving_before_synced, (scripted("small/a"),), True),
+        Mutant(mark_before_synced, (scripted("small/cc", "checkpoint/0"),), True),
+        Mutant(segments_not_synced, (scripted("checkpoint/0", "rotate/0"),)),
+        Mutant(journal_released_too_early, (scripted("rotate/0", "rotate/1"), all_points)),
+        Mutant(block_not_verified, (rot,)),
+        Mutant(large_not_synced, (scripted("small/l"),), True),
+        Mutant(checkpoint_of_an_open_frame, (scripted("everything/1", "everything/2"), all_points)),
+        Mutant(replayed_twice, (scripted("facts/0", "small/nc"), all_points)),
+        Mutant(identity_outside_the_checksum, (rot,)),
+        Mutant(watermarks_left_out, (rot,)),
+        Mutant(deleted_at_once, (scripted("lifetimes/0"),)),
+        Mutant(sections_not_verified, (rot,)),
+        Mutant(dead_again_alive, (scripted("compact/0"), all_points)),
+        Mutant(stale_columns_trusted, (rot,)),
+    )
+}
+
+
+#: Errors of a patch that no longer fits the store: not a catch.
+BROKEN = ("AttributeError", "TypeError", "NameError", "ImportError", "UnboundLocalError")
+
+
+class Caught(NamedTuple):
+    """How a mutant died: after how many trials, in how many seconds, and of what; of nothing if it lives."""
+
+    trials: int
+    seconds: float
+    cause: str
+
+    @property
+    def dead(self) -> bool:
+        return self.cause not in ("", "LIVES") and not any(word in self.cause for word in BROKEN)
+
+
+def hunt(mutant: Mutant) -> Caught:
+    """Plants a bug in this process and looks for it."""
+    mutant.plant(Patch())
+    started, done = time.monotonic(), 0
+    try:
+        for trial in mutant.trials:
+            for count in trial():
+                done += count
+    except Exception as error:
+        return Caught(done, time.monotonic() - started, f"{type(error).__name__}: {error}".split("\n")[0])
+    return Caught(done, time.monotonic() - started, "LIVES")
+
+
+def in_child(mutant: Mutant) -> Caught:
+    """`hunt` in a process of its own, so that the patch dies with it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        with os.fdopen(writing, "wb") as pipe:
+            pickle.dump(tuple(hunt(mutant)), pipe)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return Caught(*pickle.loads(said)) if said else Caught(0, 0.0, f"the process died: {status}")
+
+
+def main(names: list[str]) -> int:
+    alive = []
+    for name in names or MUTANTS:
+        caught = in_child(MUTANTS[name])
+        print(f"{name:32} {caught.trials:>7,} {caught.seconds:>6.1f} s  {caught.cause[:110]}", flush=True)
+        if not caught.dead:
+            alive.append(name)
+    total = len(names or MUTANTS)
+    print(
+        f"{total - len(alive)} of {total} planted bugs were caught" + (f"; alive: {alive}" if alive else "")
+    )
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

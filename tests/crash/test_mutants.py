@@ -1,0 +1,19 @@
+"""The harness catches bugs: some planted ones, quickly; `make mutants` tries all."""
+
+import pytest
+
+from .mutants import MUTANTS, in_child
+
+QUICK = [name for name, mutant in MUTANTS.items() if mutant.quick]
+
+
+def test_enough_bugs_are_planted() -> None:
+    assert len(QUICK) >= 10
+    assert len(MUTANTS) >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    caught = in_child(MUTANTS[name])
+    assert caught.dead, f"{name}: {caught}"
