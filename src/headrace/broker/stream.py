@@ -60,6 +60,7 @@ class Stream:
         "_transform",
         "ack_prefix",
         "batches",
+        "closed",
         "config",
         "consumers",
         "created_ns",
@@ -88,6 +89,7 @@ class Stream:
         self.retention = Retention(self)
         self.readers = Readers(self)
         self._bound: list[bytes] = []
+        self.closed = False
         self.configure(config)
 
     # Configuration
@@ -163,7 +165,8 @@ class Stream:
         return [subject.encode() for subject in self.config.subjects]
 
     def close(self) -> None:
-        """It is being deleted."""
+        """It is being deleted; what the tick still wants of it is nothing."""
+        self.closed = True
         self.unlisten()
         self.readers.close()
         self.batches.clear()
@@ -313,6 +316,8 @@ class Stream:
     def settle(self) -> None:
         """Limits that are kept once a tick, and ids that have to be durable with their messages."""
         self.lane.touched = False
+        if self.closed:
+            return
         self.retention.enforce()
         if self.duplicates is not None:
             self.duplicates.save()
