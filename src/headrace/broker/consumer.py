@@ -15,11 +15,11 @@ import numpy as np
 from headrace.api import advisories as events
 from headrace.api import times
 from headrace.api.configs import ConsumerConfig
-from headrace.api.names import short_hash
 from headrace.broker import consumer_facts, statuses
 from headrace.broker.acks import Acks
 from headrace.broker.alarm import Alarm
 from headrace.broker.backlog import Backlog
+from headrace.broker.consumer_subjects import Subjects
 from headrace.broker.delivery import Pump, Verdict
 from headrace.broker.needs import known_among, needs
 from headrace.broker.progress import Progress
@@ -29,7 +29,6 @@ from headrace.broker.push import Push
 if TYPE_CHECKING:
     from headrace.broker.stream import Stream
 
-ACCOUNT = "$G"
 _MANY = 1 << 40
 
 
@@ -39,6 +38,7 @@ class Consumer:
     __slots__ = (
         "_alarm",
         "_keys",
+        "_subjects",
         "ack_first",
         "ack_stem",
         "acks",
@@ -80,6 +80,7 @@ class Consumer:
         self.ack_stem = b"$JS.ACK.%s.%s." % (stream.name_bytes, self.name_bytes)
         self.ack_first = self.ack_stem + b"1."
         self._keys = consumer_facts.keys(stream.log.ident, name)
+        self._subjects = Subjects(stream.name, name, self.jetstream.domain, flow_control=config.flow_control)
         self.acks = Acks(self)
         self.outlet: Pulls | Push = Push(self) if config.push() else Pulls(self)
         self.backlog = Backlog(stream.log, progress, None)
@@ -137,12 +138,12 @@ class Consumer:
         """Take requests and acknowledgements."""
         config = self.config
         if config.ack_policy in ("explicit", "all"):
-            for key in self._ack_keys():
+            for key in self._subjects.ack_keys:
                 self.jetstream.ack_door.consumers[key] = self
-        self.hub.subscribe_internal(self._next_subject(), self)
+        self.hub.subscribe_internal(self._subjects.next, self)
         if isinstance(self.outlet, Push):
             self.outlet.listen()
-            for subject in self._flow_subjects():
+            for subject in self._subjects.flow:
                 self.hub.subscribe_internal(subject, self.outlet)
         self.wake()
         self.rearm()
@@ -150,12 +151,12 @@ class Consumer:
     def close(self) -> None:
         """It is being deleted, or its stream is."""
         self.closed = True
-        for key in self._ack_keys():
+        for key in self._subjects.ack_keys:
             self.jetstream.ack_door.consumers.pop(key, None)
-        self.hub.unsubscribe_internal(self._next_subject(), self)
+        self.hub.unsubscribe_internal(self._subjects.next, self)
         if isinstance(self.outlet, Push):
             self.outlet.unlisten()
-            for subject in self._flow_subjects():
+            for subject in self._subjects.flow:
                 self.hub.unsubscribe_internal(subject, self.outlet)
         self.outlet.close()
         self._alarm.cancel()
@@ -185,28 +186,6 @@ class Consumer:
             self.outlet.request(reply, body)
         else:
             self.hub.publish(reply, b"", statuses.PUSH_BASED, b"")
-
-    def _next_subject(self) -> bytes:
-        return b"$JS.API.CONSUMER.MSG.NEXT.%s.%s" % (self.stream.name_bytes, self.name_bytes)
-
-    def _scoped(self) -> bytes:
-        """Domain, account, stream and consumer, as the second form of server subjects has them."""
-        domain = (self.jetstream.domain or "_").encode()
-        return b"%s.%s.%s.%s" % (
-            domain,
-            short_hash(ACCOUNT).encode(),
-            self.stream.name_bytes,
-            self.name_bytes,
-        )
-
-    def _ack_keys(self) -> tuple[bytes, bytes]:
-        return b"%s.%s" % (self.stream.name_bytes, self.name_bytes), self._scoped()
-
-    def _flow_subjects(self) -> tuple[bytes, ...]:
-        if not self.config.flow_control:
-            return ()
-        plain = b"%s.%s" % (self.stream.name_bytes, self.name_bytes)
-        return b"$JS.FC.%s.*" % plain, b"$JS.FC.%s.*" % self._scoped()
 
     # Delivery
 
