@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -48,6 +49,16 @@ class Compactor:
         segment.damaged = False
         self._wanted[segment.path] = (log, segment)
         self.step()
+
+    def review(self, log: FileLog) -> None:
+        """After opening: what was sparse is still so, and every restart may have left a small segment."""
+        small = self._store.options.segment_bytes // 4
+        before = None
+        for segment in log.files()[:-1]:
+            self.consider(log, segment)
+            if before is not None and segment.end + before.end < small:
+                self._wanted[segment.path] = (log, segment)
+            before = segment
 
     def step(self) -> None:
         """Starts the next job, if none is under way."""
@@ -96,7 +107,11 @@ class _Job:
         self._finished = finished
         self._packer = Packer(log.table, store.options.block_bytes)
         self._target = log.segment(log.take_number(), self._packer.columns)
-        self._places = [(segment, offset) for segment in run for offset in segment.blocks]
+        self._places = [
+            (segment, offset, end)
+            for segment in run
+            for offset, end in pairwise([*segment.blocks, segment.end])
+        ]
         self._at = 0
 
     def advance(self) -> None:
@@ -105,8 +120,8 @@ class _Job:
             self._give_up()
             return
         try:
-            for segment, offset in self._places[self._at : self._at + STEP_BLOCKS]:
-                self._copy(segment, offset)
+            for place in self._places[self._at : self._at + STEP_BLOCKS]:
+                self._copy(*place)
         except Corrupt:
             self._give_up()  # what cannot be read stays where it is
             return
@@ -119,10 +134,8 @@ class _Job:
             ops.append(("sync", self._target.path))
         self._store.disk.submit("behind", ops, self._install if last else self._written)
 
-    def _copy(self, segment: FileSegment, offset: int) -> None:
+    def _copy(self, segment: FileSegment, offset: int, end: int) -> None:
         columns = segment.columns
-        after = segment.blocks.index(offset) + 1
-        end = segment.blocks[after] if after < len(segment.blocks) else segment.end
         rows = np.searchsorted(columns.offset[: columns.rows], [offset, end])
         lo, hi = int(rows[0]), int(rows[1])
         if columns.next(self._log.table, None, lo, hi) < 0:

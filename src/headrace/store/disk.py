@@ -218,7 +218,12 @@ class FileDisk:
     def _deliver(self) -> None:
         while self._arrived:
             done, error = self._arrived.popleft()
-            done(error)
+            try:
+                done(error)
+            except BaseException:
+                if self._arrived and self._post is not None:
+                    self._post(self._deliver)  # one broken callback must not hold up the others
+                raise
 
     # Descriptors are shared by the lanes and the core, so one in use is never closed. One that was written
     # through stays open until synced: the kernel tells a failed write-back only to those open at the time.

@@ -17,6 +17,8 @@ from headrace.store.questions import Questions
 from headrace.store.records import BLOCK_BYTES, Array, Block, Gate, unpack
 from headrace.store.segments import Buffer, Segment
 
+SHORT_RUN = 64  # removals of fewer sequences are replayed one by one, in the kernel
+
 
 class Log(Questions):
     """The interface that file and memory logs share; `Appender` has `append`, `Questions` what can be
@@ -133,8 +135,14 @@ class Log(Questions):
         return removed
 
     def remove_runs(self, runs: Array) -> None:
-        """Replay of removals: pairs of first and last sequence. Not noted for the next frame."""
-        for first, last in runs.tolist():
+        """Replay of removals: pairs of first and last sequence."""
+        lengths = runs[:, 1] - runs[:, 0]
+        short = runs[lengths < SHORT_RUN]
+        steps = (short[:, 1] - short[:, 0] + np.uint64(1)).astype(np.int64)
+        starts = np.repeat(short[:, 0], steps)
+        within = np.arange(len(starts)) - np.repeat(np.cumsum(steps) - steps, steps)
+        self.remove_many(starts + within.astype(np.uint64))
+        for first, last in runs[lengths >= SHORT_RUN].tolist():
             for segment in list(self._up(first)):
                 columns = segment.columns
                 if columns.base > last:

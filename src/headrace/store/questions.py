@@ -149,14 +149,16 @@ class Questions(Appender):
 
     def _up(self, seq: int) -> Iterator[Segment]:
         at = max(bisect_right(self._bases, seq) - 1, 0)
-        yield from self.sealed[at:]
+        for place in range(at, len(self.sealed)):
+            yield self.sealed[place]
         if self.columns.rows:
             yield self.active
 
     def _down(self, seq: int) -> Iterator[Segment]:
         if self.columns.rows and seq >= self.columns.base:
             yield self.active
-        yield from self.sealed[: bisect_right(self._bases, seq)][::-1]
+        for place in range(bisect_right(self._bases, seq) - 1, -1, -1):
+            yield self.sealed[place]
 
     def _hits(self, f: Filter, mask: Array, segment: Segment) -> Array | None:
         """The rows of a sealed segment that a filter wants, if they are few; each segment is looked at

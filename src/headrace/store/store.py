@@ -32,6 +32,10 @@ from headrace.store.trash import Trash
 _DEFAULT = StoreOptions()
 
 
+def _refuse_deleted(size: int) -> None:
+    raise StoreError("the stream was deleted")
+
+
 class Store:
     """Use `Store.open`. Everything here runs on one thread, the core's."""
 
@@ -62,6 +66,8 @@ class Store:
         self._last_kind = SHUTDOWN
         self._flight_bytes = 0
         self._closed = False
+        self._no_more = Gate(_refuse_deleted)
+        self._no_more.closed = True
 
     @classmethod
     def open(cls, disk: Disk, clock: Clock, options: StoreOptions = _DEFAULT) -> Store:
@@ -120,6 +126,7 @@ class Store:
             log.forget()
         if isinstance(log, FileLog):
             log.gone = True
+            log.gate = self._no_more
             self.shelf.larges = [large for large in self.shelf.larges if large[0] is not log]
             self.shelf.large_bytes = sum(block.used for _, _, block in self.shelf.larges)
             self._deletes.append(entry(DELETE, log.ident, b""))
@@ -329,6 +336,8 @@ class Store:
     def ready(self) -> None:
         """Recovery is done."""
         self._measure()
+        for log in self.file_logs():
+            self.compactor.review(log)
 
     # Health and end
 

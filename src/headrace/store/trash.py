@@ -46,6 +46,8 @@ class Trash:
 
     def urgent(self) -> bool:
         """Whether a checkpoint is worth while for the space alone."""
+        if not self._items:
+            return False
         waiting = sum(item.size for item in self._items.values() if item.path not in self._store.pinned)
         return waiting >= self._store.options.checkpoint_bytes or (self._store.full and waiting > 0)
 

@@ -442,3 +442,52 @@ def test_caches_are_rebuilt(tmp_path: Path) -> None:
             assert [log.get(seq) for seq in range(1, 301)] == expected
             assert list(log.subjects(None)) == counts
             assert store.report().healthy
+
+
+def test_a_deleted_log_takes_nothing_more(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        commit(store)
+        store.delete(log)
+        with pytest.raises(StoreError, match="deleted"):
+            log.append(b"a", b"", b"", 1)
+        commit(store)
+    with opened(tmp_path) as store:
+        assert store.report().healthy
+
+
+def test_removals_are_replayed_whatever_their_shape(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    log = store.create("S")
+    log.append_many([(b"s.%d" % (number % 5), b"", b"x" * 30) for number in range(1_000)], 1)
+    commit(store)
+    log.remove_many([*range(3, 500, 7), *range(600, 900)])
+    log.remove_many(range(950, 960))
+    log.remove_below(20)
+    commit(store)
+    expected = log.seqs(None, 0, 2_000).tolist()
+    counts = list(log.subjects(None))
+    kill(store)
+    with opened(tmp_path) as store:
+        log = store.logs["S"]
+        assert log.seqs(None, 0, 2_000).tolist() == expected
+        assert list(log.subjects(None)) == counts
+
+
+def test_small_segments_left_by_restarts_are_merged(tmp_path: Path) -> None:
+    options = StoreOptions(journal_bytes=64 << 10, block_bytes=512, segment_bytes=1 << 20, headroom_bytes=0)
+    for _ in range(8):
+        store = open_store(tmp_path, options)
+        log = store.logs.get("S") or store.create("S")
+        log.append_many([(b"a", b"", b"x" * 100)] * 20, 1)
+        commit(store)
+        store.checkpoint()
+        commit(store)
+        kill(store)
+    with opened(tmp_path, options) as store:
+        log = store.logs["S"]
+        store.facts.put(b"k", b"v")
+        commit(store)
+        assert len(log.sealed) <= 2
+        assert log.seqs(None, 0, 1_000).tolist() == list(range(1, 161))
+        assert all(log.get(seq) is not None for seq in range(1, 161))
