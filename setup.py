@@ -19,6 +19,11 @@ setup(
     ext_modules=cythonize(
         extensions,
         language_level=3,
-        compiler_directives={"boundscheck": False, "wraparound": False, "cdivision": True, "initializedcheck": False},
+        compiler_directives={
+            "boundscheck": False,
+            "wraparound": False,
+            "cdivision": True,
+            "initializedcheck": False,
+        },
     )
 )
