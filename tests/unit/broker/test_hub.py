@@ -116,7 +116,9 @@ def test_a_sink_may_answer_while_a_chunk_is_parsed(desk: Desk) -> None:
 
     desk.hub.subscribe_internal(b"echo", Echo())
     client = desk.client()
-    heard = client.say(b"SUB _INBOX.* 1\r\n" + b"".join(b"PUB echo _INBOX.%d 1\r\nx\r\n" % i for i in range(500)))
+    heard = client.say(
+        b"SUB _INBOX.* 1\r\n" + b"".join(b"PUB echo _INBOX.%d 1\r\nx\r\n" % i for i in range(500))
+    )
     assert heard.count(b"MSG _INBOX.") == 500
     assert b"MSG _INBOX.499 1 1\r\nx\r\n" in heard
 
@@ -135,5 +137,9 @@ def test_an_unsubscribe_in_the_middle_of_a_delivery_counts(desk: Desk) -> None:
     client = desk.client()
     client.say(b"SUB a 1\r\nSUB a 2\r\nSUB a 3\r\nUNSUB 1 1\r\nUNSUB 2 1\r\n")
     heard = client.say(b"PUB a 0\r\n\r\nPUB a 0\r\n\r\n")
-    assert sorted(line for line in heard.split(b"\r\n") if line) == [b"MSG a 1 0", b"MSG a 2 0", *[b"MSG a 3 0"] * 2]
+    assert sorted(line for line in heard.split(b"\r\n") if line) == [
+        b"MSG a 1 0",
+        b"MSG a 2 0",
+        *[b"MSG a 3 0"] * 2,
+    ]
     assert desk.hub.subscriptions == 1
