@@ -22,7 +22,7 @@ BELOW: dict[str, set[str]] = {
     "reading": {"kernel", "protocol", "store"},
     "client": set(),
     "claims": {"client"},
-    "spark": {"client", "claims", "reading"},
+    "spark": {"client", "claims", "reading", "store"},
 }
 #: The parts on top, which put the others together.
 TOP = {"cli", "server", "testing", "demo", "__init__", "__main__"}

@@ -1,0 +1,26 @@
+"""Streams in Apache Spark: the data sources `headrace` (alias `jetstream`) and `headrace_kv`.
+
+Where Spark's discovery works nothing has to be said: `spark.read.format("headrace")` finds the installed package. Where it
+does not, `headrace.spark.register(spark)` does the same for one session.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the data sources known to a session."""
+    for source in _sources():
+        spark.dataSource.register(source)
+
+
+def _sources() -> list[type[Any]]:
+    from headrace.spark.provider import HeadraceSource, JetStreamSource
+
+    return [HeadraceSource, JetStreamSource]

@@ -1,0 +1,116 @@
+"""A durable consumer that speaks for a query: what Spark has finished is acknowledged, and nothing else.
+
+Owns the consumer and its acknowledgements. Invariant: no message at or behind the horizon is ever acknowledged, so that a
+work queue keeps everything a replayed batch reads. It receives headers only; the rows come by sequence, as from any other
+stream, which makes a batch repeatable whatever happens to the consumer, even a reset by somebody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.spark.link import Frame, Link
+from headrace.spark.options import OptionError, Options
+from headrace.spark.streams import StreamError, call, persistently
+
+_BATCH_MAX = 1000
+_ACK_WAIT_NS = 60_000_000_000
+
+
+class Acknowledger:
+    """The acknowledging half of a query that reads through a consumer."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._name = f"{options.stream}.{options.consumer}"
+        self._horizon = 0
+        persistently(options.address, options.reconnect_s, self._ensure)
+
+    def finish(self, horizon: int) -> None:
+        """Acknowledge everything below the horizon; the server has confirmed it on return."""
+        if horizon <= self._horizon:
+            return
+        persistently(
+            self._options.address, self._options.reconnect_s, lambda link: self._drain(link, horizon)
+        )
+        self._horizon = horizon
+
+    def _ensure(self, link: Link) -> None:
+        options = self._options
+        try:
+            config = call(link, f"{options.api}.CONSUMER.INFO.{self._name}")["config"]
+        except StreamError:
+            config = self._create(link)
+        if config.get("deliver_subject") or config.get("ack_policy") != "explicit":
+            raise OptionError(
+                f"consumer {options.consumer!r} cannot speak for a query: it has to be a pull consumer with "
+                "explicit acknowledgement; delete it, or name another one in option `consumer`"
+            )
+
+    def _create(self, link: Link) -> dict[str, Any]:
+        options = self._options
+        config: dict[str, Any] = {
+            "durable_name": options.consumer,
+            "name": options.consumer,
+            "ack_policy": "explicit",
+            "ack_wait": _ACK_WAIT_NS,
+            "deliver_policy": "all",
+            "headers_only": True,
+            "max_ack_pending": -1,
+            "description": "what a Spark query has finished",
+        }
+        subject = f"{options.api}.CONSUMER.CREATE.{self._name}"
+        if options.subject and options.subject != ">":
+            config["filter_subject"] = options.subject
+            subject = f"{subject}.{options.subject}"
+        made = call(link, subject, {"stream_name": options.stream, "config": config})
+        return dict(made["config"])
+
+    def _drain(self, link: Link, horizon: int) -> None:
+        """Take what is waiting, acknowledge what is below the horizon, give back what is not."""
+        while True:
+            replies = list(self._fetch(link))
+            below = [reply for reply in replies if _sequence(reply) < horizon]
+            above = [reply for reply in replies if _sequence(reply) >= horizon]
+            link.send(b"".join(b"PUB %s 4\r\n-NAK\r\n" % reply for reply in above))
+            link.send(b"".join(b"PUB %s 4\r\n+ACK\r\n" % reply for reply in below[:-1]))
+            if below:
+                # The last one asks for an answer; those before it went the same way.
+                link.request(below[-1].decode(), b"+ACK")
+            if above or len(replies) < _BATCH_MAX:
+                return
+
+    def _fetch(self, link: Link) -> Iterator[bytes]:
+        """The reply subjects of what is waiting, a batch at most."""
+        inbox = link.new_inbox()
+        body = b'{"batch":%d,"no_wait":true}' % _BATCH_MAX
+        subject = f"{self._options.api}.CONSUMER.MSG.NEXT.{self._name}"
+        link.send(b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), inbox, len(body), body))
+        count = 0
+        for frame in link.frames(link.address.timeout_s, subject):
+            if frame.subject != inbox:
+                continue
+            if _ends(frame, subject):
+                return
+            yield frame.reply
+            count += 1
+            if count == _BATCH_MAX:
+                return
+
+
+def _ends(frame: Frame, subject: str) -> bool:
+    """Whether this is the status that ends a pull and no message."""
+    if frame.reply or frame.header[8:9] != b" ":
+        return False
+    code = frame.header[9:12]
+    if code in (b"404", b"408", b"409"):
+        return True
+    text = frame.header.partition(b"\r\n")[0].decode(errors="replace")
+    raise StreamError(f"{subject} is refused: {text}")
+
+
+def _sequence(reply: bytes) -> int:
+    """The stream sequence in an acknowledgement's subject, in its short and in its long form."""
+    tokens = reply.split(b".")
+    return int(tokens[5] if len(tokens) == 9 else tokens[7])

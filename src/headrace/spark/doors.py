@@ -1,0 +1,120 @@
+"""Where the driver learns of a stream and takes pins: a server on the wire, or a store without one.
+
+Owns the choice between the two. Invariant: both tell the same facts of the same stream, so that a query may change from
+one to the other between two runs.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+import headrace.reading
+from headrace.errors import StoreError
+from headrace.spark import streams
+from headrace.spark.options import Options
+from headrace.spark.streams import Facts, StreamError
+from headrace.store.holding import hold, store_folder
+
+_HOLD_EVERY_S = 1.0
+
+
+class Door(Protocol):
+    """What planning needs to know."""
+
+    def facts(self) -> Facts: ...
+    def seq_at(self, time_ns: int) -> int | None: ...
+    def pin(self) -> str:
+        """Hold everything up to now; "" when reading goes over the wire."""
+
+    def unpin(self, pin: str) -> None: ...
+
+
+def door_of(options: Options) -> Door:
+    """The door that the options lead to."""
+    if options.path and not options.servers_given:
+        return StoreDoor(options)
+    return PinningDoor(options) if options.path else WireDoor(options)
+
+
+class WireDoor:
+    """A server; rows come over the wire too."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def facts(self) -> Facts:
+        facts = streams.stream_facts(self.options)
+        if not facts.config.get("allow_direct") and not self.options.path:
+            raise StreamError(
+                f"stream {facts.name!r} allows no direct get; set allow_direct in its configuration, "
+                "or read its files with option `path`"
+            )
+        return facts
+
+    def seq_at(self, time_ns: int) -> int | None:
+        return streams.seq_at(self.options, time_ns)
+
+    def pin(self) -> str:
+        return ""
+
+    def unpin(self, pin: str) -> None:
+        """There is none."""
+
+
+class PinningDoor(WireDoor):
+    """A Headrace broker whose files can be reached; it grants pins."""
+
+    def pin(self) -> str:
+        store_folder(self.options.path)
+        return streams.pin_stream(self.options)
+
+    def unpin(self, pin: str) -> None:
+        streams.unpin_stream(self.options, pin)
+
+
+class StoreDoor:
+    """A store that no broker has open. It changes only when one runs, so it is looked at once a second at most."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._facts: Facts | None = None
+        self._held_s = 0.0
+
+    def facts(self) -> Facts:
+        if self._facts is None or time.monotonic() - self._held_s > _HOLD_EVERY_S:
+            self._facts = self._hold()
+            self._held_s = time.monotonic()
+        return self._facts
+
+    def _hold(self) -> Facts:
+        options = self.options
+        try:
+            held = hold(options.path, options.stream, options.lease_s)
+        except StoreError as error:
+            raise StoreError(f"{error}; with a running broker give option `servers` too") from error
+        return Facts(
+            options.stream,
+            str(held.created_ns),
+            held.first_seq,
+            held.last_seq + 1,
+            held.messages,
+            held.bytes,
+            dict(held.config),
+            held.pin,
+        )
+
+    def seq_at(self, time_ns: int) -> int | None:
+        moment = datetime.fromtimestamp(time_ns / 1e9, UTC)
+        folder = store_folder(self.options.path)
+        with headrace.reading.read(
+            folder, self.options.stream, start=moment, columns=["seq"], pin=self.pin()
+        ) as reading:
+            return next((batch.column(0)[0].as_py() for batch in reading if batch.num_rows), None)
+
+    def pin(self) -> str:
+        return self.facts().pin
+
+    def unpin(self, pin: str) -> None:
+        """Leases end by themselves; the next to hold the store removes what is over."""

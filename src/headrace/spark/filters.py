@@ -1,0 +1,50 @@
+"""Filters of a query that a stream can answer by reading less.
+
+Owns the way from Spark's filters to bounds and subjects. Invariant: what is left out matches no filter; Spark applies
+all filters again to what remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from headrace.spark.options import EARLIEST, LATEST, Bound, Options
+
+_COMPARISONS = (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
+
+
+def narrowed(options: Options, filters: Iterable[Filter]) -> Options:
+    """Options that read no more than the filters can let pass."""
+    for each in filters:
+        column = getattr(each, "attribute", None)
+        if column == ("seq",) and isinstance(each, _COMPARISONS):
+            options = _by_seq(options, each)
+        elif column == ("subject",) and isinstance(each, EqualTo) and not options.subject:
+            options = replace(options, subject=str(each.value))
+    return options
+
+
+def _by_seq(options: Options, each: Any) -> Options:
+    value = each.value
+    low = {GreaterThan: value + 1, GreaterThanOrEqual: value, EqualTo: value}.get(type(each))
+    high = {LessThan: value, LessThanOrEqual: value + 1, EqualTo: value + 1}.get(type(each))
+    if low is not None and (options.starting or EARLIEST) == EARLIEST:
+        options = replace(options, starting=Bound(seq=max(low, 1)))
+    elif low is not None and options.starting is not None and options.starting.seq:
+        options = replace(options, starting=Bound(seq=max(low, options.starting.seq)))
+    if high is not None and options.ending == LATEST:
+        options = replace(options, ending=Bound(seq=max(high, 1)))
+    elif high is not None and options.ending.seq:
+        options = replace(options, ending=Bound(seq=min(high, options.ending.seq)))
+    return options

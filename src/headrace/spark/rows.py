@@ -1,0 +1,94 @@
+"""Rows of a DataFrame become messages.
+
+Owns the sink's columns and the bytes of a publish. Invariant: the same rows give the same bytes, which is how a repeated
+task recognises what it has already written. Must not know batches, progress or connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from headrace.client.durations import ttl_text
+from headrace.spark.schema import SchemaError
+
+#: Columns of the source that a row may still carry; they speak of the message that it was read from.
+_IGNORED = {"seq", "time", "expires_at", "claim"}
+_COLUMNS = {"subject", "data", "headers", "ttl", "msg_id"}
+#: Headers that a server interprets at publishing; those of a message that was read must not act again.
+_RESERVED = ("nats-batch-", "nats-expected-", "nats-msg-id", "nats-ttl", "nats-rollup")
+
+Message = tuple[bytes, bytes, bytes]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Which columns the rows have; `subject` is what all rows without one are sent to."""
+
+    names: tuple[str, ...]
+    subject: str = ""
+
+
+def shape_of(schema: StructType, subject: str) -> Shape:
+    """The columns of what is to be written, checked."""
+    names = tuple(field.name for field in schema.fields)
+    unknown = [name for name in names if name not in _COLUMNS | _IGNORED]
+    if unknown:
+        raise SchemaError(
+            f"column {unknown[0]!r} cannot be sent; there are {', '.join(sorted(_COLUMNS))}. Put the rest into `data`, "
+            "for example with to_json(struct(...))"
+        )
+    if "data" not in names:
+        raise SchemaError("there is no column `data`, which is what is sent")
+    if "subject" not in names and not subject:
+        raise SchemaError("there is no column `subject`; add one, or say option `subject`")
+    for name, kinds in (("data", (BinaryType, StringType)), ("subject", (StringType,))):
+        if name in names and not isinstance(schema[name].dataType, kinds):
+            raise SchemaError(f"column {name!r} is {schema[name].dataType.simpleString()}; cast it to string")
+    return Shape(names, subject)
+
+
+def messages(batch: pa.RecordBatch, shape: Shape) -> Iterator[Message]:
+    """(subject, header lines, payload) of each row."""
+    count = batch.num_rows
+    subjects = _column(batch, shape, "subject") or [shape.subject] * count
+    payloads = _column(batch, shape, "data") or []
+    lines = _header_lines(batch, shape) or [b""] * count
+    for subject, payload, header in zip(subjects, payloads, lines, strict=True):
+        if not subject:
+            raise SchemaError("a row has no subject; set one, or filter such rows out")
+        body = payload if isinstance(payload, bytes) else b"" if payload is None else payload.encode()
+        yield subject.encode(), header, body
+
+
+def _column(batch: pa.RecordBatch, shape: Shape, name: str) -> list[Any] | None:
+    return batch.column(shape.names.index(name)).to_pylist() if name in shape.names else None
+
+
+def _header_lines(batch: pa.RecordBatch, shape: Shape) -> list[bytes] | None:
+    """The headers of each row as lines; None when no row can have any."""
+    maps = _column(batch, shape, "headers")
+    ttls, ids = _column(batch, shape, "ttl"), _column(batch, shape, "msg_id")
+    if maps is None and ttls is None and ids is None:
+        return None
+    empty: list[Any] = [None] * batch.num_rows
+    return [_lines(*row) for row in zip(maps or empty, ttls or empty, ids or empty, strict=True)]
+
+
+def _lines(pairs: Any, ttl: Any, msg_id: str | None) -> bytes:
+    found = []
+    for name, values in pairs or ():
+        if not name.lower().startswith(_RESERVED):
+            for value in [values] if isinstance(values, str) else values or ():
+                found.append(f"{name}: {value}\r\n")
+    if ttl is not None:
+        found.append(f"Nats-TTL: {ttl_text(ttl)}\r\n")
+    if msg_id:
+        found.append(f"Nats-Msg-Id: {msg_id}\r\n")
+    if any(line.count("\n") > 1 or line.count("\r") > 1 for line in found):
+        raise SchemaError(f"a header contains a line break: {found}")
+    return "".join(found).encode()

@@ -1,0 +1,81 @@
+"""The columns of a stream in Spark, and how a batch of any origin is brought into the form that Spark expects.
+
+Owns names and types. Invariant: every batch of a query has the one Arrow schema that was derived from the query's Spark
+schema; Spark checks only the first batch of a task and fails in the JVM on a later one that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from headrace.errors import HeadraceError
+
+_CLAIM_TEXTS = ("claim_id", "bucket", "object_key", "compression", "checksum", "content_type")
+#: What a claim's reference says; null in messages that carry their payload themselves.
+CLAIM = StructType(
+    [StructField(name, StringType()) for name in _CLAIM_TEXTS]
+    + [StructField("original_size", LongType())]
+    + [StructField(name, StringType()) for name in ("created_at", "expires_at")]
+)
+HEADERS = MapType(StringType(), ArrayType(StringType()))
+STREAM = StructType(
+    [
+        StructField("seq", LongType()),
+        StructField("time", TimestampType()),
+        StructField("subject", StringType()),
+        StructField("headers", HEADERS),
+        StructField("data", BinaryType()),
+        StructField("expires_at", TimestampType()),
+        StructField("claim", CLAIM),
+    ]
+)
+
+
+class SchemaError(HeadraceError):
+    """A schema that the source cannot deliver, or rows that the sink cannot send."""
+
+
+def arrow_schema(schema: StructType, offered: StructType) -> pa.Schema:
+    """The Arrow form of a query's schema, which may leave out columns of what is offered but not change them."""
+    types = {field.name: field.dataType for field in offered.fields}
+    for field in schema.fields:
+        known = types.get(field.name)
+        if known is None:
+            raise SchemaError(f"there is no column {field.name!r}; there are {', '.join(types)}")
+        if known.simpleString() != field.dataType.simpleString():
+            raise SchemaError(
+                f"column {field.name!r} is {known.simpleString()}, not {field.dataType.simpleString()}; "
+                "read it as it is and cast it in the query"
+            )
+    if not schema.fields:
+        raise SchemaError(f"the schema has no columns; choose among {', '.join(types)}")
+    return to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)
+
+
+def assemble(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """A record batch of exactly this schema."""
+    arrays = [_shaped(columns[field.name], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _shaped(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.type == kind:
+        return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), kind)
+    if pa.types.is_timestamp(kind) or pa.types.is_integer(kind):
+        return array.cast(kind, safe=False)
+    return array.cast(kind)

@@ -1,0 +1,184 @@
+"""The sink: a DataFrame written to a stream, by batch and streaming queries.
+
+Owns the writers and their options. Invariant: whatever Spark repeats - a task, an epoch, a whole query from its
+checkpoint - adds nothing twice; see `publishing`. Server, stream and columns are checked on the driver.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from headrace.durations import duration_ns
+from headrace.spark import options as o
+from headrace.spark.link import Address
+from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target
+from headrace.spark.rows import Shape, messages, shape_of
+from headrace.spark.streams import Facts, StreamError, call, facts_of, persistently
+
+_MODES = ("auto", "true", "false")
+_BATCH_MAX = 1000
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """All options of the sink; `progress` is "" where messages carry ids instead."""
+
+    address: Address
+    stream: str
+    subject: str = ""
+    atomic: str = "auto"
+    progress: str = ""
+    write_id: str = ""
+    batch_messages: int = _BATCH_MAX
+    domain: str = ""
+    reconnect_s: float = 30.0
+
+    @property
+    def api(self) -> str:
+        return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task did."""
+
+    messages: int
+
+
+def _mode(text: str) -> str:
+    if text.lower() not in _MODES:
+        raise ValueError(f"{text!r} is none of {', '.join(_MODES)}")
+    return text.lower()
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[\w-]+", text):
+        raise ValueError(f"{text!r} may have letters, digits, - and _ only")
+    return text
+
+
+def _size(text: str) -> int:
+    if not 2 <= int(text) <= _BATCH_MAX:
+        raise ValueError(f"{text!r} is not between 2 and {_BATCH_MAX}")
+    return int(text)
+
+
+_SINK: dict[str, tuple[str, Any]] = {
+    "subject": ("subject", str),
+    "atomic": ("atomic", _mode),
+    "progress": ("progress", str),
+    "writeid": ("write_id", _name),
+    "batchsize": ("batch_messages", _size),
+    "domain": ("domain", str),
+    "reconnect": ("reconnect_s", lambda text: duration_ns(text) / o.NS),
+}
+
+
+def sink_options(raw: Mapping[str, str]) -> SinkOptions:
+    """The options of a write."""
+    options = o.lowered(raw)
+    options.pop("checkpointlocation", None)
+    o.check_known(options, _SINK, also=("stream",))
+    return SinkOptions(o.address_of(options), o.required(options, "stream"), **o.read(options, _SINK))
+
+
+def checked(options: SinkOptions) -> SinkOptions:
+    """Options that suit the stream as it is: whether batches are atomic, and where progress is recorded."""
+    facts = facts_of(options.address, options.api, options.stream, options.reconnect_s)
+    if options.atomic == "true" and not facts.config.get("allow_atomic"):
+        raise StreamError(
+            f"stream {facts.name!r} takes no atomic batches: set allow_atomic, or leave out `atomic`"
+        )
+    if options.atomic == "false" or not facts.config.get("allow_atomic"):
+        return replace(options, progress="")
+    progress = options.progress or _progress_subject(facts)
+    wanted = {"subject": f"{progress}.q.0"}
+    found = persistently(
+        options.address, options.reconnect_s, lambda link: call(link, f"{options.api}.STREAM.NAMES", wanted)
+    )
+    if facts.name not in (found.get("streams") or []):
+        raise StreamError(_no_progress(facts, f"{progress}.> is not among them"))
+    return replace(options, progress=progress)
+
+
+def _progress_subject(facts: Facts) -> str:
+    """Where progress goes by default: to a subject of the stream that is there for it, else beside its messages."""
+    subjects = facts.config.get("subjects") or []
+    own = f"_progress.{facts.name}"
+    if f"{own}.>" in subjects or "_progress.>" in subjects or ">" in subjects:
+        return own
+    for subject in subjects:
+        if subject.endswith(".>") and "*" not in subject:
+            return f"{subject[:-2]}._progress"
+    raise StreamError(_no_progress(facts, "none of them takes progress messages"))
+
+
+def _no_progress(facts: Facts, why: str) -> str:
+    return (
+        f"stream {facts.name!r} has subjects {', '.join(facts.config.get('subjects') or ['none'])}; {why}. "
+        f"Add _progress.{facts.name}.> to them, or set atomic=false to rely on message ids"
+    )
+
+
+class StreamWriter(DataSourceArrowWriter):
+    """A batch write."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise o.OptionError('a stream is only appended to: use .mode("append")')
+        self.options = checked(options)
+        self.shape = shape_of(schema, options.subject)
+        self.name = options.write_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return _write(self.options, self.shape, iterator, self.name, 0)
+
+
+class StreamStreamWriter(DataSourceStreamArrowWriter):
+    """A streaming write."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self.options = checked(options)
+        self.shape = shape_of(schema, options.subject)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        assert context is not None, "tasks have a context"
+        query = self.options.write_id or context.getLocalProperty("sql.streaming.queryId") or ""
+        epoch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+        return _write(self.options, self.shape, iterator, query, epoch)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing is left to do: every batch was stored with its record."""
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing is undone: the epoch is repeated, and goes on where its records end."""
+
+
+def _write(
+    options: SinkOptions, shape: Shape, batches: Iterator[pa.RecordBatch], query: str, epoch: int
+) -> Written:
+    context = TaskContext.get()
+    assert context is not None, "tasks have a context"
+    target = Target(
+        options.address,
+        options.api,
+        options.stream,
+        options.progress,
+        query,
+        epoch,
+        context.partitionId(),
+        options.batch_messages,
+        options.reconnect_s,
+    )
+    publisher = AtomicPublisher(target) if options.progress else IdPublisher(target)
+    return Written(publisher.publish(each for batch in batches for each in messages(batch, shape)))

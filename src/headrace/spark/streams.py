@@ -1,0 +1,149 @@
+"""What the driver and the tasks ask a server about a stream.
+
+Owns the API calls of the reading side and how they are repeated while a server restarts. Invariant: a server that was
+never reached fails at once with one clear error; one that was reached before is waited for. Must not know Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from headrace.errors import HeadraceError
+from headrace.spark.link import Address, Link, LinkError, drop_link, shared_link
+from headrace.spark.options import Options
+
+T = TypeVar("T")
+
+_PAUSE_S = 0.2
+_greeted: set[Address] = set()
+
+
+class StreamError(HeadraceError):
+    """A stream that is missing, or that cannot be read or written as asked."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A stream as it is now. `identity` is that of this very stream, not of a later one with its name."""
+
+    name: str
+    identity: str
+    first_seq: int
+    next_seq: int
+    messages: int
+    bytes: int
+    config: dict[str, Any]
+    pin: str = ""
+
+    @property
+    def retention(self) -> str:
+        return str(self.config.get("retention", "limits"))
+
+    @property
+    def message_bytes(self) -> int:
+        """What a message takes on average."""
+        return max(self.bytes // max(self.messages, 1), 1)
+
+
+def nanoseconds(text: str) -> int:
+    """A server's time, to the nanosecond, which `datetime` does not keep."""
+    whole, _, rest = text.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+    return seconds * 1_000_000_000 + int(rest.ljust(9, "0") or 0)
+
+
+def persistently(address: Address, patience_s: float, work: Callable[[Link], T]) -> T:
+    """Work with this process's link; a link that breaks is made anew while there is patience."""
+    deadline = time.monotonic() + (patience_s if address in _greeted else 0.0)
+    while True:
+        try:
+            link = shared_link(address)
+            _greeted.add(address)
+            return work(link)
+        except LinkError:
+            drop_link(address)
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE_S)
+
+
+def call(link: Link, subject: str, body: Any = None) -> dict[str, Any]:
+    """An API call; its answer, or the error it came with."""
+    answer: dict[str, Any] = json.loads(link.request(subject, body).payload)
+    if "error" in answer:
+        error = answer["error"]
+        raise StreamError(
+            f"{error.get('description', 'refused')} [{error.get('err_code', error.get('code'))}]"
+        )
+    return answer
+
+
+def stream_facts(options: Options) -> Facts:
+    """The stream now; StreamError if there is none."""
+    return facts_of(options.address, options.api, options.stream, options.reconnect_s)
+
+
+def facts_of(address: Address, api: str, stream: str, patience_s: float) -> Facts:
+    """A stream's configuration and state."""
+
+    def ask(link: Link) -> dict[str, Any]:
+        try:
+            return call(link, f"{api}.STREAM.INFO.{stream}")
+        except StreamError as error:
+            names = call(link, f"{api}.STREAM.NAMES").get("streams") or ["none"]
+            raise StreamError(
+                f"stream {stream!r} on {address.shown}: {error}; there are {', '.join(names)}"
+            ) from error
+
+    answer = persistently(address, patience_s, ask)
+    state, config = answer["state"], answer["config"]
+    return Facts(
+        stream,
+        str(nanoseconds(answer["created"])),
+        state["first_seq"],
+        state["last_seq"] + 1,
+        state["messages"],
+        state["bytes"],
+        config,
+    )
+
+
+def seq_at(options: Options, time_ns: int) -> int | None:
+    """The first message at or after a time; None when all are older."""
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    text = f"{datetime.utcfromtimestamp(seconds).isoformat()}.{rest:09d}Z"
+    subject = f"{options.api}.DIRECT.GET.{options.stream}"
+
+    def ask(link: Link) -> int | None:
+        frame = link.request(subject, {"start_time": text})
+        found = frame.header.rpartition(b"Nats-Sequence: ")[2].partition(b"\r\n")[0]
+        return int(found) if found.isdigit() else None
+
+    return persistently(options.address, options.reconnect_s, ask)
+
+
+def pin_stream(options: Options) -> str:
+    """Ask a Headrace broker to hold the stream's files for readers; the name of the pin."""
+    subject = f"{options.api}.STREAM.PIN.{options.stream}"
+
+    def ask(link: Link) -> str:
+        try:
+            return str(call(link, subject, {"lease": options.lease_s})["pin"])
+        except LinkError as error:
+            raise StreamError(
+                f"{options.address.shown} does not answer to a request for a pin; option `path` needs a Headrace "
+                "broker and its permission. Without `path` the stream is read over the wire"
+            ) from error
+
+    return persistently(options.address, options.reconnect_s, ask)
+
+
+def unpin_stream(options: Options, pin: str) -> None:
+    """Let go of a pin."""
+    subject = f"{options.api}.STREAM.UNPIN.{options.stream}"
+    persistently(options.address, options.reconnect_s, lambda link: call(link, subject, {"pin": pin}))

@@ -1,0 +1,125 @@
+"""Ranges of a stream read over the wire, by batched direct gets.
+
+Owns the requests and their repetition. Invariant: the rows of a range are those that exist, in sequence order, each once,
+also when the connection breaks in between: a range is resumed behind the last message that was passed on. While Spark
+takes one block, the server already prepares the next. Must not know how blocks are decoded.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.spark.blocks import Block, Scanner
+from headrace.spark.link import Link, LinkError, drop_link, shared_link
+from headrace.spark.offsets import DataLoss
+from headrace.spark.options import Options
+from headrace.spark.planning import Range
+from headrace.spark.schema import assemble
+from headrace.spark.streams import StreamError, facts_of
+
+_BLOCK_BYTES = 8 << 20
+_PAUSE_S = 0.2
+
+
+def read_range(options: Options, part: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a range."""
+    at, patience = part.start, time.monotonic() + options.reconnect_s
+    while at < part.end:
+        try:
+            for block in _blocks(options, at, part.end):
+                seqs = block.seqs
+                if at == part.start and seqs[0] > part.start:
+                    _refuse_loss(options, part)
+                kept = slice(0, int(np.searchsorted(seqs, part.end)))
+                at = int(seqs[-1]) + 1
+                patience = time.monotonic() + options.reconnect_s
+                if kept.stop:
+                    yield assemble(block.columns(schema.names, kept), schema)
+            return
+        except LinkError:
+            drop_link(options.address)
+            if time.monotonic() > patience:
+                raise
+            time.sleep(_PAUSE_S)
+
+
+def _blocks(options: Options, start: int, end: int) -> Iterator[Block]:
+    """Blocks from `start` on, until one reaches `end`; the next is asked for before one is passed on."""
+    link = shared_link(options.address)
+    scanner: Scanner | None = _ask(link, options, start, end)
+    try:
+        while scanner is not None:
+            _fill(link, scanner)
+            block = scanner.block(link.buffer)
+            last = _last_sequence(scanner.status, options)
+            more = len(block) > 0 and last + 1 < end and b"Nats-Num-Pending: 0\r\n" not in scanner.status
+            scanner = _ask(link, options, last + 1, end) if more else None
+            if len(block):
+                yield block
+    finally:
+        if scanner is not None:
+            # The reader was left in the middle: what is still on its way must not meet the next request.
+            drop_link(options.address)
+
+
+def _ask(link: Link, options: Options, start: int, end: int) -> Scanner:
+    wanted: dict[str, Any] = {
+        "seq": start,
+        "batch": min(options.batch_rows, end - start),
+        "max_bytes": _BLOCK_BYTES,
+    }
+    if options.subject and options.subject != ">":
+        wanted |= {"next_by_subj": options.subject, "batch": options.batch_rows}
+    body = json.dumps(wanted).encode()
+    subject = f"{options.api}.DIRECT.GET.{options.stream}".encode()
+    reply = link.new_inbox()
+    link.send(b"PUB %s %s %d\r\n%s\r\n" % (subject, reply, len(body), body))
+    return Scanner(reply)
+
+
+def _fill(link: Link, scanner: Scanner) -> None:
+    """Receive until the block is whole."""
+    deadline = time.monotonic() + link.address.timeout_s
+    length = -1
+    while not scanner.scan(link.buffer):
+        if scanner.foreign(link.buffer):
+            after = link.service(scanner.at)
+            if after > 0:
+                del link.buffer[scanner.at : after]
+                continue
+        if len(link.buffer) != length:
+            length = len(link.buffer)
+            deadline = time.monotonic() + link.address.timeout_s
+        link.receive(deadline, "a direct get")
+
+
+def _last_sequence(status: bytes, options: Options) -> int:
+    """The last sequence of a block, from the message that ends it."""
+    code = status[9:12]
+    if code == b"404":
+        return 0
+    if code == b"503":
+        raise LinkError(f"nobody answers direct gets of stream {options.stream!r} now")
+    if code != b"204":
+        text = status.partition(b"\r\n")[0].decode(errors="replace")
+        raise StreamError(f"stream {options.stream!r} refuses a direct get: {text}")
+    return int(status.partition(b"Nats-Last-Sequence: ")[2].partition(b"\r\n")[0])
+
+
+def _refuse_loss(options: Options, part: Range) -> None:
+    """The first message of a range is missing: an interior gap is normal, but its loss since planning is not."""
+    if not options.fail_on_data_loss or part.first_seq > part.start:
+        return
+    facts = facts_of(options.address, options.api, options.stream, options.reconnect_s)
+    if facts.first_seq > part.start and facts.retention == "limits":
+        raise DataLoss(
+            f"stream {options.stream!r} now begins at sequence {facts.first_seq}: {part.start} to "
+            f"{min(facts.first_seq, part.end) - 1} were removed while the query was about to read them. "
+            "To go on without them set option failOnDataLoss=false"
+        )

@@ -1,0 +1,163 @@
+"""One Spark session for all tests of this folder, on one worker of the test run, and the two servers they read from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame, SparkSession
+
+from conformance.servers import KINDS, OURS, Server
+from headrace.spark.link import Address, Link
+
+_numbers = itertools.count(1)
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Only one worker starts Spark."""
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    folder = tmp_path_factory.mktemp("spark")
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("headrace tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.local.dir", str(folder / "local"))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+class Broker:
+    """A server with a blocking link to it, and short ways to make and fill streams."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.link = Link(Address(servers=(server.url,)))
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def path(self) -> str:
+        return str(self.server.store_dir)
+
+    def api(self, call: str, body: Any = None) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.link.request(f"$JS.API.{call}", body).payload)
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def create(self, stream: str, **config: Any) -> None:
+        base = {"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True}
+        self.api(f"STREAM.CREATE.{stream}", {**base, **config})
+
+    def state(self, stream: str) -> dict[str, Any]:
+        state: dict[str, Any] = self.api(f"STREAM.INFO.{stream}")["state"]
+        return state
+
+    def publish(self, stream: str, messages: Iterable[tuple[str, bytes, bytes]]) -> None:
+        """(subject, header lines, payload) each; returns when all are stored."""
+        frames = [_frame(*message) for message in messages]
+        want = self.state(stream)["last_seq"] + len(frames)
+        self.link.send(b"".join(frames))
+        eventually(lambda: self.state(stream)["last_seq"] >= want)
+
+    def fill(self, stream: str, count: int, start: int = 0) -> None:
+        self.publish(stream, ((f"{stream}.{n % 7}", b"", b"%d" % n) for n in range(start, start + count)))
+
+    def reconnect(self) -> None:
+        self.link = Link(Address(servers=(self.server.url,)))
+
+    def close(self) -> None:
+        self.link.close()
+        self.server.close()
+
+
+def _frame(subject: str, lines: bytes, payload: bytes) -> bytes:
+    if not lines:
+        return b"PUB %s %d\r\n%s\r\n" % (subject.encode(), len(payload), payload)
+    header = b"NATS/1.0\r\n%s\r\n" % lines
+    sizes = (subject.encode(), len(header), len(header) + len(payload), header, payload)
+    return b"HPUB %s %d %d\r\n%s%s\r\n" % sizes
+
+
+def eventually(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def brokers() -> Iterator[dict[str, Broker]]:
+    """Both servers, shared by all tests."""
+    made = {kind: Broker(Server(kind)) for kind in KINDS}
+    for broker in made.values():
+        broker.create("STAYS")
+    yield made
+    for broker in made.values():
+        broker.close()
+
+
+@pytest.fixture(params=KINDS)
+def broker(request: pytest.FixtureRequest, brokers: dict[str, Broker]) -> Broker:
+    """Each of the two servers; a test uses the unique `name` for its stream."""
+    return brokers[request.param]
+
+
+@pytest.fixture
+def ours(brokers: dict[str, Broker]) -> Broker:
+    """The Headrace broker, where nothing depends on the server."""
+    return brokers[OURS]
+
+
+@pytest.fixture
+def own_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """A Headrace broker of the test's own, to be killed and started again."""
+    made = Broker(Server(getattr(request, "param", OURS)))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"S{os.getpid()}n{next(_numbers)}"
+
+
+@pytest.fixture
+def load(spark: SparkSession) -> Callable[..., DataFrame]:
+    """`load(broker, stream, **options)`: a stream as a DataFrame."""
+
+    def loaded(broker: Broker, stream: str, /, **options: Any) -> DataFrame:
+        reader = spark.read.format("headrace").option("servers", broker.url).option("stream", stream)
+        return reader.options(**options).load()
+
+    return loaded

@@ -1,0 +1,77 @@
+"""Streams that keep messages only until they are worked on: acknowledged is what Spark has finished, and all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from headrace.spark.consuming import Acknowledger
+from headrace.spark.options import source_options
+from spark.conftest import Broker
+
+
+def drain(spark: SparkSession, broker: Broker, name: str, folder: Path, **options: Any) -> list[int]:
+    seen: list[int] = []
+    reader = spark.readStream.format("headrace").option("servers", broker.url).option("stream", name)
+    frame = reader.options(**options).load().select("data")
+    writer = frame.writeStream.foreachBatch(
+        lambda batch, _: seen.extend(int(r.data) for r in batch.collect())
+    )
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    assert writer.trigger(availableNow=True).start().awaitTermination(60)
+    return sorted(seen)
+
+
+def test_a_work_queue_is_emptied_by_what_is_finished_to_the_last_batch(
+    broker: Broker, spark: SparkSession, name: str, tmp_path: Path
+) -> None:
+    broker.create(name, retention="workqueue")
+    broker.fill(name, 2500)
+    options = {"consumer": "spark", "maxMessagesPerTrigger": 1000}
+    assert drain(spark, broker, name, tmp_path, **options) == list(range(2500))
+    assert broker.state(name)["messages"] == 0
+    broker.fill(name, 10, start=2500)
+    assert drain(spark, broker, name, tmp_path, **options) == list(range(2500, 2510))
+    assert broker.state(name)["messages"] == 0
+
+
+def test_nothing_behind_the_horizon_is_acknowledged(broker: Broker, name: str) -> None:
+    broker.create(name, retention="workqueue")
+    broker.fill(name, 30)
+    speaker = Acknowledger(source_options({"servers": broker.url, "stream": name, "consumer": "spark"}))
+    speaker.finish(11)
+    assert (broker.state(name)["first_seq"], broker.state(name)["messages"]) == (11, 20)
+    broker.api(f"CONSUMER.RESET.{name}.spark")
+    speaker.finish(21)
+    assert (broker.state(name)["first_seq"], broker.state(name)["messages"]) == (21, 10)
+
+
+def test_an_interest_stream_lets_go_of_what_is_finished(
+    ours: Broker, spark: SparkSession, name: str, tmp_path: Path
+) -> None:
+    ours.create(name, retention="interest")
+    Acknowledger(source_options({"servers": ours.url, "stream": name, "consumer": "spark"}))
+    ours.fill(name, 50)
+    assert drain(spark, ours, name, tmp_path, consumer="spark") == list(range(50))
+    assert ours.state(name)["messages"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "has workqueue retention: name the durable consumer"),
+        ({"consumer": "spark", "starting": "latest"}, "leave out option `starting`"),
+    ],
+)
+def test_a_queue_is_not_read_by_mistake(
+    ours: Broker, spark: SparkSession, name: str, tmp_path: Path, options: dict[str, str], words: str
+) -> None:
+    ours.create(name, retention="workqueue")
+    ours.fill(name, 1)
+    with pytest.raises(PySparkException, match=words):
+        drain(spark, ours, name, tmp_path, **options)
+    assert ours.state(name)["messages"] == 1
