@@ -43,17 +43,24 @@ class Interest:
         self.rebuild([])
 
     def rebuild(self, consumers: list[Consumer]) -> None:
-        """Consumers came, went or changed their filters."""
+        """Consumers went or changed their filters."""
         self._cache: dict[bytes, tuple[Consumer, ...]] = {}
         self._literals: dict[bytes, list[Consumer]] = {}
-        self._everything = [consumer for consumer in consumers if not consumer.filters]
+        self._everything: list[Consumer] = []
         self._root = Node()
         for consumer in consumers:
-            for pattern in consumer.filters:
-                if subjects.literal(pattern):
-                    self._literals.setdefault(pattern, []).append(consumer)
-                else:
-                    self._place(pattern).append(consumer)
+            self.add(consumer)
+
+    def add(self, consumer: Consumer) -> None:
+        """A consumer came."""
+        self._cache.clear()
+        if not consumer.filters:
+            self._everything.append(consumer)
+        for pattern in consumer.filters:
+            if subjects.literal(pattern):
+                self._literals.setdefault(pattern, []).append(consumer)
+            else:
+                self._place(pattern).append(consumer)
 
     def _place(self, pattern: bytes) -> list[Any]:
         node = self._root
@@ -128,7 +135,7 @@ class Readers:
         place = self.hidden if consumer.config.direct else self._stream.consumers
         place[consumer.name] = consumer
         self.holds(consumer)
-        self.refresh()
+        self._interest.add(consumer)
 
     def create(self, name: str, config: ConsumerConfig) -> Consumer:
         """Make a consumer; its configuration has been validated."""
@@ -183,7 +190,7 @@ class Readers:
         self.refresh()
 
     def refresh(self) -> None:
-        """The set of consumers or their filters changed."""
+        """A consumer went or changed its filters."""
         self._interest.rebuild(list(self))
 
     def wants(self, subject: bytes) -> bool:
