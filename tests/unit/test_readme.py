@@ -41,8 +41,9 @@ def test_code_blocks_run(number: int, tmp_path: Path) -> None:
     if "127.0.0.1:4222" not in code:
         run(tmp_path, code)
         return
-    with serving(tmp_path) as server:
-        assert run(tmp_path, code.replace("127.0.0.1:4222", f"127.0.0.1:{server.port}")) == "hello, world\n"
+    expected = "ORDERS 1\none flume, please\n" if "jetstream" in code else "hello, world\n"
+    with serving(tmp_path, "-js", "-sd", str(tmp_path / "data")) as server:
+        assert run(tmp_path, code.replace("127.0.0.1:4222", f"127.0.0.1:{server.port}")) == expected
 
 
 def test_there_are_blocks() -> None:
