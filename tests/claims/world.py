@@ -73,15 +73,15 @@ class World:
         return self.server is not None
 
     async def claims(
-        self, *, ttl: Ttl | None = None, store: Any = None, clock: Any = None, **settings: Any
+        self, *, ttl: Ttl | None = None, objects: Any = None, clock: Any = None, **settings: Any
     ) -> Claims:
         """The namespace, opened; a folder store unless told otherwise."""
         settings.setdefault("threshold", THRESHOLD)
-        if store is None:
+        if objects is None and settings.get("backend", "folder") == "folder":
             settings.setdefault("store", {"path": str(self.folder), "sync": False})
         config = ClaimConfig(settings.pop("namespace", self.name), ttl=ttl or Ttl(), **settings)
         made = await Claims.open(
-            self.connection, config, store=store, clock=clock or self.clock, metrics=Metrics(), retry_s=0.01
+            self.connection, config, store=objects, clock=clock or self.clock, metrics=Metrics(), retry_s=0.01
         )
         self.opened.append(made)
         return made

@@ -159,6 +159,7 @@ class Producer:
         try:
             return await self._registry.register(entry, config.ttl.max_age, self._keep_s(entry))
         except (NoAnswer, RequestError) as error:
+            await self._undo(entry)
             raise PublishFailed(f"claim {claim_id} could not be registered: {error}", claim_id) from error
 
     async def _upload(
@@ -244,8 +245,9 @@ class Producer:
             self._metrics.delete_failures.labels(entry.namespace).inc()
             await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="undo", error=str(error))
             return  # its timer runs: the collector tries again
-        await self._registry.remove([entry])
-        await self._registry.stop_timers([entry])
+        if entry.revision:
+            await self._registry.remove([entry])
+            await self._registry.stop_timers([entry])
         await self._audit.tell(entry.namespace, entry.claim_id, "deleted", reason="not published")
 
     async def _note(self, entry: Entry, is_new: bool) -> None:

@@ -25,6 +25,7 @@ CLAIM_HEADER = "prism-claim-check"
 CONTENT_TYPE = "Content-Type"
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
 _PLAIN = re.compile(r"[^A-Za-z0-9_-]")
+_KEY = re.compile(r"(?P<namespace>[\w-]+)/[\w=~-]+/\d{10}/(?P<id>[\w-]+)", re.ASCII)
 _TOPIC_LENGTH_MAX = 160
 _HOUR_FORMAT = "%Y%m%d%H"
 _HOUR_NS = 3600 * SECOND_NS
@@ -113,8 +114,8 @@ def key_of(namespace: str, subject: str, expires_at: int, claim_id: str) -> str:
 
 
 def is_key_of(key: str, namespace: str, claim_id: str) -> bool:
-    parts = key.split("/")
-    return len(parts) == 4 and parts[0] == namespace and parts[3] == claim_id and "" not in parts
+    match = _KEY.fullmatch(key)
+    return match is not None and match["namespace"] == namespace and match["id"] == claim_id
 
 
 def end_of_hour_ns(hour: str) -> int | None:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.claims import claims_app
+
 app = typer.Typer(
     name="headrace",
     help="Durable streams that speak NATS/JetStream and feed Apache Spark.",
@@ -15,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(claims_app)
 
 
 ServerUrl = Annotated[

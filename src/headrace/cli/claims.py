@@ -1,0 +1,258 @@
+"""`headrace claims ...`: look at claims, check configurations, and collect what is due."""
+
+from __future__ import annotations
+
+import asyncio
+import json as jsonlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client as Connection
+
+    from headrace.claims import ClaimConfig, Claims
+
+claims_app = typer.Typer(
+    name="claims",
+    help="Payloads in an object store: what there is, what is wrong, what is due.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ServerUrl = Annotated[str, typer.Option("--server", "-s", envvar="NATS_URL", help="Where the server is.")]
+LOCAL = "nats://127.0.0.1:4222"
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", envvar="HEADRACE_CLAIMS", help="The YAML file of the namespaces.")
+]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Only this namespace.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
+DEFAULT_FILE = Path("claims.yaml")
+
+
+@claims_app.command()
+def lint(
+    config: ConfigFile = DEFAULT_FILE,
+    stream: Annotated[list[str] | None, typer.Option(help="A stream with references; repeatable.")] = None,
+    namespace: Namespace = "",
+    server: ServerUrl = LOCAL,
+) -> None:
+    """Check configurations against streams, consumers, the store and what others published; 1 if one is wrong."""
+
+    async def work(connection: Connection) -> int:
+        found = []
+        for item in _configs(config, namespace):
+            async with _opened(connection, item) as claims:
+                await claims.registry.ensure()
+                found += await claims.lint(stream or ())
+        for finding in found:
+            typer.echo(str(finding))
+        return int(any(finding.level == "error" for finding in found))
+
+    _run(server, work)
+
+
+@claims_app.command()
+def publish(config: ConfigFile = DEFAULT_FILE, namespace: Namespace = "", server: ServerUrl = LOCAL) -> None:
+    """Make these the namespaces' configurations, for every program to agree with."""
+
+    async def work(connection: Connection) -> int:
+        from headrace.claims import namespaces
+
+        for item in _configs(config, namespace):
+            async with _opened(connection, item) as claims:
+                await claims.registry.ensure()
+                await namespaces.publish(claims.wire, item)
+                typer.echo(f"published {item.namespace}")
+        return 0
+
+    _run(server, work)
+
+
+@claims_app.command()
+def collect(
+    config: ConfigFile = DEFAULT_FILE,
+    namespace: Namespace = "",
+    watch: Annotated[bool, typer.Option(help="Go on until stopped.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Say what would be removed, and remove nothing.")] = False,
+    metrics_port: Annotated[int, typer.Option(min=0, help="Export metrics there; 0 does not.")] = 0,
+    server: ServerUrl = LOCAL,
+) -> None:
+    """Remove what is due and what was orphaned; any number of collectors may run."""
+
+    async def work(connection: Connection) -> int:
+        from headrace.claims import Metrics
+
+        metrics = Metrics()
+        if metrics_port:
+            from prometheus_client import start_http_server
+
+            start_http_server(metrics_port, addr="127.0.0.1", registry=metrics.registry)
+        failed = 0
+        watching: list[Awaitable[None]] = []
+        for item in _configs(config, namespace):
+            claims = _claims(connection, item, metrics)
+            await claims.set_up()
+            if watch:
+                watching.append(claims.collector.watch())
+                continue
+            report = await claims.collector.collect(dry_run=dry_run)
+            failed += report.failed
+            _tell(item.namespace, report, dry_run)
+            await claims.close()
+        await asyncio.gather(*watching)
+        return int(failed > 0)
+
+    _run(server, work)
+
+
+@claims_app.command()
+def show(
+    claim_id: Annotated[str, typer.Argument(help="The claim's id.")],
+    json: Json = False,
+    server: ServerUrl = LOCAL,
+) -> None:
+    """A claim's facts and everything that happened to it."""
+
+    async def work(connection: Connection) -> int:
+        from headrace.claims.audit import Audit
+        from headrace.claims.clock import rfc3339
+        from headrace.claims.wire import Wire
+
+        wire = Wire(connection)
+        facts = await _facts(wire, claim_id)
+        events = [event async for event in Audit(wire).events(claim_id=claim_id)]
+        if not facts and not events:
+            typer.echo(f"headrace claims: there is no claim {claim_id!r}, and no trace of one", err=True)
+            return 1
+        if facts:
+            typer.echo(jsonlib.dumps(facts, indent=None if json else 2))
+        for event in events:
+            line = {"time": rfc3339(event.time_ns), "event": event.event, **event.facts}
+            typer.echo(jsonlib.dumps(line) if json else _line(line))
+        return 0
+
+    _run(server, work)
+
+
+@claims_app.command("ls")
+def list_claims(
+    namespace: Annotated[str, typer.Argument(help="The namespace; all when left out.")] = "*",
+    json: Json = False,
+    server: ServerUrl = LOCAL,
+) -> None:
+    """The claims in the registry, oldest first."""
+
+    async def work(connection: Connection) -> int:
+        from headrace.claims.clock import rfc3339
+        from headrace.claims.registry import Registry
+        from headrace.claims.wire import Wire
+
+        async for page in Registry(Wire(connection)).scan(namespace):
+            for entry in page:
+                line = {
+                    "claim": entry.claim_id,
+                    "namespace": entry.namespace,
+                    "subject": entry.subject,
+                    "state": entry.state,
+                    "size": entry.original_size,
+                    "created": rfc3339(entry.created_ns),
+                    "expires": rfc3339(entry.expires_ns),
+                }
+                typer.echo(jsonlib.dumps(line) if json else _line(line))
+        return 0
+
+    _run(server, work)
+
+
+@claims_app.command()
+def stats(json: Json = False, server: ServerUrl = LOCAL) -> None:
+    """Each namespace in figures: what lives, and what happened so far."""
+
+    async def work(connection: Connection) -> int:
+        from headrace.claims.stats import figures
+        from headrace.claims.wire import Wire
+
+        for line in await figures(Wire(connection)):
+            typer.echo(jsonlib.dumps(line) if json else _line(line))
+        return 0
+
+    _run(server, work)
+
+
+def _line(values: dict[str, Any]) -> str:
+    return "  ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _tell(namespace: str, report: Any, dry_run: bool) -> None:
+    for line in report.lines if dry_run else ():
+        typer.echo(f"{namespace}: {line}")
+    verb = "would remove" if dry_run else "removed"
+    typer.echo(
+        f"{namespace}: {verb} {report.removed} claims ({report.collected} read, {report.expired} expired), "
+        f"{report.orphans} orphans seen, {report.failed} failed, {report.live} live"
+    )
+
+
+async def _facts(wire: Any, claim_id: str) -> dict[str, Any] | None:
+    from headrace.claims.registry import STREAM, claim_subject
+
+    found = await wire.last_of(STREAM, [claim_subject("*", claim_id)])
+    return next((jsonlib.loads(item.data) for item in found.values() if item.data), None)
+
+
+def _configs(path: Path, namespace: str) -> list[ClaimConfig]:
+    from headrace.claims import load_all
+
+    return [item for item in load_all(path) if namespace in ("", item.namespace)]
+
+
+def _claims(connection: Connection, config: ClaimConfig, metrics: Any = None) -> Claims:
+    from headrace.claims import Claims
+
+    return Claims(connection, config, metrics=metrics)
+
+
+@asynccontextmanager
+async def _opened(connection: Connection, config: ClaimConfig) -> AsyncIterator[Claims]:
+    claims = _claims(connection, config)
+    try:
+        yield claims
+    finally:
+        await claims.close()
+
+
+def _run(server: str, work: Callable[[Connection], Awaitable[int]]) -> None:
+    """Connect, work, disconnect; what the user got wrong is explained."""
+
+    async def session() -> int:
+        import nats
+        from nats.errors import Error as NatsError
+        from nats.errors import NoServersError
+
+        from headrace.errors import HeadraceError
+
+        try:
+            connection = await nats.connect(server, connect_timeout=5, max_reconnect_attempts=5)
+        except (NatsError, NoServersError, OSError) as error:
+            typer.echo(f"headrace claims: no server at {server}: {error}", err=True)
+            return 1
+        try:
+            return await work(connection)
+        except HeadraceError as error:
+            typer.echo(f"headrace claims: {error}", err=True)
+            return 1
+        finally:
+            await connection.close()
+
+    try:
+        code = asyncio.run(session())
+    except ModuleNotFoundError as error:
+        typer.echo(f"headrace claims: {error.name} is missing: pip install 'headrace[claims]'", err=True)
+        code = 1
+    except KeyboardInterrupt:
+        code = 0
+    raise typer.Exit(code)

@@ -1,0 +1,49 @@
+"""A store that fails on request, around any other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+
+class Faulty:
+    """Passes calls on, remembers them, and raises where told to."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._errors: dict[str, tuple[Exception, int]] = {}
+        self.calls: list[str] = []
+
+    def fail(self, operation: str, error: Exception, times: int = 1_000_000) -> None:
+        self._errors[operation] = (error, times)
+
+    def heal(self) -> None:
+        self._errors.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name == "list":
+            return self._listing(found)
+        if not callable(found):
+            return found
+
+        async def call(*arguments: Any, **keywords: Any) -> Any:
+            self._count(name)
+            return await found(*arguments, **keywords)
+
+        return call
+
+    def _listing(self, found: Any) -> Any:
+        async def pages(*arguments: Any) -> AsyncIterator[Any]:
+            self._count("list")
+            async for page in found(*arguments):
+                yield page
+
+        return pages
+
+    def _count(self, name: str) -> None:
+        self.calls.append(name)
+        error, left = self._errors.get(name, (None, 0))
+        if error is not None and left > 0:
+            self._errors[name] = (error, left - 1)
+            raise error

@@ -1,0 +1,102 @@
+"""`headrace claims ...` as a user meets it, on both servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from claims.world import LARGE, World
+from headrace.claims import load
+from headrace.cli.app import run
+
+YAML = """
+namespace: {name}
+claim_check:
+  threshold: 65536
+  ttl:
+    max_age: {max_age}
+    retention_after_read: 0
+    grace_period: 60
+  store:
+    path: {folder}
+    sync: false
+"""
+
+
+def written(world: World, tmp_path: Path, max_age: int = 7200) -> Path:
+    path = tmp_path / "claims.yaml"
+    path.write_text(YAML.format(name=world.name, folder=world.folder, max_age=max_age))
+    return path
+
+
+async def called(*arguments: Any) -> int:
+    """The command runs in a thread: it has an event loop of its own."""
+    return await asyncio.to_thread(run, [str(item) for item in arguments])
+
+
+async def offloaded(world: World, path: Path) -> tuple[Any, Any]:
+    config = load(path)
+    claims = await world.claims(ttl=config.ttl)
+    stream = await world.stream()
+    return claims, await claims.producer.publish(f"{stream}.a", LARGE)
+
+
+async def test_show_ls_and_stats_tell_of_a_claim(world: World, tmp_path: Path, capsys: Any) -> None:
+    _, sent = await offloaded(world, written(world, tmp_path))
+    claim_id = sent.reference.claim_id
+    assert await called("claims", "show", claim_id, "-s", world.url) == 0
+    shown = capsys.readouterr().out
+    assert sent.reference.object_key in shown
+    assert "event=created" in shown
+    assert await called("claims", "ls", world.name, "--json", "-s", world.url) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["claim"] == claim_id
+    assert json.loads(line)["state"] == "live"
+    assert await called("claims", "stats", "--json", "-s", world.url) == 0
+    lines = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    mine = next(item for item in lines if item["namespace"] == world.name)
+    assert (mine["live"], mine["stored_bytes"], mine["created"]) == (1, len(LARGE), 1)
+    assert await called("claims", "show", "nothing", "-s", world.url) == 1
+    assert "no claim 'nothing'" in capsys.readouterr().err
+
+
+async def test_collect_dry_and_wet(world: World, tmp_path: Path, capsys: Any) -> None:
+    path = written(world, tmp_path, max_age=60)
+    claims, sent = await offloaded(world, path)
+    await world.wire.api(f"STREAM.PURGE.{sent.stream}")
+    entry = await claims.registry.find(world.name, sent.reference.claim_id)
+    from dataclasses import replace
+
+    await claims.registry.change(replace(entry, expires_at=entry.expires_at - 7200), 3600)
+    assert await called("claims", "collect", "--dry-run", "-c", path, "-s", world.url) == 0
+    said = capsys.readouterr().out
+    assert "would remove 1 claims" in said
+    assert sent.reference.object_key in said
+    assert await claims.store.exists(sent.reference.object_key)
+    assert await called("claims", "collect", "-c", path, "-s", world.url) == 0
+    assert "removed 1 claims" in capsys.readouterr().out
+    assert not await claims.store.exists(sent.reference.object_key)
+
+
+async def test_lint_and_publish(world: World, tmp_path: Path, capsys: Any) -> None:
+    path = written(world, tmp_path)
+    assert await called("claims", "publish", "-c", path, "-s", world.url) == 0
+    assert await called("claims", "lint", "-c", path, "-s", world.url, "--stream", "NO-SUCH") == 1
+    said = capsys.readouterr().out
+    assert "stream NO-SUCH: it does not exist" in said
+    other = written(world, tmp_path, max_age=3600)
+    assert await called("claims", "lint", "-c", other, "-s", world.url) == 1
+    assert "max_age is 3600 here and 7200 there" in capsys.readouterr().out
+
+
+async def test_what_is_wrong_is_explained(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("namespace: ns\nclaim_check:\n  ttl:\n    max_age: soon\n")
+    with pytest.raises(Exception, match=r"claim_check\.ttl\.max_age: 'soon'"):
+        load(path)
+    assert await called("claims", "ls", "-s", "nats://127.0.0.1:1") == 1
+    assert "no server at" in capsys.readouterr().err

@@ -1,0 +1,316 @@
+"""What breaks, breaks halfway: no loss, no premature deletion, nothing orphaned once the collector ran."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from claims.faults import Faulty
+from claims.world import LARGE, World
+from headrace.claims import (
+    PRESETS,
+    ChecksumMismatch,
+    Claims,
+    Corrupt,
+    FakeClock,
+    MemoryStore,
+    PublishFailed,
+    Received,
+    SystemClock,
+    Ttl,
+    Unavailable,
+)
+from headrace.claims.stores import FolderStore, Plain, StoreError
+
+HOUR = 3600
+AT_ACK = PRESETS["aggressive"]
+RETENTION = PRESETS["redelivery"]
+
+
+async def nothing(_: Received) -> None:
+    """A handler that is content."""
+
+
+async def keys(claims: Any) -> list[str]:
+    prefix = f"{claims.config.namespace}/"
+    return [info.key async for page in claims.store.list(prefix) for info in page]
+
+
+async def test_a_store_that_is_down_fails_the_publish_and_leaves_nothing(world: World) -> None:
+    faulty = Faulty(MemoryStore(clock=world.clock))
+    claims = await world.claims(objects=faulty, backend="memory")
+    stream = await world.stream()
+    faulty.fail("put", StoreError("503"))
+    with pytest.raises(Unavailable):
+        await claims.producer.publish(f"{stream}.a", LARGE)
+    assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
+    assert await keys(claims) == []
+
+
+async def test_a_deletion_that_fails_never_fails_the_message_and_is_retried(world: World) -> None:
+    faulty = Faulty(MemoryStore(clock=world.clock))
+    claims = await world.claims(objects=faulty, backend="memory", ttl=AT_ACK)
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    faulty.fail("delete", StoreError("503"))
+    assert await claims.consumer.handle(await world.next(stream, "c"), nothing)
+    assert len(await keys(claims)) == 1
+    await world.advance(60)
+    await world.fire(claims, sent.reference.claim_id)
+    assert (await claims.collector.collect(sweep=False)).failed == 1
+    value = claims.metrics.registry.get_sample_value
+    assert value("claim_check_claim_delete_failures_total", {"namespace": world.name}) == 2
+    faulty.heal()
+    await world.advance(60)
+    assert await _eventually(claims) == 1
+    assert await keys(claims) == []
+    assert "failed" in await world.events(claims, sent.reference.claim_id)
+
+
+async def test_an_altered_object_is_noticed(world: World) -> None:
+    for compression, error in (("none", ChecksumMismatch), ("zstd", (Corrupt, ChecksumMismatch))):
+        claims = await world.claims(compression=compression, namespace=f"{world.name}{compression}")
+        stream = await world.stream(compression)
+        await world.consumer(stream, "c")
+        sent = await claims.producer.publish(f"{stream}.a", LARGE)
+        assert sent.reference
+        path = world.folder / "claims" / sent.reference.object_key
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(data)
+        with pytest.raises(error):
+            await claims.consumer.read(await world.next(stream, "c"))
+
+
+async def test_a_truncated_object_is_noticed(world: World) -> None:
+    claims = await world.claims()
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    path = world.folder / "claims" / sent.reference.object_key
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ChecksumMismatch):
+        await claims.consumer.read(await world.next(stream, "c"))
+
+
+async def test_a_source_that_breaks_off_publishes_nothing(world: World) -> None:
+    claims = await world.claims()
+    stream = await world.stream()
+
+    async def source() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"x" * 1_000_000
+        raise ValueError("the source failed")
+
+    with pytest.raises(ValueError, match="the source failed"):
+        await claims.producer.publish(f"{stream}.a", source())
+    assert await keys(claims) == []
+    assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
+
+
+async def test_a_crash_between_read_and_ack_costs_nothing(world: World) -> None:
+    claims = await world.claims(ttl=RETENTION)
+    stream = await world.stream()
+    await world.consumer(stream, "c", ack_wait=10**9)
+    await claims.producer.publish(f"{stream}.a", LARGE)
+    message = await world.next(stream, "c")
+    assert (await claims.consumer.read(message)).data == LARGE
+    await world.advance(2)
+    again = await world.next(stream, "c")
+    assert await claims.consumer.handle(again, nothing)
+
+
+async def test_a_crash_between_ack_and_release_is_made_up_for(world: World) -> None:
+    claims = await world.claims(ttl=RETENTION)
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    await (await world.next(stream, "c")).ack_sync()
+    await world.advance(RETENTION.grace_period + 1)
+    assert (await claims.collector.collect()).released == 1
+    await world.advance(RETENTION.retention_after_read + 1)
+    await world.fire(claims, sent.reference.claim_id)
+    assert (await claims.collector.collect()).collected == 1
+    assert await keys(claims) == []
+
+
+async def test_a_collector_that_dies_between_object_and_facts_is_followed_by_another(
+    world: World, monkeypatch: Any
+) -> None:
+    claims = await world.claims(ttl=RETENTION)
+    stream = await world.stream()
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    await world.pass_ttl(claims, sent, 3 * HOUR)
+    monkeypatch.setattr(claims.registry, "remove", _die)
+    with pytest.raises(asyncio.CancelledError):
+        await claims.collector.collect()
+    assert await keys(claims) == []
+    other = await world.claims(ttl=RETENTION)
+    assert (await other.collector.collect()).expired == 1
+    assert [page async for page in other.registry.scan(world.name) if page] == []
+
+
+async def test_a_fast_clock_does_not_delete_early(world: World) -> None:
+    """The collector goes by the server's time; a reader by its own, with allowance."""
+    claims = await world.claims(ttl=RETENTION)
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    server_timed = Claims(world.connection, claims.config, store=claims.store)
+    await world.fire(claims, sent.reference.claim_id)
+    assert (await server_timed.collector.collect()).removed == 0
+    await server_timed.close()
+    skewed = FakeClock(world.clock.now_ns())
+    skewed.advance(RETENTION.max_age + 30)
+    reader = await world.claims(ttl=RETENTION, clock=skewed)
+    assert (await reader.consumer.read(await world.next(stream, "c"))).data == LARGE
+
+
+async def test_consumers_that_are_reset_or_deleted_under_us_lose_nothing(world: World) -> None:
+    claims = await world.claims(ttl=AT_ACK)
+    stream = await world.stream()
+    await world.consumer(stream, "ours")
+    await world.consumer(stream, "theirs")
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    await claims.consumer.handle(await world.next(stream, "ours"), nothing)
+    assert await claims.store.exists(sent.reference.object_key)
+    await world.wire.api(f"CONSUMER.DELETE.{stream}.theirs")
+    await world.consumer(stream, "theirs")
+    message = await world.next(stream, "theirs")
+    assert await claims.consumer.handle(message, nothing), (
+        "made anew, it reads from the start and finds the claim"
+    )
+    await world.wire.api(f"CONSUMER.DELETE.CLAIMS.collectors-{world.name}")
+    assert (await claims.collector.collect()).failed == 0
+    assert await keys(claims) == []
+
+
+async def test_a_registry_that_does_not_answer_refuses_the_publish(world: World, monkeypatch: Any) -> None:
+    claims = await world.claims()
+    stream = await world.stream()
+
+    async def refuse(*_: Any) -> Any:
+        from headrace.errors import RequestError
+
+        raise RequestError(503, 0, "insufficient resources")
+
+    monkeypatch.setattr(claims.registry, "_write", refuse)
+    with pytest.raises(PublishFailed, match="registered"):
+        await claims.producer.publish(f"{stream}.a", LARGE)
+    assert await keys(claims) == [], "nobody can refer to it"
+
+
+async def test_a_dry_run_tells_and_touches_nothing(world: World) -> None:
+    claims = await world.claims(ttl=RETENTION)
+    stream = await world.stream()
+    await claims.producer.publish(f"{stream}.a", LARGE)
+    await world.advance(4 * HOUR)
+    report = await claims.collector.collect(dry_run=True)
+    assert report.expired >= 1
+    assert report.lines
+    assert len(await keys(claims)) == 1
+    assert (await claims.collector.collect()).expired == 1
+
+
+async def test_abandoned_uploads_are_swept_by_their_age(world: World) -> None:
+    claims = await world.claims(ttl=RETENTION)
+    assert isinstance(claims.store, FolderStore)
+    part = world.folder / "claims" / ".headrace" / "dead.part"
+    part.write_bytes(b"half")
+    os.utime(part, ns=(world.clock.now_ns(), world.clock.now_ns()))
+    assert (await claims.collector.collect()).uploads == 0
+    await world.advance(3 * HOUR)
+    assert (await claims.collector.collect()).uploads == 1
+    assert not part.exists()
+
+
+async def test_files_and_iterators_are_streamed(world: World, tmp_path: Path) -> None:
+    claims = await world.claims(compression="zstd")
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    content = bytes(range(256)) * 80_000
+    path = tmp_path / "payload"
+    path.write_bytes(content)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(content), 70_000):
+            yield content[start : start + 70_000]
+
+    for payload in (path, pieces(), memoryview(content)):
+        await claims.producer.publish(f"{stream}.a", payload)
+        got = bytearray()
+        async for piece in claims.consumer.stream(await world.next(stream, "c")):
+            got += piece
+        assert got == content
+    small = tmp_path / "small"
+    small.write_bytes(b"tiny")
+    sent = await claims.producer.publish(f"{stream}.a", small)
+    assert sent.reference is None
+
+
+@pytest.mark.slow
+async def test_once_in_real_time(reference_url: str, tmp_path: Path) -> None:
+    """No clock is moved here: TTLs of a second or two, markers by nats-server itself, a collector that watches."""
+    import nats
+
+    connection = await nats.connect(reference_url)
+    world = World(connection, reference_url, None, tmp_path, f"RT{time.time_ns()}")
+    ttl = Ttl(max_age=4, retention_after_read=1, grace_period=1)
+    claims = await world.claims(ttl=ttl, clock=SystemClock())
+    server_timed = Claims(connection, claims.config, store=claims.store)
+    watching = asyncio.create_task(server_timed.collector.watch(sweep_every_s=0.5, poll_s=0.5))
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    read = await claims.producer.publish(f"{stream}.a", LARGE)
+    unread = await claims.producer.publish(f"{stream}.b", LARGE)
+    assert read.reference
+    assert unread.reference
+    await claims.consumer.handle(await world.next(stream, "c"), nothing)
+    await _until_gone(claims, read.reference.object_key, 4)
+    assert await claims.store.exists(unread.reference.object_key)
+    await _until_gone(claims, unread.reference.object_key, 12)
+    watching.cancel()
+    await server_timed.close()
+    await world.close()
+    await connection.close()
+
+
+async def test_an_unknown_object_in_the_bucket_is_left_alone(world: World) -> None:
+    claims = await world.claims()
+    await claims.store.put(f"{world.name}/notes", b"x", Plain())
+    await claims.store.put(f"{world.name}/a/b/c", b"x", Plain())
+    await world.advance(30 * 24 * HOUR)
+    await claims.collector.collect()
+    assert len(await keys(claims)) == 2
+
+
+async def _until_gone(claims: Claims, key: str, seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while await claims.store.exists(key):
+            await asyncio.sleep(0.05)
+
+
+async def _eventually(claims: Claims) -> int:
+    """A refused deletion comes back after its delay: at once in virtual time, soon in real time."""
+    for _ in range(100):
+        found = (await claims.collector.collect(sweep=False)).removed
+        if found:
+            return found
+        await asyncio.sleep(0.02)
+    return 0
+
+
+async def _die(*_: Any, **__: Any) -> Any:
+    raise asyncio.CancelledError
