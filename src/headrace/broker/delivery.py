@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace.broker.pace import Pace
 from headrace.broker.progress_codec import EMPTY, Seqs
+from headrace.broker.push import Push
 from headrace.errors import Corrupt
 from headrace.kernel import encode
 from headrace.protocol import headers
@@ -82,6 +83,9 @@ class Pump:
         consumer = self._consumer
         if self._at >= len(self._ahead) and not self._look_ahead():
             return Verdict.DRY
+        outlet = consumer.outlet
+        if isinstance(outlet, Push) and outlet.taker is not None and not self.pace.active:
+            return self._hand_over(outlet, now_ns)
         lanes = None if self.pace.active else consumer.outlet.lanes()
         if lanes is None:
             return self._one_new(now_ns)
@@ -98,6 +102,17 @@ class Pump:
         seqs = self._ahead[self._at : self._at + count]
         self._delivered(seqs, now_ns)
         consumer.outlet.sent_run(count, size, now_ns)
+        return size + count * OVERHEAD
+
+    def _hand_over(self, outlet: Push, now_ns: int) -> int | Verdict:
+        """A run to a receiver inside the server, as records."""
+        consumer = self._consumer
+        view = self._view(int(self._ahead[self._at]))
+        count, size = outlet.hand_over(view, self._ahead, self._at, consumer.room(), self.left)
+        if not count:
+            return self._one_new(now_ns)
+        self._delivered(self._ahead[self._at : self._at + count], now_ns)
+        outlet.sent_run(count, size, now_ns)
         return size + count * OVERHEAD
 
     def _view(self, seq: int) -> memoryview:

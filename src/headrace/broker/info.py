@@ -21,6 +21,7 @@ def stream_info(
 ) -> dict[str, Any]:
     """Configuration and state; in a list without what only this server adds to the metadata."""
     jetstream = stream.jetstream
+    now_ns = jetstream.clock_ns()
     return responses.stream_info(
         responses.shown(stream.config, "" if listed else COMPATIBLE_VERSION),
         stream.created_ns,
@@ -28,6 +29,8 @@ def stream_info(
         jetstream.now_ns(),
         domain=jetstream.domain,
         leader=leader,
+        mirror=stream.sourcing.mirror(now_ns),
+        sources=stream.sourcing.sources(now_ns),
     )
 
 

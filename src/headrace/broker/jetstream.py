@@ -20,6 +20,8 @@ from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits, Staging
 from headrace.broker.consumer_facts import PROGRESS_KEY
 from headrace.broker.direct import DirectGet
 from headrace.broker.door import ApiDoor
+from headrace.broker.positions import KEY as ORIGINS_KEY
+from headrace.broker.positions import key_of as origins_key
 from headrace.broker.router import Hub
 from headrace.broker.scribe import Scribe
 from headrace.broker.stream import Stream
@@ -88,6 +90,7 @@ class JetStream:
         store.facts.register(_DUPLICATES, self._fold_duplicates)
         self._recover()
         store.facts.register(PROGRESS_KEY, self._fold_progress)
+        store.facts.register(ORIGINS_KEY, self._fold_origins)
 
     def now_ns(self) -> int:
         """The time for a new message: never the same twice, so that a time names one message at most."""
@@ -158,6 +161,7 @@ class JetStream:
         self.streams[config.name] = stream
         self._keep(stream)
         self._open_doors(stream)
+        stream.sourcing.configure(config)
         return stream
 
     def update_stream(self, stream: Stream, config: StreamConfig) -> None:
@@ -166,6 +170,7 @@ class JetStream:
         stream.retention.start()
         self._keep(stream)
         self._open_doors(stream)
+        stream.sourcing.configure(config)
 
     def delete_stream(self, stream: Stream) -> None:
         """Remove a stream with all it holds."""
@@ -173,7 +178,7 @@ class JetStream:
         stream.close()
         del self.streams[stream.name]
         ident = stream.log.ident
-        for key in (self.config_key(ident), self.duplicates_key(stream.log)):
+        for key in (self.config_key(ident), self.duplicates_key(stream.log), origins_key(ident)):
             self.store.facts.delete(key)
         self.store.delete(stream.log)
         self.ticker.arm()
@@ -204,11 +209,14 @@ class JetStream:
             stream.retention.start()
             self._open_doors(stream)
             stream.readers.open()
+        for stream in self.streams.values():
+            stream.sourcing.configure(stream.config)
 
     def close(self) -> None:
         """Take nothing more, and make everything durable; answers that were waiting leave."""
         for stream in self.streams.values():
             self._close_doors(stream)
+            stream.sourcing.stop()
             stream.retention.stop()
         self.ticker.tick()
         self.store.close()
@@ -257,6 +265,13 @@ class JetStream:
             if stream.log.ident == int(ident):
                 consumer = stream.readers.find(name.decode())
                 return consumer.progress.snapshot() if consumer is not None else b""
+        return b""
+
+    def _fold_origins(self, key: bytes) -> bytes:
+        ident = int(key[len(ORIGINS_KEY) :])
+        for stream in self.streams.values():
+            if stream.log.ident == ident:
+                return stream.sourcing.positions.snapshot()
         return b""
 
     def store_refusal(self, failure: StoreError) -> RequestError:

@@ -18,6 +18,7 @@ from headrace.protocol import headers
 
 if TYPE_CHECKING:
     from headrace.broker.consumer import Consumer
+    from headrace.broker.progress_codec import Seqs
 
 _ALPHABET = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LAST_CONSUMER = b"Nats-Last-Consumer"
@@ -37,6 +38,7 @@ class Push:
         "_targets",
         "active",
         "silent_ns",
+        "taker",
         "window",
     )
 
@@ -46,6 +48,7 @@ class Push:
         self.silent_ns = 0  # since when nobody listens
         self._beat_ns = 0
         self._targets: list[list[Any]] | None = None
+        self.taker: Any = None  # the one receiver, inside this server, that takes whole runs of records
         self._members: Route | None = None
         self.window = Window() if consumer.config.flow_control else None
         self.configure()
@@ -85,6 +88,9 @@ class Push:
             return
         exact = any(sub.pattern == self._subject for sub in route.plain)
         self.active = exact or bool(route.sinks)
+        only = route.sinks[0] if len(route.sinks) == 1 and not (route.plain or route.groups) else None
+        whole = hasattr(only, "take_run") and not self._consumer.config.headers_only
+        self.taker = only if whole else None
         target = plain_subscriptions(route)
         self._targets = None if target is None else [target]
 
@@ -110,6 +116,16 @@ class Push:
             self._targets = self._targets[first:] + self._targets[:first]
         bytes_max = -1 if self.window is None else self.window.room()
         return Lanes(self._targets, _MANY, len(self._subject), bytes_max, strict=False)
+
+    def hand_over(self, view: memoryview, seqs: Seqs, at: int, most: int, left: int) -> tuple[int, int]:
+        """Give the taker a run of records; how many it took and their size."""
+        consumer = self._consumer
+        bytes_max = -1 if self.window is None else self.window.room()
+        dseq = consumer.progress.consumer_seq + 1
+        run: tuple[int, int] = self.taker.take_run(
+            consumer.name_bytes, view, seqs, at, most, dseq, left, bytes_max
+        )
+        return run
 
     def sent_run(self, count: int, size: int, now_ns: int) -> None:
         """A run went out along `lanes`."""

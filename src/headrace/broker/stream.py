@@ -6,7 +6,7 @@ It knows no sockets and no JSON; the API's handlers call its methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,17 +14,18 @@ import numpy as np
 
 from headrace.api import errors, times
 from headrace.api.configs import ConsumerConfig, StreamConfig
-from headrace.api.transforms import compile_transform
 from headrace.broker import admission
 from headrace.broker.admission import Duplicate
 from headrace.broker.batches import Batches, Member, batch_id
 from headrace.broker.consumer import Consumer
 from headrace.broker.duplicates import DuplicateWindow
+from headrace.broker.mappings import mapping
 from headrace.broker.readers import Readers
 from headrace.broker.retention import Retention
+from headrace.broker.sourcing import Sourcing
 from headrace.errors import RequestError, StoreError
 from headrace.kernel import Lane
-from headrace.protocol import headers, subjects
+from headrace.protocol import headers
 from headrace.store import Log
 
 if TYPE_CHECKING:
@@ -32,17 +33,9 @@ if TYPE_CHECKING:
     from headrace.broker.session import Session
 
 
-Change = Callable[[bytes], bytes | None]
 _NONE: Mapping[bytes, bytes] = {}
 #: What a record costs besides its contents, with a generous subject.
 _RECORD_BYTES = 512
-
-
-def _mapping(source: str, dest: str) -> Change:
-    """A subject transform; None for subjects it does not speak of."""
-    pattern = (source or ">").encode()
-    change = compile_transform(source, dest)
-    return lambda subject: change(subject) if subjects.matches(pattern, subject) else None
 
 
 def _bounded(config: StreamConfig) -> bool:
@@ -72,6 +65,7 @@ class Stream:
         "name_bytes",
         "readers",
         "retention",
+        "sourcing",
         "ticker",
     )
 
@@ -91,6 +85,7 @@ class Stream:
         self._bound: list[bytes] = []
         self.closed = False
         self.configure(config)
+        self.sourcing = Sourcing(self)
 
     # Configuration
 
@@ -101,8 +96,8 @@ class Stream:
         place = f'"domain":"{domain}",' if domain else ""
         self.ack_prefix = self.lane.ack_prefix = f'{{"stream":"{self.name}",{place}"seq":'.encode()
         transform, republish = config.subject_transform, config.republish
-        self._transform = _mapping(transform.src, transform.dest) if transform else None
-        self._republish = _mapping(republish.src, republish.dest) if republish else None
+        self._transform = mapping(transform.src, transform.dest) if transform else None
+        self._republish = mapping(republish.src, republish.dest) if republish else None
         if not config.allow_atomic:
             self.batches.clear()
         self._ages = bool(config.max_age or config.allow_msg_ttl)
@@ -168,6 +163,7 @@ class Stream:
         """It is being deleted; what the tick still wants of it is nothing."""
         self.closed = True
         self.unlisten()
+        self.sourcing.close()
         self.readers.close()
         self.batches.clear()
         self.retention.stop()
@@ -204,12 +200,15 @@ class Stream:
 
     def admit(self, subject: bytes, header: bytes, payload: bytes) -> bytes:
         """All checks, then the store; returns the answer or raises it."""
-        if self._transform is not None:
-            subject = self._transform(subject) or subject
+        subject = self.renamed(subject)
         found = admission.nats_headers(header) if header else _NONE
         if found and (name := batch_id(found)):
             return self.batches.offer(Member(subject, header, payload, found), name)
         return b"%b%d}" % (self.ack_prefix, self._admit_single(subject, header, payload, found))
+
+    def renamed(self, subject: bytes) -> bytes:
+        """The subject that a message is stored under."""
+        return subject if self._transform is None else self._transform(subject) or subject
 
     def _admit_single(
         self, subject: bytes, header: bytes, payload: bytes, found: Mapping[bytes, bytes]
@@ -322,6 +321,7 @@ class Stream:
         if self.duplicates is not None:
             self.duplicates.save()
         self.readers.save_all()
+        self.sourcing.settle()
 
     def committed(self) -> None:
         """The newest changes are durable."""

@@ -1,0 +1,149 @@
+"""The three ways to come by a consumer at the origin, each as a conversation of requests and answers.
+
+Ephemeral: a new one at every setup. Server-managed: a durable one, made where it is missing. User-managed: a durable one
+that somebody else makes; it is only ever reset. An approach says what to ask next; it knows neither time nor messages.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.api import errors
+from headrace.broker.origin import Ask, Origin, Start
+
+#: The peer does not know the request's level, or a field of it.
+_OLDER = (10185, 10025)
+_NO_CONSUMER = 10014
+_DELIVER_ALL_ONLY = 10101
+
+
+class Problem(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class Config(msgspec.Struct):
+    ack_policy: str = ""
+    deliver_subject: str = ""
+
+
+class Reached(msgspec.Struct):
+    stream_seq: int = 0
+
+
+class Answer(msgspec.Struct):
+    """What of a consumer's create or reset response is looked at."""
+
+    error: Problem | None = None
+    name: str = ""
+    config: Config | None = None
+    delivered: Reached = msgspec.field(default_factory=Reached)
+
+
+class Ephemeral:
+    """A new consumer every time."""
+
+    #: Whether the consumer goes with its source, and whether to listen for one that is missing.
+    deletes, probes = True, b""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._form = 0
+        self._start, self._identity = Start(), ""
+
+    def begin(self, start: Start, identity: str) -> Ask:
+        """The first request of a setup."""
+        self._form, self._start, self._identity = 0, start, identity
+        return self._origin.create(start, identity, 0)
+
+    def refused(self, err_code: int) -> Ask | None:
+        """What to ask instead; 0 stands for no answer at all."""
+        if err_code not in _OLDER or self._form + 1 == self._origin.forms:
+            return None
+        self._form += 1
+        return self._origin.create(self._start, self._identity, self._form)
+
+    def accepted(self, answer: Answer) -> Ask | None:
+        """What is left to ask."""
+        return None
+
+    def deliver_subject(self, config: Config) -> bytes:
+        return config.deliver_subject.encode()
+
+
+class UserManaged:
+    """A durable consumer that is there, or will be."""
+
+    deletes = False
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        consumer = origin.entry.consumer
+        assert consumer is not None
+        self.probes = consumer.deliver_subject.encode()
+
+    def begin(self, start: Start, identity: str) -> Ask:
+        return self._origin.reset(identity)
+
+    def refused(self, err_code: int) -> Ask | None:
+        return None
+
+    def accepted(self, answer: Answer) -> Ask | None:
+        assert answer.config is not None
+        if answer.config.ack_policy != "flow_control":
+            raise errors.error(10214 if self._origin.mirror else 10217)
+        return None
+
+    def deliver_subject(self, config: Config) -> bytes:
+        return self.probes
+
+
+class ServerManaged:
+    """A durable consumer of ours: reset it, or make it and then reset it."""
+
+    deletes, probes = True, b""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._start, self._identity = Start(), ""
+        self._creating = False
+
+    def begin(self, start: Start, identity: str) -> Ask:
+        self._start, self._identity = start, identity
+        self._creating = False
+        return self._origin.reset(identity)
+
+    def refused(self, err_code: int) -> Ask | None:
+        if self._creating:
+            if err_code != _DELIVER_ALL_ONLY or self._start == Start():
+                return None
+            self._start = Start()  # a work queue holds nothing that was taken before
+            return self._origin.create_durable(self._start)
+        if err_code not in (0, _NO_CONSUMER):
+            return None
+        self._creating = True
+        return self._origin.create_durable(self._start)
+
+    def accepted(self, answer: Answer) -> Ask | None:
+        if self._creating:
+            self._creating = False
+            return self._origin.reset(self._identity)
+        assert answer.config is not None
+        if answer.config.ack_policy != "flow_control":
+            raise errors.error(10214 if self._origin.mirror else 10217)
+        return None
+
+    def deliver_subject(self, config: Config) -> bytes:
+        return config.deliver_subject.encode()
+
+
+Approach = Ephemeral | UserManaged | ServerManaged
+
+
+def approach_to(origin: Origin) -> Approach:
+    """The way that the configuration asks for."""
+    consumer = origin.entry.consumer
+    if consumer is None:
+        return Ephemeral(origin)
+    return ServerManaged(origin) if consumer.server_managed else UserManaged(origin)

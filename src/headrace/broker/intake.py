@@ -1,0 +1,215 @@
+"""What a stream stores of the messages it copies: a mirror the same message, a source one of its own.
+
+A mirror keeps sequence and time; what it did not get counts as deleted. A source gives new ones, says in the last header
+where the message came from, and remembers its position in the same frame. Neither asks whether a publisher would have
+been allowed the headers, and neither acts on those its stream has not enabled. Knows nothing of consumers and gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headrace.api import errors, times
+from headrace.api.times import TTL_INVALID, TTL_NEVER, parse_ttl
+from headrace.broker import admission
+from headrace.broker.mappings import Change, first_of
+from headrace.broker.origin import Origin, Start
+from headrace.broker.positions import Positions
+
+if TYPE_CHECKING:
+    from headrace.broker.stream import Stream
+
+_SOURCE = b"Nats-Stream-Source"
+_BARE = b"NATS/1.0\r\n\r\n"
+_NONE: Mapping[bytes, bytes] = {}
+
+
+def cleaned(header: bytes, *, source: bool) -> bytes:
+    """A header block without what was meant for the origin only; b"" when nothing is left of it."""
+    drop: list[bytes] = [b"Nats-Expected-", b"Nats-Batch-"]
+    if source:
+        drop.append(_SOURCE + b":")
+    if not any(each in header for each in drop):
+        return header
+    lines = [line for line in header.split(b"\r\n") if not line.startswith(tuple(drop))]
+    block = b"\r\n".join(lines)
+    return b"" if block == _BARE else block
+
+
+class _Intake:
+    """What both have in common."""
+
+    __slots__ = ("_rename", "_stream", "origin")
+
+    def __init__(self, stream: Stream, origin: Origin) -> None:
+        self._stream = stream
+        self.origin = origin
+        self._rename: Change | None = first_of(origin.entry.subject_transforms)
+
+    def _renamed(self, subject: bytes) -> bytes:
+        if self._rename is not None:
+            subject = self._rename(subject) or subject
+        return self._stream.renamed(subject)
+
+    def _ttl(self, found: Mapping[bytes, bytes]) -> int:
+        """Seconds to live; what cannot be read is no limit, and never is only so where TTLs are enabled."""
+        value = found.get(admission.TTL)
+        if not value:
+            return 0
+        kind, seconds = parse_ttl(value)
+        if kind == TTL_INVALID:
+            return 0
+        if kind == TTL_NEVER:
+            return admission.NEVER if self._stream.config.allow_msg_ttl else 0
+        return min(seconds, admission.TTL_SECONDS_MAX)
+
+    def _rollup(self, found: Mapping[bytes, bytes]) -> bytes:
+        config = self._stream.config
+        value = found.get(admission.ROLLUP, b"").lower()
+        return (
+            value if value in (b"sub", b"all") and config.allow_rollup_hdrs and not config.deny_purge else b""
+        )
+
+    def _check_room(self, subject: bytes, header: bytes, payload: bytes, rollup: bytes) -> None:
+        """Refuse for now what a full stream that keeps its oldest has no place for."""
+        if self._stream.config.discard == "new":
+            admission.check_room(self._stream, subject, header, payload, rollup)
+
+    def _configured_start(self) -> Start:
+        entry = self.origin.entry
+        if entry.opt_start_seq:
+            return Start(entry.opt_start_seq)
+        return Start(0, times.nanos(entry.opt_start_time) if entry.opt_start_time else 0)
+
+
+class MirrorIntake(_Intake):
+    """Keeps a stream the same as its origin. `seq` is the newest sequence that is settled here."""
+
+    __slots__ = ()
+
+    @property
+    def seq(self) -> int:
+        return self._stream.log.last_seq
+
+    @property
+    def identity(self) -> str:
+        return ""
+
+    def start(self) -> Start:
+        """Where the origin has to begin."""
+        last = self._stream.log.last_seq
+        return Start(last + 1) if last else self._configured_start()
+
+    def reached(self, seq: int, identity: str) -> None:
+        """The origin will not deliver anything up to `seq`."""
+        if seq > self._stream.log.last_seq:
+            self._stream.log.advance(seq)
+            self._stream.changed()
+
+    def forget(self) -> None:
+        """Another stream has taken the origin's name; a mirror follows its sequences all the same."""
+
+    def take(self, seq: int, time_ns: int, subject: bytes, header: bytes, payload: bytes) -> None:
+        """Store the next message."""
+        stream = self._stream
+        found = _NONE
+        if header:
+            header = cleaned(header, source=False)
+            found = admission.nats_headers(header)
+        subject = self._renamed(subject)
+        rollup, ttl_s = (self._rollup(found), self._ttl(found)) if found else (b"", 0)
+        self._check_room(subject, header, payload, rollup)
+        if seq > stream.log.last_seq + 1:
+            stream.log.advance(seq - 1)
+        if not stream.retention.wanted(subject):
+            stream.log.advance(seq)
+        else:
+            stream.keep(subject, header, payload, time_ns, ttl_s, found.get(admission.MSG_ID, b""), rollup)
+        stream.changed()
+
+    def passed(self, seq: int) -> None:
+        """A message was not for this stream."""
+
+
+class SourceIntake(_Intake):
+    """Adds what one origin has to a stream of its own. `seq` is the newest origin sequence that is settled here."""
+
+    __slots__ = ("_head", "_positions", "_stamp", "_tail", "identity", "seq")
+
+    def __init__(self, stream: Stream, origin: Origin, positions: Positions) -> None:
+        super().__init__(stream, origin)
+        self._positions = positions
+        known = positions.get(origin.index)
+        self.seq = known.seq
+        self._know(known.identity)
+
+    def _know(self, identity: str) -> None:
+        self.identity = identity
+        place, filters, dests = (part.encode() for part in self.origin.index.split(" "))
+        self._head = b"Nats-Stream-Source: %s " % place
+        self._stamp = b" %s %s " % (filters, dests)
+        self._tail = b" %s\r\n\r\n" % identity.encode() if identity else b"\r\n\r\n"
+
+    def start(self) -> Start:
+        if self.seq:
+            return Start(self.seq + 1)
+        start, log = self._configured_start(), self._stream.log
+        if start.seq:
+            return start
+        if start.time_ns:
+            return Start(0, max(start.time_ns, log.last_time_ns))
+        return Start(0, log.last_time_ns if log.first_seq > 1 else 0)
+
+    def reached(self, seq: int, identity: str) -> None:
+        if seq > self.seq or identity != self.identity:
+            self.seq = max(seq, self.seq)
+            self._know(identity)
+            self._settled()
+
+    def forget(self) -> None:
+        """Another stream has taken the origin's name: begin anew with it."""
+        self.seq = 0
+        self._know("")
+        self._settled()
+
+    def take(self, seq: int, time_ns: int, subject: bytes, header: bytes, payload: bytes) -> None:
+        if not header:
+            header = b"NATS/1.0\r\n%s%d%s%s%s" % (self._head, seq, self._stamp, subject, self._tail)
+            self._keep(subject, header, payload, _NONE)
+        else:
+            block = cleaned(header, source=True) or _BARE
+            found = admission.nats_headers(block)
+            header = b"%s%s%d%s%s%s" % (block[:-2], self._head, seq, self._stamp, subject, self._tail)
+            self._keep(subject, header, payload, found)
+        self.passed(seq)
+
+    def passed(self, seq: int) -> None:
+        self.seq = seq
+        self._settled()
+
+    def _settled(self) -> None:
+        self._positions.set(self.origin.index, self.seq, self.identity)
+        self._stream.changed()
+
+    def _keep(self, subject: bytes, header: bytes, payload: bytes, found: Mapping[bytes, bytes]) -> None:
+        stream = self._stream
+        if stream.config.sealed:
+            raise errors.error(10109)
+        subject = self._renamed(subject)
+        now_ns = stream.jetstream.now_ns()
+        stream.retention.expire(now_ns)
+        message_id = found.get(admission.MSG_ID, b"")
+        if message_id and stream.duplicates is not None and stream.duplicates.find(message_id, now_ns):
+            return
+        rollup, ttl_s = (self._rollup(found), self._ttl(found)) if found else (b"", 0)
+        if ttl_s:
+            header, ttl_s = admission.raise_ttl(stream, header, ttl_s)
+        if not stream.retention.wanted(subject):
+            stream.pass_over(message_id, now_ns)
+            return
+        self._check_room(subject, header, payload, rollup)
+        stream.keep(subject, header, payload, now_ns, ttl_s, message_id, rollup)
+
+
+Intake = MirrorIntake | SourceIntake

@@ -1,0 +1,383 @@
+"""A link: one mirror or source at work. It sets up a consumer at the origin, checks that nothing is missing from what
+arrives, has it stored, and starts anew when something is.
+
+Owns the conversation and its times; what a copy looks like is the intake's, how requests are worded the origin's.
+Invariants: a message is stored once and in order; a flow-control request is answered only when everything before it is
+durable here, because that answer lets the origin forget.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headrace.api import responses
+from headrace.broker.advisories import nuid
+from headrace.broker.approach import Answer, approach_to
+from headrace.broker.deliveries import Delivery, delivery_of, records_of
+from headrace.broker.intake import Intake
+from headrace.broker.origin import IDENTITY, Ask
+from headrace.errors import RequestError, StoreError
+from headrace.protocol import headers
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import JetStream
+    from headrace.broker.progress_codec import Seqs
+    from headrace.broker.timers import Handle
+
+SECOND = 1_000_000_000
+THROTTLE_NS = 2 * SECOND
+BACKOFF_NS = 10 * SECOND
+BACKOFF_NS_MAX = 120 * SECOND
+SILENCE_NS = 10 * SECOND
+_STATUS = b"NATS/1.0 100 "
+_STALLED = b"Nats-Consumer-Stalled"
+_LAST_CONSUMER = b"Nats-Last-Consumer"
+_WRONG_IDENTITY = 10225
+
+
+def jitter_ns() -> int:
+    return random.randrange(100, 200) * 1_000_000
+
+
+class Inbox:
+    """Where the answer to one request is expected."""
+
+    __slots__ = ("_call", "_hub", "subject")
+
+    def __init__(self, hub: Any, call: Callable[[bytes, bytes], None]) -> None:
+        self._hub, self._call = hub, call
+        self.subject = f"$JSC.R.{nuid()[:8]}".encode()
+        hub.subscribe_internal(self.subject, self)
+
+    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        call = self._call
+        self.close()
+        call(header, payload)
+
+    def close(self) -> None:
+        """Expect nothing more; no harm when the answer came."""
+        if self.subject:
+            self._hub.unsubscribe_internal(self.subject, self)
+            self.subject = b""
+
+
+class Link:
+    """The copying from one origin."""
+
+    __slots__ = (
+        "_asked_ns",
+        "_consumer",
+        "_dseq",
+        "_failures",
+        "_inbox",
+        "_jetstream",
+        "_last_seq",
+        "_listening",
+        "_probing",
+        "_timer",
+        "_watch",
+        "approach",
+        "blocked",
+        "error",
+        "heard_ns",
+        "intake",
+        "lag",
+        "pending",
+    )
+
+    def __init__(self, jetstream: JetStream, intake: Intake) -> None:
+        self._jetstream = jetstream
+        self.intake = intake
+        self.approach = approach_to(intake.origin)
+        self.error: RequestError | None = None
+        self.lag = 0
+        self.pending = -1  # what the origin last said was left; -1 before it said anything
+        self.heard_ns = 0
+        self.blocked = False  # the stream had no room
+        self._asked_ns = 0
+        self._failures = 0
+        self._inbox: Inbox | None = None
+        self._listening = b""
+        self._probing = False
+        self._consumer = b""
+        self._dseq = self._last_seq = 0
+        self._timer: Handle | None = None
+        self._watch: Handle | None = None
+
+    # Life
+
+    def start(self) -> None:
+        """Begin at the end of this turn."""
+        self._set_timer(0)
+
+    def stop(self) -> None:
+        """Ask and take nothing more."""
+        self._quiet()
+        self._unlisten()
+
+    def retire(self) -> None:
+        """The source was removed: its consumer goes too, if it was ours to make."""
+        consumer = self._consumer
+        self.stop()
+        if self.approach.deletes and consumer:
+            self._jetstream.hub.publish(self.intake.origin.delete(consumer), b"", b"", b"")
+
+    def shown(self, now_ns: int) -> responses.Origin:
+        """For the stream's info."""
+        entry = self.intake.origin.entry
+        return responses.Origin(
+            entry.name,
+            entry.external,
+            self.lag,
+            0 if self.intake.origin.mirror else self.intake.seq,
+            now_ns - self.heard_ns if self.heard_ns else -1,
+            self.error,
+            entry.filter_subject,
+            entry.subject_transforms,
+        )
+
+    # Setting up
+
+    def _setup(self) -> None:
+        self._quiet()
+        self._unlisten()
+        self.error = None
+        self.blocked = False
+        self._asked_ns = self._now()
+        self._ask(self.approach.begin(self.intake.start(), self.intake.identity))
+
+    def _ask(self, ask: Ask) -> None:
+        hub = self._jetstream.hub
+        self._inbox = Inbox(hub, self._answered)
+        self._timer = self._jetstream.timers.after(ask.wait_ns, self._unanswered)
+        hub.publish(ask.subject, self._inbox.subject, ask.header, ask.body)
+
+    def _unanswered(self) -> None:
+        self._quiet()
+        self._refused(0)
+
+    def _answered(self, header: bytes, payload: bytes) -> None:
+        self._quiet()
+        try:
+            answer = msgspec.json.decode(payload, type=Answer)
+        except msgspec.DecodeError:
+            self._refused(0)
+            return
+        if answer.error is not None or answer.config is None:
+            problem = answer.error
+            if problem is not None:
+                self.error = RequestError(problem.code, problem.err_code, problem.description)
+            self._refused(problem.err_code if problem is not None else 0)
+            return
+        try:
+            ask = self.approach.accepted(answer)
+        except RequestError as refusal:
+            self.error = refusal
+            self._fail()
+            return
+        if ask is not None:
+            self._ask(ask)
+        else:
+            self._ready(answer, headers.get(header, IDENTITY) if header else None)
+
+    def _refused(self, err_code: int) -> None:
+        if err_code == _WRONG_IDENTITY:
+            self.intake.forget()
+            self._again()
+            return
+        ask = self.approach.refused(err_code)
+        if ask is None:
+            self._fail()
+            return
+        self.error = None
+        self._ask(ask)
+
+    def _ready(self, answer: Answer, identity: bytes | None) -> None:
+        """The consumer is there: listen to what it delivers."""
+        assert answer.config is not None
+        known, intake = identity.decode() if identity else "", self.intake
+        if known and intake.identity and known != intake.identity:
+            intake.forget()
+        self._failures = 0
+        self.error = None
+        self._consumer = answer.name.encode()
+        self._dseq = 0
+        self._last_seq = answer.delivered.stream_seq
+        intake.reached(answer.delivered.stream_seq, known)
+        self._listen(self.approach.deliver_subject(answer.config))
+        self._watch = self._jetstream.timers.after(SILENCE_NS, self._look)
+
+    def _listen(self, subject: bytes) -> None:
+        self._unlisten()
+        self._listening = subject
+        if subject:
+            self._jetstream.hub.subscribe_internal(subject, self)
+
+    def _unlisten(self) -> None:
+        subject, self._listening = self._listening, b""
+        self._probing = False
+        if subject:
+            self._jetstream.hub.unsubscribe_internal(subject, self)
+
+    # Starting anew
+
+    def _fail(self) -> None:
+        """Try again later, and later each time; meanwhile listen for a consumer that others have to make."""
+        self._failures += 1
+        self._again(min(BACKOFF_NS * self._failures, BACKOFF_NS_MAX))
+        if self.approach.probes:
+            self._listen(self.approach.probes)
+            self._probing = True
+
+    def _again(self, backoff_ns: int = 0) -> None:
+        """Set up anew, as soon as that is decent."""
+        self._quiet()
+        self._unlisten()
+        delay_ns = max(self._asked_ns + THROTTLE_NS - self._now(), 0) + backoff_ns
+        if delay_ns or not self.intake.origin.mirror:
+            delay_ns += jitter_ns()
+        self._set_timer(delay_ns)
+
+    def relieved(self) -> None:
+        """The stream has room again."""
+        if self.blocked:
+            self.blocked = False
+            self._set_timer(0)
+
+    def _set_timer(self, delay_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._jetstream.timers.after(delay_ns, self._setup)
+
+    def _look(self) -> None:
+        """Every so often: is anybody there?"""
+        self._watch = None
+        if self._now() - self.heard_ns > SILENCE_NS:
+            self._again()
+        else:
+            self._watch = self._jetstream.timers.after(SILENCE_NS, self._look)
+
+    def _quiet(self) -> None:
+        """Drop the timers and the answer that was expected."""
+        for timer in (self._timer, self._watch):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._watch = None
+        if self._inbox is not None:
+            self._inbox.close()
+            self._inbox = None
+
+    def _now(self) -> int:
+        return self._jetstream.clock_ns()
+
+    # What arrives
+
+    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """A message or a status on the deliver subject."""
+        if self._probing:
+            self._probing = False
+            self._set_timer(jitter_ns())
+        if self._timer is not None:
+            return  # about to start anew
+        self.heard_ns = self._now()
+        if not payload and header.startswith(_STATUS):
+            if reply:
+                self._flow_request(reply)
+            else:
+                self._heartbeat(header)
+            return
+        delivery = delivery_of(reply)
+        if delivery is not None and delivery.consumer == self._consumer and delivery.times <= 1:
+            self._take(delivery, subject, header, payload)
+
+    def take_run(
+        self,
+        consumer: bytes,
+        view: memoryview,
+        seqs: Seqs,
+        at: int,
+        most: int,
+        dseq: int,
+        pending: int,
+        size_max: int,
+    ) -> tuple[int, int]:
+        """What `offer` does for a run of stored records of an origin in this server; how many were taken and their size.
+
+        The records are those of `view` that are in `seqs` from `at` on; the first has consumer sequence `dseq`.
+        """
+        if consumer != self._consumer or self._timer is not None or dseq != self._dseq + 1:
+            return 0, 0
+        if int(seqs[at]) <= self.intake.seq:
+            return 0, 0
+        self.heard_ns = self._now()
+        count = size = 0
+        take = self.intake.take
+        try:
+            for seq, time_ns, subject, header, payload in records_of(view, seqs, at, most):
+                take(seq, time_ns, subject, header, payload)
+                count += 1
+                size += len(header) + len(payload)
+                if 0 <= size_max < size + count * _OVERHEAD:
+                    break
+        except (RequestError, StoreError):
+            self._blocked()
+        if count:
+            self._dseq += count
+            self._last_seq = int(seqs[at + count - 1])
+            self._left(pending - count)
+        return count, size + count * _OVERHEAD
+
+    def _take(self, delivery: Delivery, subject: bytes, header: bytes, payload: bytes) -> None:
+        """Gap detection: sourcing.md, table 7.5."""
+        intake, following = self.intake, self._dseq + 1
+        if delivery.seq <= intake.seq:
+            if delivery.dseq == following:
+                self._dseq, self._last_seq = delivery.dseq, delivery.seq
+            return
+        if delivery.dseq != following:
+            if intake.origin.mirror:
+                if delivery.seq != intake.seq + 1:
+                    self._again()
+                    return
+            else:
+                if delivery.dseq > following:
+                    self._again()
+                return
+        try:
+            intake.take(delivery.seq, delivery.time_ns, subject, header, payload)
+        except (RequestError, StoreError):
+            self._blocked()
+            return
+        self._dseq, self._last_seq = delivery.dseq, delivery.seq
+        self._left(delivery.pending)
+
+    def _left(self, pending: int) -> None:
+        self.pending = pending
+        self.lag = pending - 1 if pending > 0 else 0
+
+    def _blocked(self) -> None:
+        """The stream cannot take it now; the origin will be asked for it again."""
+        self._again()
+        self.blocked = True
+
+    def _heartbeat(self, header: bytes) -> None:
+        last = headers.get(header, _LAST_CONSUMER) or b""
+        if not last.isdigit() or not int(last):
+            return
+        if int(last) != self._dseq:
+            self._again()
+        elif stalled := headers.get(header, _STALLED):
+            self._jetstream.ticker.send_settled(stalled, b"", b"", b"")
+
+    def _flow_request(self, reply: bytes) -> None:
+        """Everything that came before it becomes durable, then the answer leaves."""
+        block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
+        self._jetstream.ticker.send_settled(reply, b"", block % (self._dseq, self._last_seq), b"")
+
+
+#: What a message of a run counts besides header and payload: deliver subject and acknowledgement subject.
+_OVERHEAD = 100
