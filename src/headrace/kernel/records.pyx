@@ -285,12 +285,17 @@ cdef class Subjects:
 
     def match(self, bytes pattern not None, Py_ssize_t start=0):
         """Ids from `start` on that a pattern with wildcards catches, as an array of u32."""
-        cdef Py_ssize_t i, found = 0, pl = PyBytes_GET_SIZE(pattern)
+        cdef Py_ssize_t i, found = 0, sl, pl = PyBytes_GET_SIZE(pattern), literal = 0
         cdef const char *p = PyBytes_AS_STRING(pattern)
+        cdef const char *s
+        while literal < pl and p[literal] != 42 and p[literal] != 62:  # `*`, `>`
+            literal += 1
         out = np.empty(max(self.n - start, 0), np.uint32)
         cdef uint32_t *o = p32(out)
         for i in range(start, self.n):
-            if caught(p, pl, self.arena + self.ends[i], self.ends[i + 1] - self.ends[i]):
+            s = self.arena + self.ends[i]
+            sl = self.ends[i + 1] - self.ends[i]
+            if sl >= literal and memcmp(s, p, literal) == 0 and caught(p, pl, s, sl):
                 o[found] = <uint32_t>i
                 found += 1
         return out[:found].copy()

@@ -148,6 +148,9 @@ class Questions(Appender):
         return f.mask
 
     def _up(self, seq: int) -> Iterator[Segment]:
+        if self.columns.rows and seq >= self.columns.base:
+            yield self.active
+            return
         at = max(bisect_right(self._bases, seq) - 1, 0)
         for place in range(at, len(self.sealed)):
             yield self.sealed[place]
@@ -281,8 +284,10 @@ class Questions(Appender):
     def last_per_subject(self, f: Filter | None, upto: int) -> Array:
         """The last live message of each subject that is not beyond `upto`, ascending."""
         if upto >= self.last_seq:
-            found = [self._last(sid) for sid in self.subjects_of(f).tolist()]
-            return np.sort(np.array(found, np.uint64))
+            sids = self.subjects_of(f)
+            for sid in sids[self.table.lasts[sids] >= np.uint64(STALE)].tolist():
+                self._last(sid)
+            return np.sort(self.table.lasts[sids])
         mask = self._mask(f)
         seen = np.zeros(len(self.table), np.uint8)
         parts = []
