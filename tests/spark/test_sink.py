@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -95,8 +94,8 @@ def test_a_repeated_task_goes_on_where_the_first_attempt_ended(broker: Broker, n
 def test_two_attempts_at_once_write_every_row_once(broker: Broker, name: str) -> None:
     sink(broker, name)
     slow, fast = AtomicPublisher(target(broker, name)), AtomicPublisher(target(broker, name))
-    assert fast.publish(rows(150, name)) == 150
-    assert slow.publish(rows(250, name)) == 100, "it knew of nothing when it began, and is fenced off"
+    assert fast.publish(rows(198, name)) == 198
+    assert slow.publish(rows(250, name)) == 52, "it knew of nothing when it began, and is fenced off"
 
 
 def test_other_rows_in_a_repeated_task_are_an_error(broker: Broker, name: str) -> None:
@@ -140,10 +139,8 @@ def test_an_epoch_repeated_from_the_checkpoint_writes_nothing_twice(
 
     run()
     assert stored(broker, load, name) == list(range(700))
-    shutil.rmtree(checkpoint / "commits")
-    (checkpoint / "commits").mkdir()
-    for offsets in sorted((checkpoint / "offsets").glob("[0-9]*"))[1:]:
-        offsets.unlink()
+    for forgotten in ("1", ".1.crc"):
+        (checkpoint / "commits" / forgotten).unlink()
     run()
     assert stored(broker, load, name) == list(range(700))
 

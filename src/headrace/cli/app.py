@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.claims import claims_app
+from headrace.cli.pipeline import pipeline
 
 app = typer.Typer(
     name="headrace",
@@ -18,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(claims_app)
+app.add_typer(pipeline, name="pipeline")
 
 
 ServerUrl = Annotated[

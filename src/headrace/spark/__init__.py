@@ -21,6 +21,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _sources() -> list[type[Any]]:
+    from headrace.spark.kv import KvSource
     from headrace.spark.provider import HeadraceSource, JetStreamSource
 
-    return [HeadraceSource, JetStreamSource]
+    return [HeadraceSource, JetStreamSource, KvSource]

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from headrace.durations import duration_ns
 from headrace.errors import ProtocolError
+from headrace.spark.claims import claim_column
 from headrace.store.arrow import binary_views, parse_headers
 
 Ints = npt.NDArray[np.int64]
@@ -139,7 +140,7 @@ class Block:
         return deadlines(self._time(), ttls)
 
     def _claim(self) -> pa.Array:
-        return pa.nulls(len(self))
+        return claim_column(self._own_headers, self._data())
 
     @cached_property
     def _own_headers(self) -> pa.Array:

@@ -89,10 +89,11 @@ class Acknowledger:
         link.send(b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), inbox, len(body), body))
         count = 0
         for frame in link.frames(link.address.timeout_s, subject):
-            if frame.subject != inbox:
-                continue
-            if _ends(frame, subject):
+            # Messages come under their own subjects, statuses under that of the inbox.
+            if frame.subject == inbox and _ends(frame, subject):
                 return
+            if not frame.reply.startswith(b"$JS.ACK."):
+                continue
             yield frame.reply
             count += 1
             if count == _BATCH_MAX:

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from headrace.spark.claims import claim_column
 from headrace.spark.options import Options
 from headrace.spark.planning import Range
 from headrace.spark.schema import assemble
@@ -22,14 +23,15 @@ _BATCH_ROWS = 65_536
 
 def read_range(options: Options, part: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a range."""
-    wanted = tuple(name for name in schema.names if name != "claim") or ("seq",)
+    extra = ("headers", "data") if "claim" in schema.names else ()
+    wanted = tuple(dict.fromkeys(name for name in (*schema.names, *extra) if name != "claim"))
     shape = Shape(wanted, "us", parse_headers=True)
     patterns = (options.subject.encode(),) if options.subject else ()
     snapshot = _opened(options.path, options.stream, part.pin)
     for batch in snapshot.batches(Selection(patterns, part.start, part.end), shape, _BATCH_ROWS):
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         if "claim" in schema.names:
-            columns["claim"] = pa.nulls(batch.num_rows)
+            columns["claim"] = claim_column(columns["headers"], columns["data"])
         yield assemble(columns, schema)
 
 

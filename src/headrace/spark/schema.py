@@ -23,12 +23,21 @@ from pyspark.sql.types import (
 
 from headrace.errors import HeadraceError
 
-_CLAIM_TEXTS = ("claim_id", "bucket", "object_key", "compression", "checksum", "content_type")
 #: What a claim's reference says; null in messages that carry their payload themselves.
 CLAIM = StructType(
-    [StructField(name, StringType()) for name in _CLAIM_TEXTS]
-    + [StructField("original_size", LongType())]
-    + [StructField(name, StringType()) for name in ("created_at", "expires_at")]
+    [
+        StructField("claim_id", StringType()),
+        StructField("bucket", StringType()),
+        StructField("object_key", StringType()),
+        StructField("original_size", LongType()),
+        StructField("compression", StringType()),
+        StructField("checksum", StringType()),
+        StructField("stored_size", LongType()),
+        StructField("stored_checksum", StringType()),
+        StructField("content_type", StringType()),
+        StructField("created_at", TimestampType()),
+        StructField("expires_at", TimestampType()),
+    ]
 )
 HEADERS = MapType(StringType(), ArrayType(StringType()))
 STREAM = StructType(

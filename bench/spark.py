@@ -1,0 +1,235 @@
+"""How fast Spark reads and writes streams: `python bench/spark.py [--only direct,wire,...] [--messages N] [--json]`.
+
+Each figure is the best of a few rounds on `local[2]`, with the server on the same machine, because the machine has other
+things to do. Reading the same rows from Parquet stands beside the direct path as the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from pyspark.sql import SparkSession
+
+from conformance.servers import KINDS, OURS, Server
+from headrace.spark.link import Address, Link
+from headrace.store import FileDisk, Store
+
+PAYLOAD = b"x" * 128
+FLOORS = {
+    "direct": 2_000_000,
+    "direct, to a noop sink": 2_000_000,
+    "wire headrace": 150_000,
+    "wire nats-server": 150_000,
+    "sink headrace": 100_000,
+    "sink nats-server": 100_000,
+}
+
+
+class WallClock:
+    def now_ns(self) -> int:
+        return time.time_ns()
+
+
+def session(folder: Path) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.log.level": "ERROR",
+        "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def rate(count: int, rounds: int, work: Callable[[], Any]) -> float:
+    """The best rate of a few rounds."""
+    best = 0.0
+    for _ in range(rounds):
+        started = time.perf_counter()
+        work()
+        best = max(best, count / (time.perf_counter() - started))
+    return best
+
+
+def fill_store(root: Path, messages: int) -> None:
+    disk = FileDisk(root)
+    store = Store.open(disk, WallClock())
+    log = store.create("S")
+    subjects = [b"orders.%d" % n for n in range(200)]
+    for start in range(0, messages, 1000):
+        log.append_many(
+            [(subjects[n % 200], b"", PAYLOAD) for n in range(start, start + 1000)], time.time_ns()
+        )
+        if not store.in_flight:
+            store.seal()
+        disk.drain()
+    store.close()
+    disk.close()
+
+
+def direct(spark: SparkSession, folder: Path, messages: int, rounds: int) -> dict[str, float]:
+    root = folder / "store"
+    fill_store(root, messages)
+    frame = spark.read.format("headrace").option("path", str(root)).option("stream", "S").load()
+    table = str(folder / "parquet")
+    frame.write.parquet(table)
+
+    def noop() -> None:
+        frame.write.format("noop").mode("overwrite").save()
+
+    found = {"direct": rate(messages, rounds, lambda: frame.selectExpr("sum(length(data))").collect())}
+    found["direct, to a noop sink"] = rate(messages, rounds, noop)
+    rows = spark.read.parquet(table)
+    found["the same from Parquet"] = rate(
+        messages, rounds, lambda: rows.write.format("noop").mode("overwrite").save()
+    )
+    return found
+
+
+def fill_server(link: Link, messages: int) -> None:
+    frame = b"PUB s.%d 128\r\n" + PAYLOAD + b"\r\n"
+    for start in range(0, messages, 10_000):
+        link.send(b"".join(frame % (n % 100) for n in range(start, start + 10_000)))
+    while json.loads(link.request("$JS.API.STREAM.INFO.S").payload)["state"]["messages"] < messages:
+        time.sleep(0.05)
+
+
+def served(kind: str, **config: Any) -> tuple[Server, Link]:
+    server = Server(kind)
+    link = Link(Address(servers=(server.url,), timeout_s=30.0))
+    base = {"name": "S", "subjects": ["s.>", "_progress.S.>"], "allow_direct": True, "allow_atomic": True}
+    link.request("$JS.API.STREAM.CREATE.S", {**base, **config})
+    return server, link
+
+
+def wire(spark: SparkSession, kind: str, messages: int, rounds: int) -> dict[str, float]:
+    server, link = served(kind)
+    with server:
+        fill_server(link, messages)
+        reader = spark.read.format("headrace").option("servers", server.url).option("stream", "S")
+        frame = reader.option("minPartitions", 2).load()
+        return {
+            f"wire {kind}": rate(messages, rounds, lambda: frame.selectExpr("sum(length(data))").collect())
+        }
+
+
+def sink(spark: SparkSession, kind: str, messages: int, rounds: int) -> dict[str, float]:
+    server, _ = served(kind)
+    text = PAYLOAD.decode()
+    with server:
+        frame = spark.sql(
+            f"select 's.' || id % 100 as subject, '{text}' as data from range(0, {messages}, 1, 2)"
+        )
+        writer = frame.write.format("headrace").mode("append").option("servers", server.url)
+        return {f"sink {kind}": rate(messages, rounds, lambda: writer.option("stream", "S").save())}
+
+
+def latency(spark: SparkSession, kind: str) -> dict[str, float]:
+    """Milliseconds from a publish to its row in foreachBatch (median), and percent of a core while nothing comes."""
+    server, link = served(kind)
+    delays: list[float] = []
+
+    def seen(batch: Any, _: int) -> None:
+        now = time.time()
+        delays.extend(now - float(row.data) for row in batch.select("data").collect())
+
+    with server, tempfile.TemporaryDirectory() as checkpoint:
+        reader = spark.readStream.format("headrace").option("servers", server.url).option("stream", "S")
+        writer = reader.load().writeStream.foreachBatch(seen).option("checkpointLocation", checkpoint)
+        query = writer.start()
+        for n in range(60):
+            payload = b"%f" % time.time()
+            link.send(b"PUB s.%d %d\r\n%s\r\n" % (n, len(payload), payload))
+            time.sleep(0.25)
+        time.sleep(3)
+        idle = idle_percent(10.0, server.pid)
+        query.stop()
+    late = delays[len(delays) // 3 :]
+    return {
+        f"publish to foreachBatch, ms, {kind}": statistics.median(late) * 1000,
+        f"idle, % of a core (Spark and its workers), {kind}": idle[0],
+        f"idle, % of a core (server), {kind}": idle[1],
+    }
+
+
+def idle_percent(seconds: float, server: int) -> tuple[float, float]:
+    """What this process's children spend meanwhile: all but the server, and the server."""
+    before = _ticks(server)
+    threading.Event().wait(seconds)
+    after = _ticks(server)
+    hertz = os.sysconf("SC_CLK_TCK")
+    used = [(b - a) / hertz / seconds * 100 for a, b in zip(before, after, strict=True)]
+    return used[0], used[1]
+
+
+def _ticks(server: int) -> tuple[int, int]:
+    parents, spent = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        pid = int(stat.parent.name)
+        parents[pid], spent[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+
+    def ours(pid: int) -> bool:
+        while pid > 1:
+            if pid == os.getpid():
+                return True
+            pid = parents.get(pid, 0)
+        return False
+
+    mine = [pid for pid in spent if ours(pid) and pid not in (server, os.getpid())]
+    return sum(spent[pid] for pid in mine) + spent[os.getpid()], spent[server]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="direct,wire,sink,latency")
+    parser.add_argument("--messages", type=int, default=0, help="instead of what each figure uses by itself")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    chosen = args.only.split(",")
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        spark = session(folder)
+        if "direct" in chosen:
+            found |= direct(spark, folder, args.messages or 8_000_000, args.rounds)
+        for kind in KINDS:
+            if "wire" in chosen:
+                found |= wire(spark, kind, args.messages or 500_000, args.rounds)
+            if "sink" in chosen:
+                found |= sink(spark, kind, args.messages or 300_000, args.rounds)
+        if "latency" in chosen:
+            found |= latency(spark, OURS)
+        spark.stop()
+    if args.json:
+        print(json.dumps(found))
+        return
+    for what, value in found.items():
+        floor = FLOORS.get(what)
+        verdict = "" if floor is None else f"  (floor {floor:,}: {'met' if value >= floor else 'missed'})"
+        print(f"{what:55} {value:>14,.0f}{verdict}")
+
+
+if __name__ == "__main__":
+    main()

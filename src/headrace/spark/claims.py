@@ -1,0 +1,59 @@
+"""The reference of a claim as a column: where the payload of a message lies that is too large for a stream.
+
+Owns the way from messages to the `claim` struct. Invariant: messages without a claim cost nothing but one look at their
+headers; what says it is a claim but carries no reference is null. Must not fetch anything.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+#: As in `headrace.claims.reference`, which is not imported here: it brings the clients of object stores with it, and Spark
+#: imports this module in every session, claims or not. A test compares the two.
+CLAIM_HEADER = "prism-claim-check"
+#: Name and Arrow type of what a reference says; Spark's type of it is in `schema`.
+FIELDS = (
+    ("claim_id", pa.string()),
+    ("bucket", pa.string()),
+    ("object_key", pa.string()),
+    ("original_size", pa.int64()),
+    ("compression", pa.string()),
+    ("checksum", pa.string()),
+    ("stored_size", pa.int64()),
+    ("stored_checksum", pa.string()),
+    ("content_type", pa.string()),
+    ("created_at", pa.timestamp("us", tz="UTC")),
+    ("expires_at", pa.timestamp("us", tz="UTC")),
+)
+_KIND = pa.struct(FIELDS)
+
+
+def claim_column(headers: pa.Array, data: pa.Array) -> pa.Array:
+    """References of the messages that carry one, null for the others."""
+    if headers.null_count == len(headers):
+        return pa.nulls(len(headers), _KIND)
+    told = pc.list_element(pc.fill_null(pc.map_lookup(headers, pa.scalar(CLAIM_HEADER), "first"), [None]), 0)
+    marked = pc.fill_null(pc.equal(told, "true"), False)
+    if not pc.any(marked).as_py():
+        return pa.nulls(len(headers), _KIND)
+    pairs = zip(marked.to_pylist(), data.to_pylist(), strict=True)
+    return pa.array([_reference(payload) if is_claim else None for is_claim, payload in pairs], _KIND)
+
+
+def _reference(payload: bytes) -> dict[str, Any] | None:
+    try:
+        values = json.loads(payload)
+        return {name: _value(values[name], kind) for name, kind in FIELDS}
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _value(value: Any, kind: pa.DataType) -> Any:
+    if not isinstance(value, str if kind == pa.string() else int):
+        raise TypeError(value)
+    # Times are whole seconds in a reference.
+    return value * 1_000_000 if pa.types.is_timestamp(kind) else value

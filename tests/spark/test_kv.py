@@ -1,0 +1,121 @@
+"""A bucket as a table, as its history and as a feed of changes; and what is written to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.conftest import Broker
+
+
+def bucket(broker: Broker, name: str, history: int) -> None:
+    broker.create(
+        f"KV_{name}",
+        subjects=[f"$KV.{name}.>"],
+        max_msgs_per_subject=history,
+        allow_rollup_hdrs=True,
+        allow_msg_ttl=True,
+        subject_delete_marker_ttl=60_000_000_000,
+    )
+
+
+def changes(broker: Broker, name: str) -> None:
+    """a: two values; b: deleted; c: purged; d: one value; e: deleted and put again."""
+    deleted, purged = b"KV-Operation: DEL\r\n", b"KV-Operation: PURGE\r\nNats-Rollup: sub\r\n"
+    history = [
+        ("a", b"", b"1"),
+        ("b", b"", b"2"),
+        ("a", b"", b"3"),
+        ("b", deleted, b""),
+        ("c", b"", b"4"),
+        ("c", purged, b""),
+        ("d", b"", b"5"),
+        ("e", b"", b"6"),
+        ("e", deleted, b""),
+        ("e", b"", b"7"),
+    ]
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.{key}", lines, value) for key, lines, value in history])
+
+
+def load(spark: SparkSession, broker: Broker, name: str, **options: Any) -> DataFrame:
+    reader = spark.read.format("headrace_kv").option("servers", broker.url).option("bucket", name)
+    return reader.options(**options).load()
+
+
+@pytest.mark.parametrize("history", [1, 10])
+def test_a_table_has_the_live_keys(broker: Broker, spark: SparkSession, name: str, history: int) -> None:
+    bucket(broker, name, history)
+    changes(broker, name)
+    expected = [("a", b"3", 3), ("d", b"5", 7), ("e", b"7", 10)]
+    found = load(spark, broker, name).select("key", "value", "revision").orderBy("key").collect()
+    assert [tuple(row) for row in found] == expected
+    if broker.server.is_ours:
+        direct = load(spark, broker, name, path=broker.path)
+        assert [
+            tuple(row) for row in direct.select("key", "value", "revision").orderBy("key").collect()
+        ] == expected
+    one = load(spark, broker, name, keys="d").collect()
+    assert [(row.key, row.operation) for row in one] == [("d", "put")]
+
+
+def test_history_and_changes_tell_what_happened(
+    broker: Broker, spark: SparkSession, name: str, tmp_path: Path
+) -> None:
+    bucket(broker, name, 10)
+    changes(broker, name)
+    expected = [
+        ("a", "put", b"1"),
+        ("b", "put", b"2"),
+        ("a", "put", b"3"),
+        ("b", "delete", None),
+        ("c", "purge", None),
+        ("d", "put", b"5"),
+        ("e", "put", b"6"),
+        ("e", "delete", None),
+        ("e", "put", b"7"),
+    ]
+    history = load(spark, broker, name, mode="history").orderBy("revision").collect()
+    assert [(row.key, row.operation, row.value) for row in history] == expected
+    reader = spark.readStream.format("headrace_kv").option("servers", broker.url).option("bucket", name)
+    feed = reader.option("starting", "earliest").load()
+    seen: list[Any] = []
+    writer = feed.writeStream.foreachBatch(lambda batch, _: seen.extend(batch.orderBy("revision").collect()))
+    writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    assert writer.start().awaitTermination(60)
+    assert [(row.key, row.operation, row.value) for row in seen] == expected
+
+
+def test_rows_become_puts_deletes_and_purges(broker: Broker, spark: SparkSession, name: str) -> None:
+    bucket(broker, name, 5)
+
+    def write(rows: str, **options: Any) -> None:
+        frame = spark.sql(f"select * from values {rows}")
+        writer = frame.write.format("headrace_kv").mode("append").option("servers", broker.url)
+        writer.option("bucket", name).options(**options).save()
+
+    write(
+        "('a', '1', 'put', '1h'), ('b', '2', 'put', '1h'), ('c', '3', null, null) as t(key, value, operation, ttl)"
+    )
+    write("('a', 'delete'), ('b', 'purge') as t(key, operation)")
+    found = load(spark, broker, name, mode="history").orderBy("revision").collect()
+    assert sorted((row.key, row.operation) for row in found) == [
+        ("a", "delete"),
+        ("a", "put"),
+        ("b", "purge"),
+        ("c", "put"),
+    ]
+    assert next(row for row in found if row.key == "a").expires_at is not None
+    write("('d', '4') as t(key, value)", mode="create")
+    with pytest.raises(PySparkException, match="wrong last sequence"):
+        write("('c', '4') as t(key, value)", mode="create")
+
+
+def test_what_is_wrong_with_a_bucket_is_said(ours: Broker, spark: SparkSession) -> None:
+    with pytest.raises(PySparkException, match=r"stream 'KV_nothing' on .*stream not found"):
+        load(spark, ours, "nothing").collect()
+    with pytest.raises(PySparkException, match="option `mode`: 'all' is none of table, history"):
+        load(spark, ours, "nothing", mode="all").collect()
