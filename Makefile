@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 KERNEL := $(VENV)/.kernel
+AZURITE := $(VENV)/azurite/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES := $(wildcard src/headrace/kernel/*.pyx src/headrace/kernel/*.pxd)
 JAVA_MIN := 17
@@ -29,13 +30,18 @@ $(KERNEL): $(READY) setup.py $(SOURCES)
 	@$(PIP) install -c constraints.txt --no-build-isolation -e .
 	@touch $@
 
+$(AZURITE):
+	@command -v npm >/dev/null || { echo "npm is missing; the tests of Azure Blob need it (Azurite). On Debian: apt-get install nodejs npm"; exit 1; }
+	@npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@3.37.0
+	@touch $@
+
 run: setup ## a broker on 127.0.0.1:4222, data in ./data (ARGS='-p 4333' adds flags)
 	$(BIN)/headrace serve -js -sd data $(ARGS)
 
 demo: setup ## the whole story in one go; the broker stays up to try things (ARGS=--exit ends it)
 	$(BIN)/python -m headrace.demo $(ARGS)
 
-test: java setup ## all tests that belong to a change (ARGS='tests/unit -k name' selects)
+test: java setup $(AZURITE) ## all tests that belong to a change (ARGS='tests/unit -k name' selects)
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
 
 check: setup ## ruff and mypy

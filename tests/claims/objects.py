@@ -158,7 +158,7 @@ class Azurite(Process):
     def __init__(self) -> None:
         if not AZURITE.exists() or not shutil.which("node"):
             raise RuntimeError(
-                "Azurite is missing: run `make azurite` (needs npm; on Debian: apt-get install nodejs npm)"
+                "Azurite is missing: run `make test` (needs npm; on Debian: apt-get install nodejs npm)"
             )
         folder = Path(tempfile.mkdtemp(prefix="claims-azurite-"))
         (port,) = free_ports(1)
