@@ -1,17 +1,22 @@
 """Crash points by the million: `python -m tests.crash.enumerate --points 2000000 --jobs 2`.
 
 Works through scripted workloads with ever new orders of their lanes and all small workloads, until enough
-points were tried; prints a line a minute. `--replay LABEL` repeats one point.
+points were tried; prints a line a minute and keeps the figures, so that a run that was ended goes on later.
+`--replay LABEL` repeats one point.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 import sys
 import time
 from collections.abc import Iterator
-from itertools import count
+from dataclasses import asdict
+from itertools import count, islice
 from multiprocessing import get_context
+from pathlib import Path
 
 from .points import Checker, Tally, trace_of
 from .workloads import SCRIPTED, words
@@ -25,6 +30,12 @@ def stories(start: int) -> Iterator[str]:
             yield f"{name}/{seed}"
             for _, word in zip(range(20), spelled, strict=False):
                 yield f"small/{word}"
+
+
+def calm() -> None:
+    """Stores are full of cycles; collecting them a little later makes a worker a tenth faster."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def work(label: str) -> tuple[str, Tally, str]:
@@ -44,22 +55,42 @@ def replay(label: str) -> None:
     print(f"{label} holds: {checker.tally}")
 
 
-def campaign(points: int, jobs: int, start: int) -> int:
-    total, failures, started, told = Tally(), [], time.monotonic(), time.monotonic()
-    print(f"at least {points:,} crash points, {jobs} jobs, seeds from {start}", flush=True)
-    with get_context("fork").Pool(jobs) as pool:
-        for label, tally, failure in pool.imap_unordered(work, stories(start)):
+def load(figures: Path) -> tuple[Tally, int]:
+    """What an earlier run came to, and the number of the story it would have gone on with."""
+    if not figures.exists():
+        return Tally(), 0
+    saved = json.loads(figures.read_text())
+    return Tally(**saved["tally"]), saved["next"]
+
+
+def save(figures: Path, total: Tally, following: int) -> None:
+    figures.parent.mkdir(parents=True, exist_ok=True)
+    figures.write_text(json.dumps({"next": following, "tally": asdict(total)}, indent=1) + "\n")
+
+
+def campaign(points: int, jobs: int, start: int, figures: Path) -> int:
+    """Goes on where an earlier run ended, until all runs together have tried enough points."""
+    total, done = load(figures)
+    failures, started, told = 0, time.monotonic(), 0.0
+    print(
+        f"{points:,} crash points wanted, {total.total:,} done; {jobs} jobs, seeds from {start}", flush=True
+    )
+    with get_context("fork").Pool(jobs, calm) as pool:
+        for label, tally, failure in pool.imap(work, islice(stories(start), done, None)):
             total.add(tally)
+            done += 1
             if failure:
-                failures.append(label)
+                failures += 1
                 print(f"FAILED {failure}", flush=True)
-            if time.monotonic() - told > 60:
+            enough = total.total >= points or failures > 20
+            if enough or time.monotonic() - told > 60:
                 told = time.monotonic()
+                save(figures, total, done)
                 print(f"{label}: {total}", flush=True)
-            if total.total >= points or len(failures) > 20:
+            if enough:
                 pool.terminate()
                 break
-    print(f"{total}; {time.monotonic() - started:.0f} s of wall time; {len(failures)} failures")
+    print(f"{time.monotonic() - started:.0f} s of wall time; {done:,} workloads; {failures} failures")
     for name, number in sorted(total.by_outcome.items()):
         print(f"  {name:14} {number:>10,}")
     return 1 if failures else 0
@@ -70,6 +101,7 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=2_000_000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="first seed of the scripted workloads")
+    parser.add_argument("--figures", type=Path, default=Path("out/crash.json"), help="kept, to go on later")
     parser.add_argument("--only", help="workloads such as append/0,small/abc")
     parser.add_argument("--replay", help="repeat one crash point")
     arguments = parser.parse_args()
@@ -80,7 +112,7 @@ def main() -> int:
     if arguments.replay:
         replay(arguments.replay)
         return 0
-    return campaign(arguments.points, arguments.jobs, arguments.seed)
+    return campaign(arguments.points, arguments.jobs, arguments.seed, arguments.figures)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ KIB = 1 << 10
 
 #: For the simulated disk.
 TINY = StoreOptions(
-    journal_bytes=32 * KIB,
+    journal_bytes=16 * KIB,
     block_bytes=2 * KIB,
     segment_bytes=12 * KIB,
     segment_rows=64,
     large_bytes=4 * KIB,
-    checkpoint_bytes=48 * KIB,
+    checkpoint_bytes=24 * KIB,
     headroom_bytes=64 * KIB,
     cache_bytes=16 * KIB,
     behind_bytes=8 * KIB,

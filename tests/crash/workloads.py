@@ -93,8 +93,8 @@ def checkpoint(driver: Driver, rng: Random) -> None:
 def rotate(driver: Driver, rng: Random) -> None:
     """Enough bytes to fill several journal files and segments: they are sealed, retired and used again."""
     driver.create("A")
-    for _ in range(16):
-        some(driver, rng, "A", 6, 2_400)
+    for _ in range(12):
+        some(driver, rng, "A", 5, 2_400)
         if rng.random() < 0.3:
             driver.remove("A", rng.choice(live(driver, "A")))
         driver.seal()
