@@ -13,7 +13,7 @@ from headrace.api import times
 from headrace.api.decode import decode_lenient
 from headrace.api.requests import MessageGetRequest
 from headrace.broker.levels import level_too_high
-from headrace.errors import RequestError
+from headrace.errors import RequestError, StoreError
 from headrace.store import Filter, Log
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _MALFORMED = b"NATS/1.0 408 Malformed Request\r\n\r\n"
 _BAD = b"NATS/1.0 408 Bad Request\r\n\r\n"
 _LEVEL = b"NATS/1.0 412 Required Api Level\r\n\r\n"
 _TOO_MANY = b"NATS/1.0 413 Too Many Results\r\n\r\n"
+_UNREADABLE = b"NATS/1.0 500 Store Unavailable\r\n\r\n"
 
 
 class DirectGet:
@@ -54,9 +55,14 @@ class DirectGet:
             return None
         if header and level_too_high(header):
             return self._status(reply, _LEVEL)
-        if len(subject) > self._prefix_length and not payload:
-            return self._last_by_subject(reply, subject[self._prefix_length :])
-        self._request(reply, subject[self._prefix_length :], payload)
+        key = subject[self._prefix_length :]
+        try:
+            if key and not payload:
+                self._last_by_subject(reply, key)
+            else:
+                self._request(reply, key, payload)
+        except StoreError:
+            self._status(reply, _UNREADABLE)
 
     def _last_by_subject(self, reply: bytes, subject: bytes) -> None:
         stream = self._stream
@@ -79,7 +85,7 @@ class DirectGet:
         if refusal:
             return self._status(reply, refusal)
         if key:
-            request.last_by_subj = key.decode()
+            request.last_by_subj = key.decode("utf-8", "surrogateescape")
         self._stream.retention.enforce()
         if request.multi_last:
             self._multi(reply, request)
@@ -99,7 +105,11 @@ class DirectGet:
     def _batch(self, reply: bytes, request: MessageGetRequest) -> None:
         log = self._stream.log
         wanted = log.filter((request.next_by_subj.encode(),)) if request.next_by_subj else None
-        start = log.seq_at(times.nanos(request.start_time)) if request.start_time is not None else request.seq
+        start = request.seq
+        if request.start_time is not None:
+            start = log.seq_at(times.nanos(request.start_time))
+            if not start:
+                return self._status(reply, _NOT_FOUND)
         pending = log.count(wanted, start)
         last, pending = self._send_run(reply, request, _matches(log, wanted, start), pending)
         if not last:
@@ -176,6 +186,24 @@ class DirectGet:
         self._stream.ticker.send(self._stream.log, reply, b"", block, payload)
 
 
+class MirrorGet(DirectGet):
+    """A mirror answers under its origin's name, as one of a group: once it has caught up, and only where the origin
+    itself does not answer.
+    """
+
+    __slots__ = ("_origin",)
+
+    def __init__(self, stream: Stream, served_name: bytes) -> None:
+        super().__init__(stream, served_name)
+        self._origin = served_name.decode()
+
+    def offer(self, session: Session, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        stream = self._stream
+        origin = stream.jetstream.streams.get(self._origin)
+        if (origin is None or not origin.config.allow_direct) and stream.sourcing.close_behind:
+            super().offer(session, subject, reply, header, payload)
+
+
 def find(stream: Stream, request: MessageGetRequest) -> int:
     """The sequence that a get for one message means; 0 when there is none."""
     log = stream.log
@@ -188,7 +216,7 @@ def find(stream: Stream, request: MessageGetRequest) -> int:
         return log.next(log.filter((request.next_by_subj.encode(),)), seq)
     if seq:
         return seq
-    return stream.last_matching(request.last_by_subj.encode())
+    return stream.last_matching(request.last_by_subj.encode("utf-8", "surrogateescape"))
 
 
 def _matches(log: Log, wanted: Filter | None, start: int) -> Iterator[int]:

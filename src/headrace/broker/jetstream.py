@@ -18,7 +18,7 @@ from headrace.broker.acks import AckDoor
 from headrace.broker.advisories import Advisories
 from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits, Staging
 from headrace.broker.consumer_facts import PROGRESS_KEY
-from headrace.broker.direct import DirectGet
+from headrace.broker.direct import DirectGet, MirrorGet
 from headrace.broker.door import ApiDoor
 from headrace.broker.positions import KEY as ORIGINS_KEY
 from headrace.broker.positions import key_of as origins_key
@@ -36,6 +36,8 @@ _DUPLICATES = b"ids/"
 #: Bytes admitted and not yet where they belong; beyond this publishers wait.
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 _IDLE_NS = 50_000_000
+_RELIEF_NS = 10_000_000
+_FULL_NS = 1_000_000_000
 #: A clock that went back further than this was set; it is followed.
 _CLOCK_JUMP_NS = 1_000_000_000
 
@@ -76,6 +78,7 @@ class JetStream:
         self.later = wake
         self.ticker = Ticker(store, hub, wake, self._committed)
         self._idle_alarm: Handle | None = None
+        self._relief_alarm: Handle | None = None
         self._relief: Callable[[], None] | None = None
         self.advisories = Advisories(self)
         self.staging = Staging(batch_limits)
@@ -107,16 +110,29 @@ class JetStream:
     # Pressure and rest
 
     def pressed(self) -> bool:
-        """Whether more waits for the disk than should: publishers are to be held back."""
-        return self.store.pending_bytes > PENDING_BYTES_MAX
+        """Whether more waits for the disk than should: publishers are to be held back.
+
+        Not while the disk is full: then nothing is admitted anyway, and what would help has to be heard.
+        """
+        if self.store.pending_bytes <= PENDING_BYTES_MAX or self.store.full:
+            return False
+        if self._relief_alarm is None:
+            self._relief_alarm = self.timers.after(_RELIEF_NS, self._look_relief)
+        return True
 
     def on_relief(self, call: Callable[[], None]) -> None:
         """Call whenever the disk has caught up enough."""
         self._relief = call
 
-    def _committed(self) -> None:
-        if self._relief is not None and self.store.pending_bytes < PENDING_BYTES_MAX // 2:
+    def _look_relief(self) -> None:
+        """Publishers wait: let them go on as soon as half of it has arrived where it belongs."""
+        self._relief_alarm = None
+        if self.store.pending_bytes > PENDING_BYTES_MAX // 2 and not self.store.full:
+            self._relief_alarm = self.timers.after(_RELIEF_NS, self._look_relief)
+        elif self._relief is not None:
             self._relief()
+
+    def _committed(self) -> None:
         if self._idle_alarm is None:
             self._idle_alarm = self.timers.after(_IDLE_NS, self._look_idle)
 
@@ -125,6 +141,8 @@ class JetStream:
         self._idle_alarm = None
         if self.settled:
             self.store.idle()
+        if self.store.full:  # look again: space may be freed by others
+            self._idle_alarm = self.timers.after(_FULL_NS, self._look_idle)
 
     @property
     def settled(self) -> bool:
@@ -165,10 +183,10 @@ class JetStream:
         return stream
 
     def update_stream(self, stream: Stream, config: StreamConfig) -> None:
-        """Give a stream a new, validated configuration."""
+        """Give a stream a new, validated configuration; it is written down before it bites."""
         stream.configure(config)
-        stream.retention.start()
         self._keep(stream)
+        stream.retention.start()
         self._open_doors(stream)
         stream.sourcing.configure(config)
 
@@ -218,6 +236,7 @@ class JetStream:
             self._close_doors(stream)
             stream.sourcing.stop()
             stream.retention.stop()
+        self.scribe.write()
         self.ticker.tick()
         self.store.close()
 
@@ -226,11 +245,11 @@ class JetStream:
     def _open_doors(self, stream: Stream) -> None:
         self._close_doors(stream)
         stream.listen()
-        doors = []
+        doors: list[DirectGet] = []
         if stream.config.allow_direct:
             doors.append(DirectGet(stream, stream.name_bytes))
         if stream.config.mirror_direct and stream.config.mirror is not None:
-            doors.append(DirectGet(stream, stream.config.mirror.name.encode()))
+            doors.append(MirrorGet(stream, stream.config.mirror.name.encode()))
         self._doors[stream.name] = doors
         for door in doors:
             for pattern in door.patterns:
