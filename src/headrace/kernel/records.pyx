@@ -407,7 +407,9 @@ cdef class Columns:
         return self
 
     cdef int grow(self) except -1:
-        cdef Py_ssize_t cap = self.cap + (self.cap >> 1) if self.cap else 32
+        cdef Py_ssize_t cap = 64
+        if self.cap > 0:
+            cap = self.cap * 2 if self.cap < 8192 else self.cap + (self.cap >> 1)
         if self.cap < 0:
             raise ValueError("these columns are only read")
         if self.cap == 0:

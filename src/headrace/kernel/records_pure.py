@@ -216,7 +216,7 @@ class Columns:
     def _grow(self) -> None:
         if self._capacity < 0:
             raise ValueError("these columns are only read")
-        capacity = self._capacity + (self._capacity >> 1) if self._capacity else 32
+        capacity = max(self._capacity * 2 if self._capacity < 8192 else self._capacity * 3 // 2, 64)
         for name in ("time", "offset", "size", "subject", "ttl", "flags", "delta", "live"):
             array = getattr(self, name)
             if array is not None:
