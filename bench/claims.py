@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import nats
 import obstore
+import uvloop
 from obstore.store import LocalStore
 
 from claims.objects import Weed
@@ -224,19 +225,25 @@ async def bench_collect(connection: Any, folder: Path, count: int) -> None:
         messages = [(claim_subject("benchgc", entry.claim_id), _facts(entry), {}) for entry in entries]
         messages += [(due_subject("benchgc", entry.claim_id), b"", marker) for entry in entries]
         await claims.wire.publish_all(messages)
-    started = time.perf_counter()
-    report = await claims.collector.collect(sweep=False)
-    spent = time.perf_counter() - started
-    print(f"collected {report.removed} claims from a folder: {report.removed / spent:,.0f}/s", flush=True)
+    await _timed_removal("collected", lambda: claims.collector.collect(sweep=False))
     for start in range(0, count, 1000):
         keys = [f"benchgc/b/2026010100/o{number}" for number in range(start, min(start + 1000, count))]
         await asyncio.gather(*(claims.store.put(key, b"x" * 100, Plain()) for key in keys))
     clock.advance(7200)
-    started = time.perf_counter()
-    report = await claims.collector.collect()
-    spent = time.perf_counter() - started
-    print(f"swept {report.removed} orphans from a folder: {report.removed / spent:,.0f}/s", flush=True)
+    await _timed_removal("swept", claims.collector.collect)
     await claims.close()
+
+
+async def _timed_removal(verb: str, work: Callable[[], Awaitable[Any]]) -> None:
+    """Rates by the wall clock, and by this process's own time, which a busy machine does not change as much."""
+    started, busy = time.perf_counter(), time.process_time()
+    report = await work()
+    spent, busy = time.perf_counter() - started, time.process_time() - busy
+    print(
+        f"{verb} {report.removed} small claims from a folder: {report.removed / spent:,.0f}/s "
+        f"({report.removed / busy:,.0f} a second of processor time)",
+        flush=True,
+    )
 
 
 def _facts(entry: Entry) -> bytes:
@@ -286,7 +293,7 @@ if __name__ == "__main__":
     running = Weed() if chosen.store != "folder" and not chosen.only_collect else None
     try:
         with reference_server() as address:
-            asyncio.run(main(chosen, address, place, running))
+            uvloop.run(main(chosen, address, place, running))
     finally:
         if running:
             running.close()

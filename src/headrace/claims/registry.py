@@ -245,9 +245,9 @@ async def scan_subjects(wire: Wire, stream: str, subject: str) -> AsyncIterator[
                 Stored(
                     message.subject,
                     message.metadata.sequence.stream,
-                    round(message.metadata.timestamp.timestamp() * SECOND_NS),
                     message.headers or {},
                     message.data,
+                    message.metadata.timestamp,
                 )
                 for message in messages
             ]

@@ -60,19 +60,23 @@ class Remover:
         """Remove claims (entry, event); those that are gone now and those whose objects the store would not delete."""
         gone, failed = await self._delete_objects([entry for entry, _ in doomed])
         events = {entry.claim_id: event for entry, event in doomed}
-        for entry in await self._registry.remove(gone):
-            event = events[entry.claim_id]
-            if event == "collected":
-                report.collected += 1
-                self._metrics.deleted.labels(entry.namespace).inc()
-            else:
-                report.expired += 1
-                self._metrics.expired.labels(entry.namespace).inc()
-            age_s = max(now_ns - entry.created_ns, 0) / 1e9
-            self._metrics.lifetime.labels(entry.namespace).observe(age_s)
-            await self._audit.tell(entry.namespace, entry.claim_id, event, key=entry.object_key)
+        removed = await self._registry.remove(gone)
+        lifetime = self._metrics.lifetime.labels(self._config.namespace)
+        for entry in removed:
+            lifetime.observe(max(now_ns - entry.created_ns, 0) / 1e9)
+            await self._audit.tell(
+                entry.namespace, entry.claim_id, events[entry.claim_id], key=entry.object_key
+            )
+        collected = sum(events[entry.claim_id] == "collected" for entry in removed)
+        self._count(collected, len(removed) - collected, report)
         report.failed += len(failed)
         return gone, failed
+
+    def _count(self, collected: int, expired: int, report: Report) -> None:
+        self._metrics.deleted.labels(self._config.namespace).inc(collected)
+        self._metrics.expired.labels(self._config.namespace).inc(expired)
+        report.collected += collected
+        report.expired += expired
 
     async def _delete_objects(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
         """All at once; if the store refuses, one by one, to learn which."""

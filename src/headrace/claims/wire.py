@@ -11,13 +11,14 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from nats.aio.client import Client as Connection
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from headrace.claims.clock import rfc3339_ns
+from headrace.claims.clock import SECOND_NS, rfc3339_ns
 from headrace.errors import RequestError
 
 _NO_RESPONDERS = "503"
@@ -46,9 +47,16 @@ class Stored:
 
     subject: str
     seq: int
-    time_ns: int
     headers: Mapping[str, str]
     data: bytes
+    time: datetime | None = None
+
+    @property
+    def time_ns(self) -> int:
+        """When it was stored."""
+        if self.time is not None:
+            return round(self.time.timestamp() * SECOND_NS)
+        return rfc3339_ns(self.headers["Nats-Time-Stamp"])
 
 
 class Wire:
@@ -87,10 +95,31 @@ class Wire:
         self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]]
     ) -> list[dict[str, Any] | None]:
         """Store many; an answer for each, None where none came. Refusals are in the answers."""
-        answers = [await self._send(subject, data, headers) for subject, data, headers in messages]
-        if answers:
-            await asyncio.wait(answers, timeout=self.timeout_s)
-        return [json.loads(item.result().data or b"{}") if item.done() else None for item in answers]
+        replies: dict[str, bytes | None] = {}
+        left = 0
+        finished = asyncio.Event()
+
+        def arrive(message: Msg) -> None:
+            nonlocal left
+            replies[message.subject] = message.data
+            left -= 1
+            if left == 0:
+                finished.set()
+
+        for subject, data, headers in messages:
+            reply = await self._reply(arrive)
+            replies[reply] = None
+            left += 1
+            await self.connection.publish(subject, data, reply=reply, headers=dict(headers) or None)
+        try:
+            if replies:
+                await asyncio.wait_for(finished.wait(), self.timeout_s)
+        except TimeoutError:
+            pass  # those without an answer are None
+        finally:
+            for reply in replies:
+                self._waiting.pop(reply, None)
+        return [json.loads(data or b"{}") if data is not None else None for data in replies.values()]
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         answer = await self._answer(f"{self._prefix}.DIRECT.GET.{stream}.{subject}", b"")
@@ -233,7 +262,6 @@ def _stored(message: Msg) -> Stored:
     return Stored(
         headers["Nats-Subject"],
         int(headers["Nats-Sequence"]),
-        rfc3339_ns(headers["Nats-Time-Stamp"]),
         headers,
         message.data,
     )
