@@ -332,21 +332,18 @@ class Link:
         return count, size + count * _OVERHEAD
 
     def _take(self, delivery: Delivery, subject: bytes, header: bytes, payload: bytes) -> None:
-        """Gap detection: sourcing.md, table 7.5."""
+        """Gap detection: sourcing.md, table 7.5, except that a source starts anew like a mirror when the consumer's count
+        goes back. The reference waits for a heartbeat, whose count may by then be the one it knows.
+        """
         intake, following = self.intake, self._dseq + 1
         if delivery.seq <= intake.seq:
             if delivery.dseq == following:
                 self._dseq, self._last_seq = delivery.dseq, delivery.seq
             return
-        if delivery.dseq != following:
-            if intake.origin.mirror:
-                if delivery.seq != intake.seq + 1:
-                    self._again()
-                    return
-            else:
-                if delivery.dseq > following:
-                    self._again()
-                return
+        adjacent = intake.origin.mirror and delivery.seq == intake.seq + 1
+        if delivery.dseq != following and not adjacent:
+            self._again()
+            return
         try:
             intake.take(delivery.seq, delivery.time_ns, subject, header, payload)
         except (RequestError, StoreError):

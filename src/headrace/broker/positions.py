@@ -43,9 +43,6 @@ class Positions:
     def get(self, index: str) -> Position:
         return self._changed.get(index) or self._known.get(index) or Position()
 
-    def knows(self, index: str) -> bool:
-        return index in self._changed or index in self._known
-
     def set(self, index: str, seq: int, identity: str) -> None:
         """To be written down with the frame under construction."""
         self._changed[index] = Position(seq, identity)

@@ -66,11 +66,13 @@ class Sourcing:
 
     def _carry(self, index: str, entry: StreamSource, gone: dict[str, Link]) -> None:
         """An entry that differs from one that goes only in its consumer goes on where that one was."""
-        if self._stream.config.mirror is not None or self.positions.knows(index):
+        if self._stream.config.mirror is not None:
             return
         for link in gone.values():
-            old = link.intake
-            if _without_consumer(old.origin.entry) == _without_consumer(entry) and old.seq:
+            old, known = link.intake, self.positions.get(index)
+            if _without_consumer(old.origin.entry) != _without_consumer(entry):
+                continue
+            if old.seq > known.seq or old.identity != known.identity:
                 self.positions.set(index, old.seq, old.identity)
                 self._stream.changed()
 
