@@ -7,6 +7,7 @@ headers; what says it is a claim but carries no reference is null. Must not fetc
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -35,13 +36,19 @@ _KIND = pa.struct(FIELDS)
 def claim_column(headers: pa.Array, data: pa.Array) -> pa.Array:
     """References of the messages that carry one, null for the others."""
     if headers.null_count == len(headers):
-        return pa.nulls(len(headers), _KIND)
+        return _nothing(len(headers))
     told = pc.list_element(pc.fill_null(pc.map_lookup(headers, pa.scalar(CLAIM_HEADER), "first"), [None]), 0)
     marked = pc.fill_null(pc.equal(told, "true"), False)
     if not pc.any(marked).as_py():
-        return pa.nulls(len(headers), _KIND)
+        return _nothing(len(headers))
     pairs = zip(marked.to_pylist(), data.to_pylist(), strict=True)
     return pa.array([_reference(payload) if is_claim else None for is_claim, payload in pairs], _KIND)
+
+
+@lru_cache(maxsize=8)
+def _nothing(length: int) -> pa.Array:
+    """Nulls for a whole batch; Arrow fills all columns of the struct with zeros, so they are worth keeping."""
+    return pa.nulls(length, _KIND)
 
 
 def _reference(payload: bytes) -> dict[str, Any] | None:

@@ -24,7 +24,13 @@ from headrace.errors import HeadraceError
 
 _CHUNK = 1 << 20
 _SID = b"1"
+#: Errors of the protocol have no codes; these are about what was sent, the others about the connection.
+_FINAL = ("permissions violation", "maximum payload")
 _VERBS = {b"PI": "ping", b"PO": "pong", b"IN": "info", b"+O": "ok", b"-E": "error"}
+
+
+class Refused(HeadraceError):
+    """The server does not allow what was sent; sending it again does not help."""
 
 
 class LinkError(HeadraceError):
@@ -142,7 +148,8 @@ class Link:
             self.send(b"PONG\r\n")
         elif verb == "error":
             text = self.buffer[at + 5 : end].decode(errors="replace")
-            raise LinkError(f"{self.address.shown} says {text}")
+            final = any(word in text.lower() for word in _FINAL)
+            raise (Refused if final else LinkError)(f"{self.address.shown} says {text}")
         elif verb is None:
             raise LinkError(f"{self.address.shown} speaks no NATS: {bytes(self.buffer[at:end])[:80]!r}")
         return end + 2

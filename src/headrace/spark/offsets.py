@@ -100,6 +100,16 @@ def surviving_start(start: Offset, facts: Facts, options: Options) -> Offset:
     return start
 
 
+def surviving_end(end: Offset, facts: Facts, options: Options) -> Offset:
+    """Where a batch that was planned before can end now. Raises DataLoss."""
+    if end.identity != facts.identity:
+        # Its start is of the former stream too, so that loss has been told.
+        return offset_at(facts, facts.first_seq)
+    if end.next_seq > facts.next_seq:
+        return surviving_start(end, facts, options)
+    return end
+
+
 def _lose(options: Options, what: str) -> None:
     if options.fail_on_data_loss:
         raise DataLoss(f"{what}. To go on without them set option failOnDataLoss=false")

@@ -29,6 +29,8 @@ _INCOMPLETE = 10176
 _BUSY = 10210
 _CHUNK_BYTES = 4 << 20
 _RETRY_S = 0.05
+#: What the publishers' own headers take at most.
+_HEADERS_ADDED = 200
 
 
 class WriteError(HeadraceError):
@@ -90,6 +92,17 @@ def chunks(messages: Iterable[Message], size: int) -> Iterator[Chunk]:
 
 def _crc(messages: list[Message], crc: int) -> int:
     return crc32(b"\n".join(part for message in messages for part in message), crc)
+
+
+def check_size(chunk: Chunk, link: Link) -> None:
+    """A message beyond the server's limit would end the connection."""
+    limit = int(link.info.get("max_payload", 1 << 20))
+    largest = max(len(lines) + len(payload) for _, lines, payload in chunk.messages) + _HEADERS_ADDED
+    if largest > limit:
+        raise WriteError(
+            f"a message of {largest} bytes with its headers is larger than the server takes ({limit}); "
+            "raise its max_payload, or send the payload as a claim"
+        )
 
 
 class AtomicPublisher:
@@ -168,6 +181,7 @@ class AtomicPublisher:
             self._done, self._unsure = self._recall(link), False
             if self._done.epoch == self._target.epoch and self._recorded(chunk):
                 return
+        check_size(chunk, link)
         reply = link.new_inbox()
         self._unsure = True
         link.send(self._frames(chunk, reply))
@@ -233,6 +247,7 @@ class IdPublisher:
         return new
 
     def _send(self, chunk: Chunk, link: Link) -> int:
+        check_size(chunk, link)
         reply = link.new_inbox()
         first = chunk.rows - len(chunk.messages)
         parts = []

@@ -22,7 +22,7 @@ from headrace.spark import options as o
 from headrace.spark.link import Address
 from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target
 from headrace.spark.rows import Shape, messages, shape_of
-from headrace.spark.streams import Facts, StreamError, call, facts_of, persistently
+from headrace.spark.streams import Facts, StreamError, call, expect, facts_of, persistently
 
 _MODES = ("auto", "true", "false")
 _BATCH_MAX = 1000
@@ -180,5 +180,6 @@ def _write(
         options.batch_messages,
         options.reconnect_s,
     )
+    expect(options.address)
     publisher = AtomicPublisher(target) if options.progress else IdPublisher(target)
     return Written(publisher.publish(each for batch in batches for each in messages(batch, shape)))

@@ -25,7 +25,7 @@ from headrace.errors import StoreError
 from headrace.spark.batch import rows
 from headrace.spark.consuming import Acknowledger
 from headrace.spark.doors import Door, door_of
-from headrace.spark.offsets import Offset, offset_at, resolve, surviving_start
+from headrace.spark.offsets import Offset, offset_at, resolve, surviving_end, surviving_start
 from headrace.spark.options import EARLIEST, LATEST, Bound, OptionError, Options
 from headrace.spark.planning import Range, divide
 from headrace.spark.streams import Facts
@@ -89,9 +89,7 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         to = Offset.from_json(end, self.options)
         facts = self._facts()
         begin = surviving_start(Offset.from_json(start, self.options), facts, self.options)
-        if to.identity != facts.identity:
-            # Planned before the stream was created anew: what the batch was to read is gone.
-            return []
+        to = surviving_end(to, facts, self.options)
         pin = self._live_pin(to)
         return divide(begin.next_seq, to.next_seq, self.options, first_seq=facts.first_seq, pin=pin)
 
@@ -103,9 +101,7 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._finished(Offset.from_json(end, self.options))
 
     def stop(self) -> None:
-        for pin in self._pins:
-            self._entry().unpin(pin)
-        self._pins.clear()
+        """Pins of what is not finished stay until their leases end: a restart reads the same rows through them."""
 
     # How it is found out
 
@@ -183,7 +179,7 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _finished(self, position: Offset) -> None:
         """Spark will not ask for anything below this position again."""
-        for pin in [pin for pin, covered in self._pins.items() if covered < position.next_seq]:
+        for pin in [pin for pin, covered in self._pins.items() if covered <= position.next_seq]:
             del self._pins[pin]
             self._entry().unpin(pin)
         if self._acknowledger is not None:

@@ -57,6 +57,11 @@ def nanoseconds(text: str) -> int:
     return seconds * 1_000_000_000 + int(rest.ljust(9, "0") or 0)
 
 
+def expect(address: Address) -> None:
+    """The server was there when the driver looked: a task waits for it also at its first contact."""
+    _greeted.add(address)
+
+
 def persistently(address: Address, patience_s: float, work: Callable[[Link], T]) -> T:
     """Work with this process's link; a link that breaks is made anew while there is patience."""
     deadline = time.monotonic() + (patience_s if address in _greeted else 0.0)
