@@ -202,7 +202,11 @@ class Server:
     def ailment(self) -> str:
         """Why the server cannot do its work, or nothing when it is well."""
         store = self.jetstream.store if self.jetstream is not None else None
-        return "" if store is None or store.poisoned is None else str(store.poisoned)
+        if store is None:
+            return ""
+        if store.poisoned is not None:
+            return str(store.poisoned)
+        return "the disk is full: nothing is stored until space is freed" if store.full else ""
 
     def vitals(self) -> Vitals:
         """The server's figures at this moment."""
@@ -252,6 +256,8 @@ class Server:
             jetstream.close()
         except StoreError as error:
             self._log.error(f"The store could not be closed: {error}")
+        finally:
+            jetstream.store.disk.close()
 
     async def _open_door(self, tls: ssl.SSLContext | None) -> None:
         options = self.options

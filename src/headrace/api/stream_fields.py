@@ -16,6 +16,7 @@ REPLICAS_MAX = 5
 DUPLICATE_WINDOW = 120 * SECOND
 MARKER_TTL = 900 * SECOND
 SHORTEST = SECOND // 10
+FIRST_SEQ_MAX = 1 << 61
 
 
 def settle_fields(config: StreamConfig, strict: bool, limits: Limits) -> None:
@@ -57,6 +58,8 @@ def check_metadata(config: StreamConfig) -> None:
 
 
 def _fill_counts(config: StreamConfig, strict: bool) -> None:
+    if config.first_seq > FIRST_SEQ_MAX:
+        raise invalid_config(f"first sequence is too large, maximum allowed is {FIRST_SEQ_MAX}")
     config.num_replicas = config.num_replicas or 1
     if config.num_replicas > REPLICAS_MAX:
         raise invalid_config(f"maximum replicas is {REPLICAS_MAX}")

@@ -57,7 +57,13 @@ def _read(block: bytes) -> dict[bytes, bytes]:
 
 #: Blocks without an id repeat: a bucket's expectations, a TTL.
 _CACHED_BYTES_MAX = 256
+_DIGITS_MAX = 20
 _read_again = lru_cache(4096)(_read)
+
+
+def number(text: bytes) -> int | None:
+    """A decimal number of at most 64 bits as a header may carry it; None for anything else."""
+    return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else None
 
 
 class Duplicate(Exception):
@@ -96,12 +102,12 @@ def check_expectations(stream: Stream, subject: bytes, found: Mapping[bytes, byt
         _check_ttl_disabled(ttl)
     if expected := found.get(EXPECTED_LAST_SUBJECT_SEQ):
         last = stream.last_matching(found.get(EXPECTED_LAST_SUBJECT) or subject)
-        if not expected.isdigit() or int(expected) != last:
+        if number(expected) != last:
             raise errors.error(10071, seq=last)
     elif found.get(EXPECTED_LAST_SUBJECT):
         raise errors.error(10193)
     expected = found.get(EXPECTED_LAST_SEQ)
-    if expected and (not expected.isdigit() or int(expected) != stream.log.last_seq):
+    if expected and number(expected) != stream.log.last_seq:
         raise errors.error(10071, seq=stream.log.last_seq)
     if found.get(STREAM_SOURCE):
         raise errors.error(10227)

@@ -129,9 +129,10 @@ class Batches:
     @staticmethod
     def _position(found: Mapping[bytes, bytes]) -> int:
         text = found.get(SEQUENCE, found.get(SEQUENCE_SEED, b""))
-        if not text.isdigit() or int(text) > _U64_MAX:
+        position = admission.number(text)
+        if position is None or position > _U64_MAX:
             raise errors.error(10175)
-        return int(text)
+        return position
 
     def _find(self, name: bytes, position: int, end_only: bool) -> Batch:
         """The open batch of that name, or a new one if this is a first message."""
@@ -213,7 +214,7 @@ class Batches:
     def _commit(self, batch: Batch) -> bytes:
         stream = self._stream
         Commit(stream, batch.members).check()
-        stream.reserve(batch.bytes, len(batch.members))
+        stream.reserve(sum(len(member.subject) for member in batch.members) + batch.bytes, len(batch.members))
         seq = 0
         for member in batch.members:
             header = headers.strip(member.header, REQUIRED_LEVEL)
@@ -305,13 +306,13 @@ class Commit:
         """Expected sequences speak of the stream before the batch, for every member (the batch seed)."""
         found = member.found
         expected = found.get(admission.EXPECTED_LAST_SEQ)
-        if expected and (not expected.isdigit() or int(expected) != self._last_seq):
+        if expected and admission.number(expected) != self._last_seq:
             raise errors.error(10071, seq=self._last_seq)
         subject = found.get(admission.EXPECTED_LAST_SUBJECT)
         expected = found.get(admission.EXPECTED_LAST_SUBJECT_SEQ)
         if expected:
             last = self._stream.last_matching(subject or member.subject)
-            if not expected.isdigit() or int(expected) != last:
+            if admission.number(expected) != last:
                 raise errors.error(10071, seq=last)
         elif subject:
             raise errors.error(10193)

@@ -72,6 +72,8 @@ class ApiDoor:
         request = Request(names, header, payload, reply)
         refused = False
         try:
+            if jetstream.store.poisoned is not None:
+                raise jetstream.store.poisoned
             if header and level_too_high(header):
                 raise errors.error(10185)
             answer = endpoint.handler(jetstream, request)
@@ -81,6 +83,8 @@ class ApiDoor:
             request.answer_header = b""
             refusal = failure if isinstance(failure, RequestError) else jetstream.store_refusal(failure)
             answer = responses.failure(endpoint.kind, refusal)
+        if jetstream.store.dirty:
+            jetstream.ticker.arm()  # also what was done before something failed has to become durable
         if reply:
             jetstream.ticker.send_settled(reply, b"", request.answer_header, answer)
         if endpoint.audit == "always" or (refused and endpoint.audit == "errors"):

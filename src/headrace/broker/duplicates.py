@@ -7,6 +7,7 @@ also when the messages themselves are gone (acknowledged, purged or rolled up).
 import struct
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 from headrace.store import Facts
 
@@ -61,11 +62,12 @@ class DuplicateWindow:
                 del seen[message_id]
 
     def snapshot(self) -> bytes:
-        """The whole window, for a checkpoint."""
+        """The window for a checkpoint, without the ids of the frame under construction: that frame brings them."""
         seen = self._seen
+        noted = len(self._order) - len(self._unsaved)
         return b"".join(
             _ENTRY.pack(seq, time_ns, len(message_id)) + message_id
-            for time_ns, seq, message_id in self._order
+            for time_ns, seq, message_id in islice(self._order, noted)
             if seen.get(message_id) == seq
         )
 

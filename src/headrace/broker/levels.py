@@ -4,6 +4,7 @@ from headrace import API_LEVEL
 from headrace.protocol import headers
 
 REQUIRED_LEVEL = b"Nats-Required-Api-Level"
+_DIGITS_MAX = 20
 
 
 def level_too_high(header: bytes) -> bool:
@@ -13,4 +14,4 @@ def level_too_high(header: bytes) -> bool:
     value = headers.get(header, REQUIRED_LEVEL)
     if not value:
         return False
-    return not value.isdigit() or int(value) > API_LEVEL
+    return not value.isdigit() or len(value) > _DIGITS_MAX or int(value) > API_LEVEL

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.api.times import SECOND, duration_text
+from headrace.errors import Corrupt
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ def is_marker(header: bytes) -> bool:
 def remove_with_marker(stream: Stream, seq: int, reason: str) -> bool:
     """Remove a message; if it was the last of its subject a marker takes its place. False if it was not there."""
     log = stream.log
-    message = log.get(seq)
+    try:
+        message = log.get(seq)
+    except Corrupt:  # the store reports it; what it was about cannot be told
+        return stream.retention.drop_one(seq)
     if message is None:
         return False
     _, subject, header, _, _ = message
@@ -44,7 +48,8 @@ def remove_with_marker(stream: Stream, seq: int, reason: str) -> bool:
         stream.retention.drop_one(seq)
         return True
     ttl_s = stream.config.subject_delete_marker_ttl // SECOND
-    stream.keep(subject, _block(ttl_s, reason), b"", stream.jetstream.now_ns(), ttl_s, rollup=b"sub")
+    block, now_ns = _block(ttl_s, reason), stream.jetstream.now_ns()
+    stream.keep(subject, block, b"", now_ns, ttl_s, rollup=b"sub", forced=True)
     return True
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _LOOK_AHEAD = 1024
 #: A sweep removes this many at a time, so that publishers never wait long for it.
 _SLICE = 16_384
+_MARKED_SLICE = 1_024
 #: Sweeps come on a grid of a tenth of a second: never early, and well within the quarter second promised.
 _GRID_NS = 100_000_000
 _FAR_FUTURE = 1 << 63
@@ -105,10 +106,14 @@ class Retention:
     # Limits
 
     def enforce(self) -> None:
-        """Remove what is done with or overdue, and make room by dropping the oldest."""
-        self._stream.readers.settle()
+        """Remove what is done with or overdue, and make room: for whoever is about to look."""
         if self._next_ns != _FAR_FUTURE:
             self.expire(self._stream.jetstream.clock_ns())
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Remove what is done with, and the oldest where there are too many."""
+        self._stream.readers.settle()
         log = self._stream.log
         if self._messages_max and log.messages > self._messages_max:
             self._drop_oldest(log.messages - self._messages_max)
@@ -169,9 +174,15 @@ class Retention:
             self._set_alarm()
 
     def expire(self, now_ns: int) -> None:
-        """Everything that is overdue goes now, because somebody is about to look or to decide."""
+        """Everything that is overdue goes now, because somebody is about to look."""
         while self._next_ns <= now_ns:
             self._expire_some(now_ns)
+
+    def expire_slice(self, now_ns: int) -> None:
+        """Some of what is overdue goes now, because somebody is about to decide; the sweep brings the rest."""
+        if self._next_ns <= now_ns:
+            self._expire_some(now_ns)
+            self._set_alarm()
 
     def _sweep(self) -> None:
         """The alarm rang: remove a slice, and leave the rest to the next turn."""
@@ -187,9 +198,10 @@ class Retention:
             self._set_alarm()
 
     def _expire_some(self, now_ns: int) -> None:
+        most = _MARKED_SLICE if self._stream.config.subject_delete_marker_ttl > 0 else _SLICE
         for source in (self._deadlines, self._ages):
             if source is not None:
-                due = source.due(now_ns, _SLICE)
+                due = source.due(now_ns, most)
                 if len(due):
                     self._remove_aged(due)
         moments = [source.next_ns() for source in (self._deadlines, self._ages) if source is not None]
@@ -226,6 +238,7 @@ class Retention:
         """After a restart or a new configuration: what is overdue goes before anybody looks."""
         self.enforce()
         self._set_alarm()
+        self._stream.changed()
 
     # On request
 

@@ -23,7 +23,7 @@ from headrace.broker.mappings import mapping
 from headrace.broker.readers import Readers
 from headrace.broker.retention import Retention
 from headrace.broker.sourcing import Sourcing
-from headrace.errors import RequestError, StoreError
+from headrace.errors import Corrupt, RequestError, StoreError
 from headrace.kernel import Lane
 from headrace.protocol import headers
 from headrace.store import Log
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 _NONE: Mapping[bytes, bytes] = {}
-#: What a record costs besides its contents, with a generous subject.
-_RECORD_BYTES = 512
+#: What a record costs besides its contents.
+_RECORD_BYTES = 64
 
 
 def _bounded(config: StreamConfig) -> bool:
@@ -134,7 +134,7 @@ class Stream:
         lane.append = self.log.append
         lane.now_ns = self.jetstream.now_ns
         lane.slow = self.offer
-        lane.refuse = self._refused
+        lane.refuse = self._refuse
         lane.touch = partial(self.ticker.touch, self)
         lane.last_message_id = self._stored_id(self.log.last_seq)
         return lane
@@ -179,8 +179,10 @@ class Stream:
         except RequestError as refusal:
             ack = errors.pub_ack_error(self.name, refusal)
         except StoreError as failure:
-            ack = self._refused(failure)
-        self.changed()
+            self._refuse(reply, failure)
+            return
+        finally:
+            self.changed()
         if not reply or self.config.no_ack:
             return
         if self.config.persist_mode == "async":  # asked for: the answer does not wait for the disk
@@ -188,8 +190,11 @@ class Stream:
         else:
             self.ticker.hold(reply, b"", b"", ack)
 
-    def _refused(self, failure: StoreError) -> bytes:
-        return errors.pub_ack_error(self.name, self.jetstream.store_refusal(failure))
+    def _refuse(self, reply: bytes, failure: StoreError) -> None:
+        """The store takes nothing."""
+        if reply and not self.config.no_ack:
+            refusal = self.jetstream.store_refusal(failure)
+            self.ticker.refuse(reply, errors.pub_ack_error(self.name, refusal))
 
     def _follow(self, subject: bytes, seq: int, time_ns: int) -> None:
         """What a plain message brings with it on a stream with an age or a limit a subject."""
@@ -217,7 +222,7 @@ class Stream:
             raise errors.error(10109)
         now_ns = self.jetstream.now_ns()
         if self._ages:
-            self.retention.expire(now_ns)
+            self.retention.expire_slice(now_ns)
         message_id = rollup = b""
         ttl_s = 0
         if found:
@@ -250,11 +255,17 @@ class Stream:
         ttl_s: int = 0,
         message_id: bytes = b"",
         rollup: bytes = b"",
+        *,
+        forced: bool = False,
     ) -> int:
-        """Store a message that passed its checks, with all that follows from it."""
+        """Store a message that passed its checks, with all that follows from it.
+
+        `forced` is for what the server itself has to say, into the space that is always reserved.
+        """
         log = self.log
         previous = log.last_of(subject) if self._republish is not None else 0
-        seq = log.append(subject, header, payload, time_ns, ttl_s)
+        store = log.put if forced else log.append
+        seq = store(subject, header, payload, time_ns, ttl_s)
         if self._ages:
             self.retention.note(seq, time_ns, ttl_s)
         self._remember(message_id, seq, time_ns)
@@ -268,8 +279,11 @@ class Stream:
 
     def reserve(self, size: int, count: int) -> None:
         """Make sure that all of this fits into the frame under construction; raises Full if it does not."""
+        if self.config.storage == "memory":
+            return
         gate = self.jetstream.store.gate
         size += count * _RECORD_BYTES
+        self.jetstream.store.shelf.check_space(size)
         if gate.closed or gate.pending + size > gate.limit:
             self.jetstream.store.make_room(size)
 
@@ -317,7 +331,7 @@ class Stream:
         self.lane.touched = False
         if self.closed:
             return
-        self.retention.enforce()
+        self.retention.make_room()
         if self.duplicates is not None:
             self.duplicates.save()
         self.readers.save_all()
@@ -341,7 +355,10 @@ class Stream:
         return log.last_of(subject)
 
     def _stored_id(self, seq: int) -> bytes:
-        message = self.log.get(seq) if seq else None
+        try:
+            message = self.log.get(seq) if seq else None
+        except Corrupt:  # the store reports it; the next message has an id of its own
+            return b""
         return (headers.get(message[2], admission.MSG_ID) or b"") if message else b""
 
     def stored_size(self, subject: bytes, header: bytes, payload: bytes) -> int:

@@ -18,6 +18,7 @@ from headrace.api.requests import (
 from headrace.broker import direct
 from headrace.broker.door import Endpoint, Request
 from headrace.broker.info import stream_info
+from headrace.store import SEQ_MAX
 
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
@@ -109,7 +110,7 @@ def listing(jetstream: JetStream, request: Request) -> bytes:
 
 def purge(jetstream: JetStream, request: Request) -> bytes:
     wanted = decode_optional(PurgeRequest, request.body)
-    if wanted.seq and wanted.keep:
+    if (wanted.seq and wanted.keep) or wanted.seq > SEQ_MAX:
         raise errors.error(10003)
     stream = jetstream.lookup(request.names[0])
     if stream.config.sealed:

@@ -5,7 +5,10 @@ answer, a republished copy, an advisory - waits in one list per frame and is pub
 It knows neither streams' rules nor sockets.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from headrace.kernel import Outbox
@@ -30,6 +33,28 @@ class Settles(Protocol):
 
     def committed(self) -> None:
         """The frame with this stream's newest changes is durable."""
+
+
+class Each:
+    """Runs one thing after another; what fails does not keep the rest from happening, and is raised at the end."""
+
+    __slots__ = ("_failure",)
+
+    def __init__(self) -> None:
+        self._failure: Exception | None = None
+
+    def __call__(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as failure:
+            self._failure = self._failure or failure
+
+    def __enter__(self) -> Each:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._failure is not None:
+            raise self._failure
 
 
 class Ticker:
@@ -86,6 +111,14 @@ class Ticker:
         """Publish once the frame under construction is durable."""
         self.outbox.held.append((subject, reply, header, payload))
 
+    def refuse(self, reply: bytes, answer: bytes) -> None:
+        """Tell somebody no, in turn with other answers; at once when nothing can become durable any more."""
+        if self._store.poisoned is not None:
+            self._hub.publish(reply, b"", b"", answer)
+        else:
+            self.outbox.held.append((reply, b"", b"", answer))
+            self.arm()
+
     def send(self, log: Log, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """Publish what speaks of `log` as soon as all its changes so far are durable."""
         changed = log.changed_frame
@@ -99,7 +132,9 @@ class Ticker:
     def send_settled(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """Publish once everything admitted so far is durable."""
         store = self._store
-        if store.dirty:
+        if store.poisoned is not None:
+            self._hub.publish(subject, reply, header, payload)
+        elif store.dirty:
             self.outbox.held.append((subject, reply, header, payload))
         elif store.in_flight:
             self._sealed.append((subject, reply, header, payload))
@@ -110,31 +145,39 @@ class Ticker:
         """Close the frame under construction, unless one is still being written (its end calls this again)."""
         self._armed = False
         store = self._store
+        if store.poisoned is not None:
+            self._give_up()
+            return
         if store.in_flight:
             return
-        for stream in self._touched:
-            stream.settle()
-        if store.dirty:
-            self._sealed, self.outbox.held = self.outbox.held, []
-            self._touched_sealed, self._touched = self._touched, []
-            store.seal()
-        else:
-            held, self.outbox.held = self.outbox.held, []
-            touched, self._touched = self._touched, []
-            self._release(held)
-            for stream in touched:
-                stream.committed()
+        with Each() as each:
+            for stream in self._touched:
+                each(stream.settle)
+            if store.dirty:
+                self._sealed, self.outbox.held = self.outbox.held, []
+                self._touched_sealed, self._touched = self._touched, []
+                each(store.seal)
+            else:
+                held, self.outbox.held = self.outbox.held, []
+                touched, self._touched = self._touched, []
+                self._tell(each, held, touched)
 
     def _committed(self, frame: int) -> None:
         parcels, self._sealed = self._sealed, []
         touched, self._touched_sealed = self._touched_sealed, []
-        self._release(parcels)
-        for stream in touched:
-            stream.committed()
-        if self._store.dirty or self._touched or self.outbox.held:
-            self.tick()
-        self._rested()
+        with Each() as each:
+            self._tell(each, parcels, touched)
+            if self._store.dirty or self._touched or self.outbox.held:
+                each(self.tick)
+            each(self._rested)
 
-    def _release(self, parcels: list[Parcel]) -> None:
-        self._hub.publish_many(parcels)
-        parcels.clear()
+    def _tell(self, each: Each, parcels: list[Parcel], streams: list[Settles]) -> None:
+        each(partial(self._hub.publish_many, parcels))
+        for stream in streams:
+            each(stream.committed)
+
+    def _give_up(self) -> None:
+        """A sync failed: what waits for the disk must never leave."""
+        self.outbox.held.clear()
+        self._sealed.clear()
+        self._touched.clear()

@@ -55,8 +55,8 @@ cdef bytes acknowledgement(bytes prefix, unsigned long long seq):
 cdef class Lane:
     """The sink of one stream.
 
-    `append` stores a message, `slow(session, ...)` decides about everything unusual, `refuse(failure)` gives the answer
-    when the store takes nothing, `touch()` says that the stream has its first change in this frame, `follow(subject, seq,
+    `append` stores a message, `slow(session, ...)` decides about everything unusual, `refuse(reply, failure)` answers when
+    the store takes nothing, `touch()` says that the stream has its first change in this frame, `follow(subject, seq,
     time_ns)` does what has to follow a plain message (None: nothing). `open` is whether plain messages need no look.
     """
 
@@ -85,7 +85,8 @@ cdef class Lane:
             if self.follow is not None:
                 self.follow(subject, seq, time_ns)
         except StoreError as failure:
-            ack = self.refuse(failure)
+            self.refuse(reply, failure)
+            return
         if not self.touched:
             self.touched = True
             self.touch()

@@ -28,8 +28,8 @@ class Outbox:
 class Lane:
     """The sink of one stream.
 
-    `append` stores a message, `slow(session, ...)` decides about everything unusual, `refuse(failure)` gives the answer
-    when the store takes nothing, `touch()` says that the stream has its first change in this frame, `follow(subject, seq,
+    `append` stores a message, `slow(session, ...)` decides about everything unusual, `refuse(reply, failure)` answers when
+    the store takes nothing, `touch()` says that the stream has its first change in this frame, `follow(subject, seq,
     time_ns)` does what has to follow a plain message (None: nothing). `open` is whether plain messages need no look.
     """
 
@@ -51,7 +51,7 @@ class Lane:
     append: Callable[[bytes, bytes, bytes, int], int]
     now_ns: Callable[[], int]
     slow: Callable[[Any, bytes, bytes, bytes, bytes], None]
-    refuse: Callable[[StoreError], bytes]
+    refuse: Callable[[bytes, StoreError], None]
     touch: Callable[[], None]
     follow: Callable[[bytes, int, int], None] | None
 
@@ -74,7 +74,8 @@ class Lane:
             if self.follow is not None:
                 self.follow(subject, seq, time_ns)
         except StoreError as failure:
-            ack = self.refuse(failure)
+            self.refuse(reply, failure)
+            return
         if not self.touched:
             self.touched = True
             self.touch()

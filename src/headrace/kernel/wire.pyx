@@ -125,7 +125,7 @@ cdef inline bint reserved(const char *at, Py_ssize_t size) noexcept nogil:
     """Whether a reply belongs to the server itself."""
     if size > 4 and at[0] == 95:
         return memcmp(at, b"_R_.", 4) == 0 or (size > 5 and memcmp(at, b"_GR_.", 5) == 0)
-    return size > 8 and at[0] == 36 and memcmp(at, b"$JS.ACK.", 8) == 0
+    return size > 8 and at[0] == 36 and (memcmp(at, b"$JS.ACK.", 8) == 0 or memcmp(at, b"$JS.API.", 8) == 0)
 
 
 cdef bint touched(const char *pattern, const char *pattern_end, const char *key, const char *key_end, int kind) noexcept nogil:
@@ -465,8 +465,14 @@ cdef class RouteTable:
     def publish_many(self, parcels):
         """`publish` for each (subject, reply, header, payload)."""
         cdef bytes subject, reply, header, payload
+        failure = None
         for subject, reply, header, payload in parcels:
-            self.publish(subject, reply, header, payload)
+            try:
+                self.publish(subject, reply, header, payload)
+            except Exception as error:  # one receiver's trouble is not another's
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     cpdef Py_ssize_t send(self, Route route, bytes subject, bytes reply, bytes header, bytes payload) except -1:
         """Send along a route, showing this subject; how many received it."""

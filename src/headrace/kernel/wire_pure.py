@@ -25,7 +25,7 @@ FREE_VERBS = (b"CONNECT", b"PING", b"PONG", b"+OK")
 VERBS = FREE_VERBS + BLANK_VERBS
 ARGLESS = (b"PING", b"PONG", b"+OK")
 REFUSED = (b"$NRG.", b"_GR_.")
-RESERVED = (b"_R_.", b"_GR_.", b"$JS.ACK.")
+RESERVED = (b"_R_.", b"_GR_.", b"$JS.ACK.", b"$JS.API.")
 DIGITS_MAX = 9
 VERB_MAX = 8
 
@@ -227,8 +227,14 @@ class RouteTable:
 
     def publish_many(self, parcels: Iterable[tuple[bytes, bytes, bytes, bytes]]) -> None:
         """`publish` for each (subject, reply, header, payload)."""
+        failure: Exception | None = None
         for subject, reply, header, payload in parcels:
-            self.publish(subject, reply, header, payload)
+            try:
+                self.publish(subject, reply, header, payload)
+            except Exception as error:  # one receiver's trouble is not another's
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def send(self, route: Route, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
         """Send along a route, showing this subject; how many received it."""

@@ -47,6 +47,11 @@ def open_streams(options: Options, hub: Hub, timers: Timers, server_name: str, l
         ),
     )
     jetstream.start()
+    report = store.report()
+    for damage in report.damage:
+        log.error(f"Damage in the store: {damage}; `headrace fsck` tells more")
+    for name, reason in report.offline.items():
+        log.error(f"Stream {name} did not start: {reason}")
     log.info(f"  Store Directory: {str(path)!r}")
     log.info(f"  Streams:         {len(jetstream.streams)}")
     return jetstream

@@ -12,12 +12,16 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from headrace.errors import Corrupt
+from headrace.errors import Corrupt, StoreError
 from headrace.store.questions import Questions
 from headrace.store.records import BLOCK_BYTES, Array, Block, Gate, unpack
 from headrace.store.segments import Buffer, Segment
 
 SHORT_RUN = 64  # removals of fewer sequences are replayed one by one, in the kernel
+
+
+#: Sequences end here, far away, so that no arithmetic on them overflows.
+SEQ_MAX = 1 << 62
 
 
 class Log(Questions):
@@ -95,6 +99,8 @@ class Log(Questions):
         """The next append gets `seq` + 1; what is skipped counts as deleted."""
         if seq <= self.last_seq:
             return
+        if seq > SEQ_MAX:
+            raise StoreError(f"sequence {seq} is beyond what a log can count to ({SEQ_MAX})")
         self.last_seq = seq
         if not self.messages:
             self.first_seq = seq + 1

@@ -273,6 +273,9 @@ class Questions(Appender):
 
     def seq_at(self, time_ns: int) -> int:
         """The first live message of that time or later; 0 = none."""
+        if time_ns >= 1 << 64:
+            return 0
+        time_ns = max(time_ns, 0)
         for segment in self._up(0):
             if segment is not self.active and segment.latest < time_ns:
                 continue

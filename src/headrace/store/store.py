@@ -287,8 +287,11 @@ class Store:
             self.checkpoints.begin()
 
     def want_mark(self) -> None:
-        """A checkpoint is durable: its mark goes into the next frame, at once when there is nothing else."""
-        if not self.in_flight and self.poisoned is None:
+        """A checkpoint is durable: its mark goes into the next frame, at once when there is nothing else.
+
+        A frame with something in it is its owner's to close, who may have to add to it.
+        """
+        if not self.in_flight and not self.dirty and self.poisoned is None:
             self._seal(TICK)
 
     def _proven(self, checkpoint: int) -> None:
