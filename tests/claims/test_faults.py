@@ -206,7 +206,7 @@ async def test_a_registry_that_does_not_answer_refuses_the_publish(world: World,
 
         raise RequestError(503, 0, "insufficient resources")
 
-    monkeypatch.setattr(claims.registry, "_write", refuse)
+    monkeypatch.setattr(claims.wire, "publish_all", refuse)
     with pytest.raises(PublishFailed, match="registered"):
         await claims.producer.publish(f"{stream}.a", LARGE)
     assert await keys(claims) == [], "nobody can refer to it"

@@ -118,7 +118,10 @@ class World:
         if self.is_ours:
             return
         headers = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1h", "Nats-Rollup": "sub"}
-        await self.wire.publish(due_subject(claims.config.namespace, claim_id), b"", headers)
+        namespace = claims.config.namespace
+        await self.wire.publish(due_subject(namespace, claim_id), b"", headers)
+        while not (await self.wire.api(f"CONSUMER.INFO.{STREAM}.collectors-{namespace}"))["num_pending"]:
+            await asyncio.sleep(0.01)  # nats-server tells its consumers a moment after the publish
 
     async def remove_message(self, stream: str, seq: int) -> None:
         """What a message's TTL does, for nats-server, whose time is real."""

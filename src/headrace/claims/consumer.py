@@ -29,6 +29,7 @@ from headrace.claims.metrics import Metrics
 from headrace.claims.reference import Reference
 from headrace.claims.registry import Entry, Registry, keep_s
 from headrace.claims.stores import ObjectMissing, ObjectStore, StoreError
+from headrace.claims.transfer import THREAD_MIN, ahead
 from headrace.claims.verdicts import RECHECK_S
 from headrace.claims.wire import NoAnswer, Wire
 from headrace.errors import RequestError
@@ -181,25 +182,27 @@ class Consumer:
 
     async def _release(self, reference: Reference, message: Msg) -> None:
         place = message.metadata
-        entry = await self._released(reference, place.stream, place.sequence.stream, message.subject)
-        if entry is None:
-            return  # gone already, by its age or by someone else's ack
-        await self._audit.tell(entry.namespace, entry.claim_id, "released", by=_consumer_of(message))
         retention_s = self._config.ttl.retention_after_read
-        if retention_s or not await self._delete_now(entry, place.consumer):
-            await self._registry.arm(entry, retention_s or RECHECK_S)
-
-    async def _released(self, reference: Reference, stream: str, seq: int, subject: str) -> Entry | None:
         for _ in range(_ATTEMPTS):
             entry = await self._registry.find(self._config.namespace, reference.claim_id)
             if entry is None or entry.object_key != reference.object_key:
-                return None
-            now_ns = self._clock.now_ns()
-            entry = replace(entry.at(stream, seq, subject), state="released", released_ns=now_ns)
-            changed = await self._registry.change(entry, keep_s(entry, self._config.ttl.grace_period, now_ns))
-            if changed is not None:
-                return changed
-        return None  # others release it at the same moment; one of them succeeded
+                return  # gone already, by its age or by someone else's ack
+            entry = entry.at(place.stream, place.sequence.stream, message.subject)
+            if not retention_s and await self._delete_now(entry, place.consumer):
+                return
+            if await self._mark(entry, retention_s or RECHECK_S):
+                await self._audit.tell(entry.namespace, entry.claim_id, "released", by=_consumer_of(message))
+                return
+
+    async def _mark(self, entry: Entry, seconds: float) -> bool:
+        """Write down that it was read, and when to look again; False if the facts changed meanwhile."""
+        now_ns = self._clock.now_ns()
+        released = replace(entry, state="released", released_ns=now_ns)
+        kept_s = keep_s(entry, self._config.ttl.grace_period, now_ns)
+        if await self._registry.change(released, kept_s) is None:
+            return False
+        await self._registry.arm(released, seconds)
+        return True
 
     async def _delete_now(self, entry: Entry, consumer: str) -> bool:
         """At retention 0 the last reader deletes; whether it was the last."""
@@ -220,6 +223,7 @@ class Consumer:
             self._metrics.deleted.labels(entry.namespace).inc()
             age_s = (self._clock.now_ns() - entry.created_ns) / 1e9
             self._metrics.lifetime.labels(entry.namespace).observe(max(age_s, 0))
+            await self._audit.tell(entry.namespace, entry.claim_id, "released", by=consumer)
             await self._audit.tell(entry.namespace, entry.claim_id, "deleted", by=consumer)
         await self._registry.stop_timers([entry])
         return True
@@ -241,7 +245,7 @@ async def _verified(reference: Reference, stored: AsyncIterator[Piece]) -> Async
     decompressor = Decompressor(reference.compression, reference.original_size)
     size = stored_size = 0
     try:
-        async for data in stored:
+        async for data in ahead(stored):
             stored_size += len(data)
             await _hash(outer, data)
             for piece in decompressor.feed(data):
@@ -263,7 +267,7 @@ async def _verified(reference: Reference, stored: AsyncIterator[Piece]) -> Async
 
 
 async def _hash(digest: Any, data: Piece) -> None:
-    if len(data) >= 256 * 1024:
+    if len(data) > THREAD_MIN:
         await asyncio.to_thread(digest.update, data)
     else:
         digest.update(data)

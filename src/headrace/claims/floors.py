@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.claims.registry import STREAM, scan_subjects
+from headrace.claims.registry import STREAM
 from headrace.claims.wire import STREAM_MISSING, Wire
 from headrace.errors import RequestError
 
@@ -100,13 +100,12 @@ async def register_reader(wire: Wire, stream: str, reader: str, acked: int, leas
 
 
 async def readers(wire: Wire, stream: str) -> list[Floor]:
-    found: list[Floor] = []
-    async for page in scan_subjects(wire, STREAM, f"$CLAIMS.reader.{stream}.*"):
-        for item in page:
-            if item.data:
-                acked = int(json.loads(item.data)["acked"])
-                found.append(Floor(f"reader {item.subject.rpartition('.')[2]}", (), acked, 0))
-    return found
+    leases = await wire.last_of(STREAM, [f"$CLAIMS.reader.{stream}.*"])
+    return [
+        Floor(f"reader {subject.rpartition('.')[2]}", (), int(json.loads(item.data)["acked"]), 0)
+        for subject, item in leases.items()
+        if item.data
+    ]
 
 
 def matches(pattern: str, subject: str) -> bool:

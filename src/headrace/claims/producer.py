@@ -252,10 +252,7 @@ class Producer:
 
     async def _note(self, entry: Entry, is_new: bool) -> None:
         live = replace(entry, state="live") if entry.state == "pending" else entry
-        try:
-            await self._registry.change(live, self._keep_s(live))
-        except (NoAnswer, RequestError):
-            self._metrics.errors.labels(entry.namespace, "registry").inc()  # published all the same
+        await self._registry.note(live, self._keep_s(live))
         if is_new:
             self._metrics.created.labels(entry.namespace).inc()
             places = {stream: place[0] for stream, place in entry.places.items()}

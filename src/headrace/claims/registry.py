@@ -20,8 +20,10 @@ from headrace.claims.wire import (
     NAME_IN_USE,
     STREAM_MISSING,
     WRONG_LAST_SEQUENCE,
+    NoAnswer,
     Stored,
     Wire,
+    checked,
 )
 from headrace.errors import RequestError
 
@@ -110,18 +112,29 @@ class Registry:
 
     async def register(self, entry: Entry, timer_s: float, keep_s: float) -> Entry:
         """Write down a claim before anybody can refer to it, and start its timer."""
-        facts = await self._write(entry, keep_s)
-        await self._arm(entry, timer_s)
-        return replace(entry, revision=facts)
+        due = due_subject(entry.namespace, entry.claim_id)
+        timer = (due, entry.state.encode(), {"Nats-TTL": _ttl(timer_s)})
+        facts, armed = await self.wire.publish_all([self._facts(entry, keep_s), timer])
+        for answer in (facts, armed):
+            if answer is None:
+                raise NoAnswer(f"nobody said whether claim {entry.claim_id} was registered")
+            checked(answer)
+        return replace(entry, revision=int((facts or {})["seq"]))
 
     async def change(self, entry: Entry, keep_s: float) -> Entry | None:
         """Replace the facts; None if someone else changed them meanwhile."""
         try:
-            return replace(entry, revision=await self._write(entry, keep_s, entry.revision))
+            answer = await self.wire.publish(*self._facts(entry, keep_s, entry.revision))
+            return replace(entry, revision=int(answer["seq"]))
         except RequestError as error:
             if error.err_code == WRONG_LAST_SEQUENCE:
                 return None
             raise
+
+    async def note(self, entry: Entry, keep_s: float) -> None:
+        """Replace the facts without waiting; whoever changed them meanwhile knew better."""
+        subject, data, headers = self._facts(entry, keep_s, entry.revision)
+        await self.wire.connection.publish(subject, data, headers=headers)
 
     async def arm(self, entry: Entry, seconds: float) -> None:
         """Let the claim fall due in so many seconds, whatever was planned before."""
@@ -164,10 +177,10 @@ class Registry:
         ]
 
     async def stop_timers(self, entries: Iterable[Entry]) -> None:
-        """Nothing is due any more for claims that were removed before their time."""
-        await self.wire.publish_all(
-            (due_subject(entry.namespace, entry.claim_id), b"", _TOMBSTONE) for entry in entries
-        )
+        """Nothing is due any more for claims that were removed before their time; a timer that goes on does no harm."""
+        for entry in entries:
+            due = due_subject(entry.namespace, entry.claim_id)
+            await self.wire.connection.publish(due, b"", headers=_TOMBSTONE)
 
     async def drop_markers(self, sequences: Iterable[int]) -> None:
         """Markers that were dealt with; left alone they would stay for days."""
@@ -183,14 +196,15 @@ class Registry:
     async def now_ns(self) -> int:
         return await self.wire.server_time_ns(STREAM)
 
-    async def _write(self, entry: Entry, keep_s: float, revision: int | None = None) -> int:
+    def _facts(
+        self, entry: Entry, keep_s: float, revision: int | None = None
+    ) -> tuple[str, bytes, dict[str, str]]:
         headers = {"Nats-TTL": _ttl(keep_s)}
         if revision is not None:
             headers[_EXPECTED] = str(revision)
         facts = {key: value for key, value in asdict(entry).items() if key != "revision"}
         subject = claim_subject(entry.namespace, entry.claim_id)
-        answer = await self.wire.publish(subject, json.dumps(facts, separators=(",", ":")).encode(), headers)
-        return int(answer["seq"])
+        return subject, json.dumps(facts, separators=(",", ":")).encode(), headers
 
     async def _arm(self, entry: Entry, seconds: float) -> None:
         subject = due_subject(entry.namespace, entry.claim_id)

@@ -17,7 +17,7 @@ from headrace.claims.stores.base import CHUNK, WHOLE_MAX, Chunk
 Payload = bytes | bytearray | memoryview | Path | AsyncIterable[Chunk]
 
 #: Smaller pieces are not worth a thread.
-_THREAD_MIN = 256 * 1024
+THREAD_MIN = 1024 * 1024
 
 
 class Encoder:
@@ -56,11 +56,11 @@ class Encoder:
 
     async def encode(self, source: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
         async for data in source:
-            large = len(data) >= _THREAD_MIN
+            large = len(data) > THREAD_MIN
             out = await asyncio.to_thread(self.step, data) if large else self.step(data)
             if len(out):
                 yield out
-        out = await asyncio.to_thread(self.end)
+        out = await asyncio.to_thread(self.end) if self._compressor else self.end()
         if len(out):
             yield out
 
@@ -93,6 +93,23 @@ async def whole_or_stream(
         if size > limit:
             return _chain(held, chunks)
     return held[0] if len(held) == 1 else b"".join(held)
+
+
+async def ahead(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+    """The same chunks, with the next one on its way while one is in use."""
+
+    async def following() -> Chunk | None:
+        return await anext(chunks, None)
+
+    coming = asyncio.ensure_future(following())
+    try:
+        while (chunk := await coming) is not None:
+            coming = asyncio.ensure_future(following())
+            yield chunk
+    finally:
+        if not coming.done():
+            coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
 
 
 async def _chain(held: list[Chunk], chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:

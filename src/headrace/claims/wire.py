@@ -79,7 +79,7 @@ class Wire:
     async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer to an API request; `RequestError` when it is refused."""
         answer = await self._answer(f"{self._prefix}.{verb}", _json(body))
-        return _checked(json.loads(answer.data))
+        return checked(json.loads(answer.data))
 
     async def post(self, verb: str, body: Mapping[str, Any]) -> None:
         """An API request whose answer nobody needs."""
@@ -89,7 +89,7 @@ class Wire:
         self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Store a message; `RequestError` if it was refused, `NoAnswer` if nobody knows."""
-        return _checked(json.loads((await self._answer(subject, data, headers)).data))
+        return checked(json.loads((await self._answer(subject, data, headers)).data))
 
     async def publish_all(
         self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]]
@@ -246,7 +246,8 @@ def _json(body: Mapping[str, Any] | None) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode() if body is not None else b""
 
 
-def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+def checked(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer that is no refusal."""
     if "error" in answer:
         error = answer["error"]
         raise RequestError(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))

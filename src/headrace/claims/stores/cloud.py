@@ -31,7 +31,7 @@ from headrace.claims.stores.base import (
 from headrace.claims.stores.lifecycle import Lifecycle
 
 _PAGE = 1000
-_READ = 1024 * 1024
+_READ = 4 * 1024 * 1024
 _BATCH = 1000
 
 

@@ -14,6 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 
 from headrace.claims.stores.base import (
@@ -80,7 +81,7 @@ class FolderStore:
     async def get(self, key: str) -> AsyncIterator[Chunk]:
         with _explained(key):
             file = self._path(key).open("rb", buffering=0)
-        return _pieces(file.fileno(), file)
+        return _pieces(file)
 
     async def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
@@ -282,17 +283,16 @@ def _write(descriptor: int, data: Chunk) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-async def _pieces(descriptor: int, file: object) -> AsyncIterator[Chunk]:
-    """Read one piece ahead of the one in use; `file` closes when the iterator does."""
-    loop = asyncio.get_running_loop()
-    with file:  # type: ignore[attr-defined]
-        coming = loop.run_in_executor(None, os.read, descriptor, CHUNK)
-        try:
-            while piece := await coming:
-                coming = loop.run_in_executor(None, os.read, descriptor, CHUNK)
-                yield piece
-        finally:
-            await coming
+async def _pieces(file: FileIO) -> AsyncIterator[Chunk]:
+    """`file` closes when the iterator does."""
+    with file:
+        left = os.fstat(file.fileno()).st_size
+        while left > 0:
+            piece = await asyncio.to_thread(file.read, CHUNK)
+            if not piece:
+                return  # cut short meanwhile; whoever reads it counts
+            left -= len(piece)
+            yield piece
 
 
 def _take(walk: Iterator[ObjectInfo], count: int) -> list[ObjectInfo]:
