@@ -105,14 +105,16 @@ async def transfer(claims: Claims, raw: Any, size: int, repeats: int, world: Any
         async def claim_put() -> None:
             await claims.producer.publish(f"{world}.a", payload(size))
 
-        async def claim_get() -> None:
+        async def claim_get(message: Any) -> None:
             async for _ in claims.consumer.stream(message):
                 pass
 
         with Peak() as peak:
             best["claim put"] = max(best["claim put"], size / 1e6 / await timed(claim_put))
             (message,) = await claims.wire.pull(world, "bench", 1, 2)
-            best["claim get"] = max(best["claim get"], size / 1e6 / await timed(claim_get))
+            best["claim get"] = max(
+                best["claim get"], size / 1e6 / await timed(lambda got=message: claim_get(got))
+            )
         await claims.consumer.ack(message)
         memory = max(memory, peak.mib)
         for name, work in (("raw put", raw_put), ("raw get", raw_get)):
