@@ -18,7 +18,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame, SparkSession
 
 from conformance.servers import KINDS, OURS, Server
-from headrace.spark.link import Address, Link
+from headrace.spark.link import Address, Link, drop_link
 
 _numbers = itertools.count(1)
 FOLDER = Path(__file__).parent
@@ -94,10 +94,12 @@ class Broker:
         self.publish(stream, ((f"{stream}.{n % 7}", b"", b"%d" % n) for n in range(start, start + count)))
 
     def reconnect(self) -> None:
+        self.link.close()
         self.link = Link(Address(servers=(self.server.url,)))
 
     def close(self) -> None:
         self.link.close()
+        drop_link(Address(servers=(self.server.url,)))
         self.server.close()
 
 

@@ -7,6 +7,7 @@ columns without an object each. Must not know streams, Spark or Arrow.
 
 from __future__ import annotations
 
+import atexit
 import base64
 import itertools
 import json
@@ -292,6 +293,15 @@ def drop_link(address: Address) -> None:
     link = _links.pop((os.getpid(), address), None)
     if link is not None:
         link.close()
+
+
+@atexit.register
+def close_links() -> None:
+    """End this process's links; a forked child leaves its parent's alone."""
+    for (pid, _), link in list(_links.items()):
+        if pid == os.getpid():
+            link.close()
+    _links.clear()
 
 
 def servers_of(text: str) -> Sequence[str]:

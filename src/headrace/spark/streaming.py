@@ -86,11 +86,14 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset_at(self._seen, self._seen.next_seq).to_json() if self._seen else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        to = Offset.from_json(end, self.options)
+        begin, to = Offset.from_json(start, self.options), Offset.from_json(end, self.options)
+        if begin.identity == to.identity and self._still_pinned(to.pin):
+            # What the batch was planned on is held, whatever became of the stream since.
+            return divide(begin.next_seq, to.next_seq, self.options, first_seq=begin.next_seq, pin=to.pin)
         facts = self._facts()
-        begin = surviving_start(Offset.from_json(start, self.options), facts, self.options)
+        begin = surviving_start(begin, facts, self.options)
         to = surviving_end(to, facts, self.options)
-        pin = self._live_pin(to)
+        pin = self._pin_for(to.next_seq)
         return divide(begin.next_seq, to.next_seq, self.options, first_seq=facts.first_seq, pin=pin)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -165,17 +168,16 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pins[pin] = covered
         return pin
 
-    def _live_pin(self, to: Offset) -> str:
-        """The pin of an offset, or a new one if that is gone: its lease is over, or it was of a wire read."""
-        if not self.options.path:
-            return ""
-        if to.pin:
-            try:
-                open_pin(str(store_folder(self.options.path)), self.options.stream, to.pin)
-                return to.pin
-            except StoreError:
-                self._pins.pop(to.pin, None)
-        return self._pin_for(to.next_seq)
+    def _still_pinned(self, pin: str) -> bool:
+        """Whether the pin of an offset is there; not when its lease is over, or it was planned for the wire."""
+        if not (self.options.path and pin):
+            return False
+        try:
+            open_pin(str(store_folder(self.options.path)), self.options.stream, pin).close()
+        except StoreError:
+            self._pins.pop(pin, None)
+            return False
+        return True
 
     def _finished(self, position: Offset) -> None:
         """Spark will not ask for anything below this position again."""
