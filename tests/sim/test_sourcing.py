@@ -311,3 +311,90 @@ def test_everything_at_once(seed: int) -> None:
     copied = stored(broker, "A")
     assert len(set(copied)) == len(copied)
     assert copied == stored(broker, "O")
+
+
+class TestBatches:
+    """Seed 4: a stream that does batches itself shows a sourced one as a whole."""
+
+    def publish(self, broker: SimBroker, name: str, size: int, commit: str = "1") -> None:
+        for position in range(1, size + 1):
+            last = {"Nats_Batch_Commit": commit} if position == size else {}
+            broker.publish(
+                "o.b", name.encode(), Nats_Batch_Id=name, Nats_Batch_Sequence=str(position), **last
+            )
+
+    def seen(self, broker: SimBroker) -> dict[bytes, int]:
+        """How many members of each batch a reader of A could have seen."""
+        log = broker.jetstream.streams["A"].log
+        counts: dict[bytes, int] = {}
+        for seq in log.seqs(None, log.first_seq, log.committed_seq).tolist():
+            message = log.get(seq)
+            assert message is not None
+            assert b"Nats-Batch" not in message[2]
+            counts[message[3]] = counts.get(message[3], 0) + 1
+        return counts
+
+    @pytest.mark.parametrize("managed", [False, True])
+    def test_never_in_parts(self, managed: bool) -> None:
+        rng = Random(f"batches/{managed}")
+        broker = started()
+        broker.call("STREAM.CREATE.O", name="O", subjects=["o.>"], allow_atomic=True)
+        sources = KINDS["server-managed" if managed else "source"]["sources"]
+        broker.call("STREAM.CREATE.A", name="A", sources=sources, allow_atomic=True)
+        sizes: dict[bytes, int] = {}
+        for turn in range(30):
+            size = rng.randrange(2, 60)
+            sizes[b"b%d" % turn] = size
+            self.publish(broker, f"b{turn}", size)
+            sizes[b"single"] = sizes.get(b"single", 0) + 1
+            broker.publish("o.s", b"single")
+            for _ in range(rng.randrange(200)):
+                broker.step()
+                seen = self.seen(broker)
+                assert all(seen[name] == sizes[name] for name in seen if name != b"single")
+            if rng.random() < 0.2:
+                broker.settle()
+                broker = _crashed(broker, rng)
+        broker.advance(30 * SECOND)
+        assert self.seen(broker) == sizes
+
+    def test_members_that_came_singly_wait_for_each_other(self) -> None:
+        broker = started()
+        origin = Played(broker)
+        entry = {"name": "O", "external": {"api": "X.API", "deliver": ""}}
+        broker.call("STREAM.CREATE.A", name="A", sources=[entry], allow_atomic=True)
+        broker.advance(SECOND // 10)
+        origin.accept()
+        self.member(origin, 1)
+        self.member(origin, 2)
+        origin.status(b"FlowControl Request", reply=b"$JS.FC.O.x.abcd")
+        assert origin.answers == [b"NATS/1.0\r\nNats-Last-Consumer: 0\r\nNats-Last-Stream: 0\r\n\r\n"]
+        assert stored(broker, "A") == []
+        self.member(origin, 3, commit=True)
+        assert stored(broker, "A") == [b"m1", b"m2", b"m3"]
+        origin.status(b"FlowControl Request", reply=b"$JS.FC.O.x.abcd")
+        assert origin.answers[1] == b"NATS/1.0\r\nNats-Last-Consumer: 3\r\nNats-Last-Stream: 3\r\n\r\n"
+
+    @pytest.mark.parametrize("end", ["another message", "a heartbeat"])
+    def test_one_that_stays_incomplete_is_not_lost(self, end: str) -> None:
+        broker = started()
+        origin = Played(broker)
+        entry = {"name": "O", "external": {"api": "X.API", "deliver": ""}}
+        broker.call("STREAM.CREATE.A", name="A", sources=[entry], allow_atomic=True)
+        broker.advance(SECOND // 10)
+        origin.accept()
+        self.member(origin, 1)
+        self.member(origin, 2)
+        if end == "a heartbeat":
+            origin.beat(2)
+            assert stored(broker, "A") == [b"m1", b"m2"]
+        else:
+            origin.send(3, 3)
+            assert stored(broker, "A") == [b"m1", b"m2", b"m3"]
+
+    def member(self, origin: Played, seq: int, *, commit: bool = False) -> None:
+        pairs = [(b"Nats-Batch-Id", b"b"), (b"Nats-Batch-Sequence", b"%d" % seq)]
+        block = headers.build(pairs + ([(b"Nats-Batch-Commit", b"1")] if commit else []))
+        reply = b"$JS.ACK.O.%s.1.%d.%d.%d.0" % (origin.consumer, seq, seq, 10**18)
+        origin.broker.hub.deliver(origin.deliver, b"o.x", reply, block, b"m%d" % seq)
+        origin.broker.settle()

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from headrace.api import errors, times
 from headrace.api.times import TTL_INVALID, TTL_NEVER, parse_ttl
 from headrace.broker import admission
+from headrace.broker.batches import batch_id
 from headrace.broker.mappings import Change, first_of
 from headrace.broker.origin import Origin, Start
 from headrace.broker.positions import Positions
+from headrace.errors import RequestError, StoreError
 
 if TYPE_CHECKING:
     from headrace.broker.stream import Stream
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
 _SOURCE = b"Nats-Stream-Source"
 _BARE = b"NATS/1.0\r\n\r\n"
 _NONE: Mapping[bytes, bytes] = {}
+_COMMIT = b"Nats-Batch-Commit"
+#: Members of a batch are kept back as far as this; a larger one becomes visible in parts.
+_HELD_BYTES_MAX = 64 * 1024 * 1024
+
+Message = tuple[int, bytes, bytes, bytes]  # origin sequence, subject, header, payload
 
 
 def cleaned(header: bytes, *, source: bool) -> bytes:
@@ -93,6 +100,10 @@ class MirrorIntake(_Intake):
         return self._stream.log.last_seq
 
     @property
+    def received(self) -> int:
+        return self._stream.log.last_seq
+
+    @property
     def identity(self) -> str:
         return ""
 
@@ -128,21 +139,44 @@ class MirrorIntake(_Intake):
             stream.keep(subject, header, payload, time_ns, ttl_s, found.get(admission.MSG_ID, b""), rollup)
         stream.changed()
 
-    def passed(self, seq: int) -> None:
-        """A message was not for this stream."""
+    def release(self) -> None:
+        """Nothing is ever kept back."""
+
+    def rewind(self) -> None:
+        """Nothing is ever kept back."""
 
 
 class SourceIntake(_Intake):
-    """Adds what one origin has to a stream of its own. `seq` is the newest origin sequence that is settled here."""
+    """Adds what one origin has to a stream of its own. `seq` is the newest origin sequence that is settled here.
 
-    __slots__ = ("_head", "_positions", "_stamp", "_tail", "identity", "seq")
+    Members of an atomic batch are kept back until it is complete, if the stream does batches itself, and then stored
+    within one frame (batch.md, 6); `received` counts them already, `seq` does not, so nothing depends on them.
+    """
+
+    __slots__ = (
+        "_batch",
+        "_head",
+        "_held",
+        "_held_bytes",
+        "_positions",
+        "_stamp",
+        "_tail",
+        "_unfiltered",
+        "identity",
+        "received",
+        "seq",
+    )
 
     def __init__(self, stream: Stream, origin: Origin, positions: Positions) -> None:
         super().__init__(stream, origin)
         self._positions = positions
         known = positions.get(origin.index)
-        self.seq = known.seq
+        self.seq = self.received = known.seq
         self._know(known.identity)
+        self._unfiltered = not origin.filters()
+        self._held: list[Message] = []
+        self._held_bytes = 0
+        self._batch = b""
 
     def _know(self, identity: str) -> None:
         self.identity = identity
@@ -163,17 +197,64 @@ class SourceIntake(_Intake):
 
     def reached(self, seq: int, identity: str) -> None:
         if seq > self.seq or identity != self.identity:
-            self.seq = max(seq, self.seq)
+            self.seq = self.received = max(seq, self.seq)
             self._know(identity)
             self._settled()
 
     def forget(self) -> None:
         """Another stream has taken the origin's name: begin anew with it."""
-        self.seq = 0
+        self.rewind()
+        self.seq = self.received = 0
         self._know("")
         self._settled()
 
     def take(self, seq: int, time_ns: int, subject: bytes, header: bytes, payload: bytes) -> None:
+        self.received = seq
+        try:
+            if self._held or (b"Nats-Batch-" in header and self._keeps_batches()):
+                self._member((seq, subject, header, payload))
+            else:
+                self._store(seq, subject, header, payload)
+        except (RequestError, StoreError):
+            self.rewind()
+            raise
+
+    # Batches
+
+    def _keeps_batches(self) -> bool:
+        return self._unfiltered and self._stream.config.allow_atomic
+
+    def _member(self, message: Message) -> None:
+        """A message while a batch is open, or the first of one."""
+        found = admission.nats_headers(message[2])
+        name = batch_id(found)
+        if self._held and (name != self._batch or self._held_bytes > _HELD_BYTES_MAX):
+            self.release()
+        if not name:
+            self._store(*message)
+            return
+        self._batch = name
+        self._held.append(message)
+        self._held_bytes += len(message[2]) + len(message[3])
+        if found.get(_COMMIT):
+            self.release()
+
+    def release(self) -> None:
+        """Store what was kept back, whether it is a whole batch or not."""
+        if self._held:
+            self._stream.reserve(self._held_bytes, len(self._held))
+            held, self._held, self._held_bytes = self._held, [], 0
+            for message in held:
+                self._store(*message)
+
+    def rewind(self) -> None:
+        """Forget what was kept back; the origin will deliver it again."""
+        self._held, self._held_bytes = [], 0
+        self.received = self.seq
+
+    # Storing
+
+    def _store(self, seq: int, subject: bytes, header: bytes, payload: bytes) -> None:
         if not header:
             header = b"NATS/1.0\r\n%s%d%s%s%s" % (self._head, seq, self._stamp, subject, self._tail)
             self._keep(subject, header, payload, _NONE)
@@ -182,9 +263,6 @@ class SourceIntake(_Intake):
             found = admission.nats_headers(block)
             header = b"%s%s%d%s%s%s" % (block[:-2], self._head, seq, self._stamp, subject, self._tail)
             self._keep(subject, header, payload, found)
-        self.passed(seq)
-
-    def passed(self, seq: int) -> None:
         self.seq = seq
         self._settled()
 

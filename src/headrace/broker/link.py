@@ -71,11 +71,11 @@ class Link:
     __slots__ = (
         "_asked_ns",
         "_consumer",
+        "_done",
         "_dseq",
         "_failures",
         "_inbox",
         "_jetstream",
-        "_last_seq",
         "_listening",
         "_probing",
         "_timer",
@@ -104,7 +104,8 @@ class Link:
         self._listening = b""
         self._probing = False
         self._consumer = b""
-        self._dseq = self._last_seq = 0
+        self._dseq = 0
+        self._done = (0, 0)  # consumer and stream sequence up to which everything is stored
         self._timer: Handle | None = None
         self._watch: Handle | None = None
 
@@ -147,6 +148,7 @@ class Link:
         self._unlisten()
         self.error = None
         self.blocked = False
+        self.intake.rewind()
         self._asked_ns = self._now()
         self._ask(self.approach.begin(self.intake.start(), self.intake.identity))
 
@@ -206,7 +208,7 @@ class Link:
         self.error = None
         self._consumer = answer.name.encode()
         self._dseq = 0
-        self._last_seq = answer.delivered.stream_seq
+        self._done = (0, answer.delivered.stream_seq)
         intake.reached(answer.delivered.stream_seq, known)
         self._listen(self.approach.deliver_subject(answer.config))
         self._watch = self._jetstream.timers.after(SILENCE_NS, self._look)
@@ -311,7 +313,7 @@ class Link:
         """
         if consumer != self._consumer or self._timer is not None or dseq != self._dseq + 1:
             return 0, 0
-        if int(seqs[at]) <= self.intake.seq:
+        if int(seqs[at]) <= self.intake.received:
             return 0, 0
         self.heard_ns = self._now()
         count = size = 0
@@ -326,9 +328,7 @@ class Link:
         except (RequestError, StoreError):
             self._blocked()
         if count:
-            self._dseq += count
-            self._last_seq = int(seqs[at + count - 1])
-            self._left(pending - count)
+            self._taken(self._dseq + count, int(seqs[at + count - 1]), pending - count)
         return count, size + count * _OVERHEAD
 
     def _take(self, delivery: Delivery, subject: bytes, header: bytes, payload: bytes) -> None:
@@ -336,9 +336,9 @@ class Link:
         goes back. The reference waits for a heartbeat, whose count may by then be the one it knows.
         """
         intake, following = self.intake, self._dseq + 1
-        if delivery.seq <= intake.seq:
+        if delivery.seq <= intake.received:
             if delivery.dseq == following:
-                self._dseq, self._last_seq = delivery.dseq, delivery.seq
+                self._counted(following, delivery.seq)
             return
         adjacent = intake.origin.mirror and delivery.seq == intake.seq + 1
         if delivery.dseq != following and not adjacent:
@@ -349,12 +349,17 @@ class Link:
         except (RequestError, StoreError):
             self._blocked()
             return
-        self._dseq, self._last_seq = delivery.dseq, delivery.seq
-        self._left(delivery.pending)
+        self._taken(delivery.dseq, delivery.seq, delivery.pending)
 
-    def _left(self, pending: int) -> None:
+    def _taken(self, dseq: int, seq: int, pending: int) -> None:
+        self._counted(dseq, seq)
         self.pending = pending
         self.lag = pending - 1 if pending > 0 else 0
+
+    def _counted(self, dseq: int, seq: int) -> None:
+        self._dseq = dseq
+        if self.intake.seq == self.intake.received:  # nothing is kept back
+            self._done = (dseq, seq)
 
     def _blocked(self) -> None:
         """The stream cannot take it now; the origin will be asked for it again."""
@@ -362,6 +367,13 @@ class Link:
         self.blocked = True
 
     def _heartbeat(self, header: bytes) -> None:
+        try:
+            self.intake.release()  # nothing more is coming for it
+        except (RequestError, StoreError):
+            self._blocked()
+            return
+        if self.intake.seq > self._done[1]:
+            self._done = (self._dseq, self.intake.seq)
         last = headers.get(header, _LAST_CONSUMER) or b""
         if not last.isdigit() or not int(last):
             return
@@ -373,7 +385,7 @@ class Link:
     def _flow_request(self, reply: bytes) -> None:
         """Everything that came before it becomes durable, then the answer leaves."""
         block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
-        self._jetstream.ticker.send_settled(reply, b"", block % (self._dseq, self._last_seq), b"")
+        self._jetstream.ticker.send_settled(reply, b"", block % self._done, b"")
 
 
 #: What a message of a run counts besides header and payload: deliver subject and acknowledgement subject.

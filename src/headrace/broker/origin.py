@@ -23,6 +23,8 @@ _API = "$JS.API"
 _FOREVER = 22 * 3600 * SECOND
 _CREATE_WAIT_NS = 30 * SECOND
 _RESET_WAIT_NS = 5 * SECOND
+#: With a durable consumer of ours the flow-control window, counted in bytes, is what limits; not this.
+_PENDING_MAX = 65_536
 
 
 class Ask(NamedTuple):
@@ -113,6 +115,7 @@ class Origin:
         assert self.entry.consumer is not None
         config = self._base(start, self.entry.consumer.name, self.stable_subject())
         config.durable_name, config.ack_policy, config.max_deliver = config.name, "flow_control", -1
+        config.max_ack_pending = _PENDING_MAX
         return self._create(config, [], named=True)
 
     def _base(self, start: Start, name: str, deliver_subject: str) -> ConsumerConfig:
