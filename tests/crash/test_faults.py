@@ -1,6 +1,7 @@
 """Failing calls: nothing acknowledged is lost, a failed sync ends all acks, a full disk recovers."""
 
 import errno
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -13,6 +14,10 @@ from headrace.sim.faults import CHANGES, READS
 from .failing import calls, goes_silent, run, survives
 from .options import TINY
 from .workloads import live, prepare
+
+pytestmark = pytest.mark.timeout(600)
+
+Record = Callable[[str, object], None]
 
 WORDS = ("abc", "alr", "cac", "fnc", "xax", "upa", "zaz", "rkc", "lcl", "vep")
 ERRORS = {
@@ -33,17 +38,21 @@ def nth(fault: Fault, number: int, **changes: object) -> Fault:
 @pytest.mark.slow
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_failing_change_at_every_call(word: str, error: str) -> None:
+def test_a_failing_change_at_every_call(word: str, error: str, record_property: Record) -> None:
     fault = ERRORS[error]
-    for number in range(1, calls(word, fault.kinds or CHANGES) + 1):
+    total = calls(word, fault.kinds or CHANGES)
+    record_property("count: failing calls", total)
+    for number in range(1, total + 1):
         rng = Random(f"{word} {error} {number}")
         survives(run(word, nth(fault, number)), rng)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", WORDS)
-def test_a_failing_read_at_every_call(word: str) -> None:
-    for number in range(1, calls(word, READS) + 1):
+def test_a_failing_read_at_every_call(word: str, record_property: Record) -> None:
+    total = calls(word, READS)
+    record_property("count: failing calls", total)
+    for number in range(1, total + 1):
         outcome = run(word, Fault(errno.EIO, nth=number, kinds=READS))
         outcome.disk.faults.clear()
         survives(outcome, Random(number))
@@ -52,8 +61,10 @@ def test_a_failing_read_at_every_call(word: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["no", "cached", "gone"])
 @pytest.mark.parametrize("word", WORDS)
-def test_a_failed_sync_poisons(word: str, lost: str) -> None:
-    for number in range(1, calls(word, ("sync",)) + 1):
+def test_a_failed_sync_poisons(word: str, lost: str, record_property: Record) -> None:
+    total = calls(word, ("sync",))
+    record_property("count: failing calls", total)
+    for number in range(1, total + 1):
         outcome = run(word, Fault(errno.EIO, nth=number, kinds=("sync",), lost=lost))
         goes_silent(outcome)
         survives(outcome, Random(number))
@@ -61,8 +72,10 @@ def test_a_failed_sync_poisons(word: str, lost: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", WORDS)
-def test_a_failed_folder_sync_poisons(word: str) -> None:
-    for number in range(1, calls(word, ("syncdir",)) + 1):
+def test_a_failed_folder_sync_poisons(word: str, record_property: Record) -> None:
+    total = calls(word, ("syncdir",))
+    record_property("count: failing calls", total)
+    for number in range(1, total + 1):
         outcome = run(word, Fault(errno.EIO, nth=number, kinds=("syncdir",)))
         goes_silent(outcome)
         survives(outcome, Random(number))

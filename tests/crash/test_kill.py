@@ -63,6 +63,7 @@ def verify(root: Path, acked: dict[str, tuple[int, int]]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(5))
 def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(part: int, tmp_path: Path) -> None:
     rng = Random(f"kill {part}")

@@ -13,6 +13,7 @@ def test_enough_bugs_are_planted() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_is_caught(name: str) -> None:
     caught = in_child(MUTANTS[name])

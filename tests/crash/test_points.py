@@ -16,6 +16,9 @@ from .workloads import SCRIPTED, words
 QUOTA = 500
 PARTS = 64
 
+#: They share the machine with everything else.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 Record = Callable[[str, object], None]
 
 
@@ -30,7 +33,6 @@ def fill(part: int) -> Tally:
     raise AssertionError("there is no small workload")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTED)
 def test_a_crash_at_every_operation_of_a_scripted_workload(name: str, record_property: Record) -> None:
     tally = Checker(trace_of(f"{name}/0")).run()
@@ -38,7 +40,6 @@ def test_a_crash_at_every_operation_of_a_scripted_workload(name: str, record_pro
     assert tally.total >= 300, tally
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_crash_at_every_operation_of_small_workloads(part: int, record_property: Record) -> None:
     tally = fill(part)

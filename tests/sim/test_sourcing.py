@@ -313,6 +313,29 @@ def test_everything_at_once(seed: int) -> None:
     assert copied == stored(broker, "O")
 
 
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+@pytest.mark.parametrize("kind", ["source", "mirror"])
+def test_migration_of_a_queue(kind: str, retention: str) -> None:
+    """From the consumer that the origin made durable to one of ours and back, while messages are not acknowledged yet."""
+    broker = started()
+    broker.call("STREAM.CREATE.O", name="O", subjects=["o.>"], retention=retention)
+    managed = KINDS["server-managed" if kind == "source" else "mirror-managed"]
+    broker.call("STREAM.CREATE.A", name="A", **KINDS[kind])
+    broker.advance(SECOND)
+    for number in range(1, 61):
+        broker.publish("o.x", b"%d" % number)
+        if number % 15 == 0:
+            broker.call("STREAM.UPDATE.A", name="A", **(managed if number % 30 else KINDS[kind]))
+            broker.publish("o.x", b"%d" % (1000 + number))
+        if number % 7 == 0:
+            broker.advance(SECOND // 20)
+    broker.advance(30 * SECOND)
+    expected = [b"%d" % n for n in range(1, 61)] + [b"%d" % (1000 + n) for n in range(15, 61, 15)]
+    assert sorted(stored(broker, "A"), key=int) == expected
+    assert stored(broker, "O") == []
+    assert len(broker.call("CONSUMER.NAMES.O")["consumers"]) == 1
+
+
 class TestBatches:
     """Seed 4: a stream that does batches itself shows a sourced one as a whole."""
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -25,7 +26,11 @@ def run(seed: int) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_promise_holds_for_every_seed(part: int) -> None:
+@pytest.mark.timeout(600)
+def test_every_promise_holds_for_every_seed(
+    part: int, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("count: simulated worlds", len(range(part, SEEDS, PARTS)))
     for seed in range(part, SEEDS, PARTS):
         run(seed)
 
