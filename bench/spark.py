@@ -174,7 +174,9 @@ def latency(spark: SparkSession, kind: str) -> dict[str, float]:
             payload = b"%f" % time.time()
             link.send(b"PUB s.%d %d\r\n%s\r\n" % (n, len(payload), payload))
             time.sleep(0.25)
-        time.sleep(3)
+        while len(delays) < 60:
+            time.sleep(0.1)
+        time.sleep(5)
         idle = idle_percent(10.0, server.pid)
         query.stop()
     late = delays[len(delays) // 3 :]
@@ -216,6 +218,12 @@ def _ticks(server: int) -> tuple[int, int]:
     return sum(spent[pid] for pid in mine) + spent[os.getpid()], spent.get(server, 0)
 
 
+def judged(found: Rate, floor: int) -> str:
+    if found.clock >= floor:
+        return "met"
+    return "met by processor time, on a busy machine" if found.cores >= floor else "missed"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="direct,wire,sink,latency")
@@ -245,9 +253,7 @@ def main() -> None:
         if isinstance(value, Rate):
             floor = FLOORS.get(what)
             shown = f"{value.clock:>12,.0f} by the clock {value.cores:>12,.0f} by processor time"
-            verdict = (
-                "" if floor is None else f"  (floor {floor:,}: {'met' if max(value) >= floor else 'missed'})"
-            )
+            verdict = "" if floor is None else f"  (floor {floor:,}: {judged(value, floor)})"
         else:
             shown, verdict = f"{value:>12,.1f}", ""
         print(f"{what:50} {shown}{verdict}")
