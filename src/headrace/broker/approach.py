@@ -49,6 +49,7 @@ class Ephemeral:
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
+        self.name = origin.base_name
         self._form = 0
         self._start, self._identity = Start(), ""
 
@@ -81,6 +82,7 @@ class UserManaged:
         self._origin = origin
         consumer = origin.entry.consumer
         assert consumer is not None
+        self.name = consumer.name
         self.probes = consumer.deliver_subject.encode()
 
     def begin(self, start: Start, identity: str) -> Ask:
@@ -106,6 +108,8 @@ class ServerManaged:
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
+        assert origin.entry.consumer is not None
+        self.name = origin.entry.consumer.name
         self._start, self._identity = Start(), ""
         self._creating = False
 

@@ -9,17 +9,16 @@ durable here, because that answer lets the origin forget.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headrace.api import responses
-from headrace.broker.advisories import nuid
 from headrace.broker.approach import Answer, approach_to
 from headrace.broker.deliveries import Delivery, delivery_of, records_of
+from headrace.broker.inbox import Inbox
 from headrace.broker.intake import Intake
-from headrace.broker.origin import IDENTITY, Ask
+from headrace.broker.origin import IDENTITY, Ask, Start
 from headrace.errors import RequestError, StoreError
 from headrace.protocol import headers
 
@@ -43,41 +42,22 @@ def jitter_ns() -> int:
     return random.randrange(100, 200) * 1_000_000
 
 
-class Inbox:
-    """Where the answer to one request is expected."""
-
-    __slots__ = ("_call", "_hub", "subject")
-
-    def __init__(self, hub: Any, call: Callable[[bytes, bytes], None]) -> None:
-        self._hub, self._call = hub, call
-        self.subject = f"$JSC.R.{nuid()[:8]}".encode()
-        hub.subscribe_internal(self.subject, self)
-
-    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        call = self._call
-        self.close()
-        call(header, payload)
-
-    def close(self) -> None:
-        """Expect nothing more; no harm when the answer came."""
-        if self.subject:
-            self._hub.unsubscribe_internal(self.subject, self)
-            self.subject = b""
-
-
 class Link:
     """The copying from one origin."""
 
     __slots__ = (
+        "_acked",
         "_asked_ns",
         "_consumer",
         "_done",
         "_dseq",
         "_failures",
+        "_farewells",
         "_inbox",
         "_jetstream",
         "_listening",
         "_probing",
+        "_resume",
         "_timer",
         "_watch",
         "approach",
@@ -97,9 +77,14 @@ class Link:
         self.lag = 0
         self.pending = -1  # what the origin last said was left; -1 before it said anything
         self.heard_ns = 0
-        self.blocked = False  # the stream had no room
+        self.blocked = False  # the stream did not take a message
+        self._acked = (
+            -1
+        )  # the origin was told that everything up to this is stored; -1 before it said where it begins
+        self._resume = -1  # the same of the link before this one
         self._asked_ns = 0
         self._failures = 0
+        self._farewells: list[bytes] = []
         self._inbox: Inbox | None = None
         self._listening = b""
         self._probing = False
@@ -122,10 +107,27 @@ class Link:
 
     def retire(self) -> None:
         """The source was removed: its consumer goes too, if it was ours to make."""
-        consumer = self._consumer
         self.stop()
-        if self.approach.deletes and consumer:
-            self._jetstream.hub.publish(self.intake.origin.delete(consumer), b"", b"", b"")
+        if self.approach.deletes:
+            self._send_delete(self.intake.origin.delete(self.consumer))
+
+    def succeed(self, old: Link) -> None:
+        """Go on where another way of reading the same origin stops. Its consumer stays until there is a new one,
+        because what it has not acknowledged could be lost with it; that is delivered again, dropped and acknowledged.
+        """
+        old.stop()
+        self._resume = old._acked
+        if old.approach.deletes and old.consumer != self.consumer:
+            self._farewells.append(old.intake.origin.delete(old.consumer))
+        self._farewells += old._farewells
+
+    @property
+    def consumer(self) -> bytes:
+        """The name of the consumer at the origin, as far as it is known."""
+        return self._consumer or self.approach.name.encode()
+
+    def _send_delete(self, subject: bytes) -> None:
+        self._jetstream.hub.publish(subject, b"", b"", b"")
 
     def shown(self, now_ns: int) -> responses.Origin:
         """For the stream's info."""
@@ -150,7 +152,10 @@ class Link:
         self.blocked = False
         self.intake.rewind()
         self._asked_ns = self._now()
-        self._ask(self.approach.begin(self.intake.start(), self.intake.identity))
+        start = self.intake.start()
+        if 0 <= self._resume < start.seq:
+            start = Start(self._resume + 1)
+        self._ask(self.approach.begin(start, self.intake.identity))
 
     def _ask(self, ask: Ask) -> None:
         hub = self._jetstream.hub
@@ -208,8 +213,12 @@ class Link:
         self.error = None
         self._consumer = answer.name.encode()
         self._dseq = 0
-        self._done = (0, answer.delivered.stream_seq)
+        self._resume = -1
+        self._acked = answer.delivered.stream_seq
+        self._done = (0, self._acked)
         intake.reached(answer.delivered.stream_seq, known)
+        while self._farewells:
+            self._send_delete(self._farewells.pop())
         self._listen(self.approach.deliver_subject(answer.config))
         self._watch = self._jetstream.timers.after(SILENCE_NS, self._look)
 
@@ -386,6 +395,7 @@ class Link:
         """Everything that came before it becomes durable, then the answer leaves."""
         block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
         self._jetstream.ticker.send_settled(reply, b"", block % self._done, b"")
+        self._acked = max(self._acked, self._done[1])
 
 
 #: What a message of a run counts besides header and payload: deliver subject and acknowledgement subject.

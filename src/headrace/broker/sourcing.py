@@ -27,11 +27,12 @@ CLOSE = 10
 class Sourcing:
     """The links of one stream, by index name."""
 
-    __slots__ = ("_links", "_stream", "positions")
+    __slots__ = ("_links", "_messages", "_stream", "positions")
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._links: dict[str, Link] = {}
+        self._messages = 0  # at the end of the last frame
         facts = None if stream.config.storage == "memory" else stream.jetstream.store.facts
         self.positions = Positions(facts, stream.log.ident)
 
@@ -47,34 +48,41 @@ class Sourcing:
             for index, link in self._links.items()
             if index not in wanted or link.intake.origin.entry.consumer != wanted[index].consumer
         }
-        for index, link in gone.items():
+        for index in gone:
             del self._links[index]
-            link.retire()
         for index, entry in wanted.items():
             if index not in self._links:
-                self._carry(index, entry, gone)
-                self._add(index, entry, config)
+                self._add(index, entry, config, gone)
+        for link in gone.values():
+            link.retire()
 
-    def _add(self, index: str, entry: StreamSource, config: StreamConfig) -> None:
+    def _add(self, index: str, entry: StreamSource, config: StreamConfig, gone: dict[str, Link]) -> None:
         stream = self._stream
         mirror = config.mirror is not None
         alone = sum(other.name == entry.name for other in _entries(config)) == 1
+        old = self._predecessor(entry, gone)
+        if old is not None and not mirror:
+            self._carry(index, old)
         origin = Origin(entry, stream.name, stream.jetstream.domain, mirror=mirror, alone=alone)
         intake = MirrorIntake(stream, origin) if mirror else SourceIntake(stream, origin, self.positions)
         link = self._links[index] = Link(stream.jetstream, intake)
+        if old is not None:
+            link.succeed(old)
         link.start()
 
-    def _carry(self, index: str, entry: StreamSource, gone: dict[str, Link]) -> None:
-        """An entry that differs from one that goes only in its consumer goes on where that one was."""
-        if self._stream.config.mirror is not None:
-            return
-        for link in gone.values():
-            old, known = link.intake, self.positions.get(index)
-            if _without_consumer(old.origin.entry) != _without_consumer(entry):
-                continue
-            if old.seq > known.seq or old.identity != known.identity:
-                self.positions.set(index, old.seq, old.identity)
-                self._stream.changed()
+    def _predecessor(self, entry: StreamSource, gone: dict[str, Link]) -> Link | None:
+        """A link that goes and differs from the entry only in its consumer."""
+        for index, link in gone.items():
+            if _without_consumer(link.intake.origin.entry) == _without_consumer(entry):
+                return gone.pop(index)
+        return None
+
+    def _carry(self, index: str, old: Link) -> None:
+        """Go on where the predecessor was, so that no message comes twice."""
+        intake, known = old.intake, self.positions.get(index)
+        if intake.seq > known.seq or intake.identity != known.identity:
+            self.positions.set(index, intake.seq, intake.identity)
+            self._stream.changed()
 
     # Life
 
@@ -94,13 +102,10 @@ class Sourcing:
     def settle(self) -> None:
         """Before the frame closes: positions go with their copies; whoever waited for room may have it now."""
         self.positions.save()
-        for link in self._links.values():
-            if link.blocked and self._has_room():
+        messages, self._messages = self._messages, self._stream.log.messages
+        if messages > self._messages:
+            for link in self._links.values():
                 link.relieved()
-
-    def _has_room(self) -> bool:
-        config, log = self._stream.config, self._stream.log
-        return not (0 < config.max_msgs <= log.messages or 0 < config.max_bytes <= log.bytes)
 
     # Looking
 
