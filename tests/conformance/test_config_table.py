@@ -84,7 +84,7 @@ SOUND = [
     '{"name":"Q","max_msgs":null,"subjects":null,"mirror":null,"metadata":{"a":null},"consumer_limits":null}',
     '{"name":"Q"}{"max_msgs":7} ',
     '{"name":"Q","description":"\\u2028\\b\\f\\u0001\\u007f\\\\/\\ud800x<>&\\u00e9"}',
-    '{"name":"Q","first_seq":18446744073709551615}',
+    '{"name":"Q","first_seq":2305843009213693952}',
     '{"name":"Q","sources":[{"name":"a","opt_start_time":"2020-02-03T4:00:00,50Z"}]}',
     '{"name":"Q","sources":[{"name":"a","opt_start_time":"2020-02-29T00:00:00.1234567891+01:30"}]}',
     '{"name":"Q","sources":[{"name":"a","opt_start_time":null,"external":null}]}',

@@ -302,6 +302,8 @@ class Pulls:
                 status = pull.left(statuses.TIMEOUT)
             elif at_end and pull.no_wait and (not pull.expires_ns or pull.delivered):
                 status = statuses.NO_MESSAGES
+            elif pull.no_wait and pull.delivered and 0 < pull.heartbeat_at_ns <= now_ns:
+                status = statuses.NO_MESSAGES  # it got what may be pending, and asked for no more than that
             if status or not self._heard(pull):
                 self.waiting.remove(pull)
                 if status:
