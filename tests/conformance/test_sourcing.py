@@ -389,7 +389,7 @@ class TestSource:
         three.until("W", 3)
         assert three.state("I")[0] == 0
 
-    @pytest.mark.ours_only("the reference shows no position for what nobody was interested in")
+    @pytest.mark.ours_only("A source is done with what nobody wants")
     def test_what_nobody_wants_is_done_with(self, three: Copying) -> None:
         three.made("I", sources=[{"name": f"{three.name}O"}], retention="interest")
         eventually(lambda: three.info("I")["sources"][0].get("seq") == 3)

@@ -133,7 +133,7 @@ class TestUserManaged:
         self.forward(copying, mirror=entry(copying))
         assert copying.state("A") == (15, 1, 20, 5)
 
-    @pytest.mark.ours_only("what the reference keeps of this depends on when its heartbeat comes")
+    @pytest.mark.ours_only("A source notices at once that its consumer was reset")
     def test_a_user_resets_a_source_forward(self, copying: Copying) -> None:
         """15"""
         self.forward(copying, sources=[entry(copying)])
@@ -149,7 +149,7 @@ class TestUserManaged:
         expected = [f"m{n}" for n in (*range(1, 13), 18, 19, 20)]
         eventually(lambda: copying.data("A") == expected, 15)
 
-    @pytest.mark.ours_only("the reference takes the new count for the old one and loses m11 and m12")
+    @pytest.mark.ours_only("A source notices at once that its consumer was reset")
     def test_a_user_resets_it_while_more_arrives(self, copying: Copying) -> None:
         copying.made("O")
         user_made(copying)
@@ -184,7 +184,7 @@ class TestUserManaged:
         assert [m.subject for m in copying.all("A")] == ["new.x", f"{copying.name}O.y"]
 
 
-@pytest.mark.ours_only("`server_managed` is of the seed; the reference does not know it (18)")
+@pytest.mark.ours_only("The server makes a durable consumer for sourcing")
 class TestServerManaged:
     @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
     def test_makes_its_consumer(self, copying: Copying, retention: str) -> None:
