@@ -29,6 +29,8 @@ from .workloads import SCRIPTED, prepare, spell
 DROP = BY_NAME["drop"]
 #: Not a power loss: the process ends, and its pages stay in the cache until the power fails after recovery.
 KILL = "kill"
+#: The same in the middle of a write, which then is in the cache up to any byte.
+KILL_IN_WRITE = "kill in a write"
 
 
 #: How many operations of a recovery are chosen for a crash, beside its end.
@@ -90,6 +92,8 @@ def record(label: str, story: Callable[[Driver], None], disk: SimDisk, options: 
     driver: Driver | None = None
 
     def before(op: tuple) -> None:
+        if op[0] == "write":  # its buffers may be used again
+            op = (*op[:3], b"".join(op[3]) if isinstance(op[3], list) else bytes(op[3]))
         history = driver.history if driver else None
         acked, admitted = (history.acked, history.admitted) if history else (0, 0)
         points.append(Point(disk.snapshot(), acked, admitted, op))
@@ -152,6 +156,8 @@ class Checker:
         for number in range(offset, len(self.trace.points), stride):
             for outcome in (KILL, *(outcome.name for outcome in OUTCOMES)):
                 self.check(number, outcome)
+            if self.trace.points[number].op[0] == "write":
+                self.check(number, KILL_IN_WRITE)
         self.tally.seconds += time.process_time() - started
         return self.tally
 
@@ -159,7 +165,7 @@ class Checker:
         """One point with one outcome; skipped when the same disk was seen at this point already."""
         label = f"{self.trace.label}:{number}:{outcome}"
         after = self.trace.points[number].snapshot
-        if outcome != KILL:
+        if outcome in BY_NAME:
             after = after.power_loss(BY_NAME[outcome], Random(label))
             if (number, after.signature) in self._seen:
                 return
@@ -178,8 +184,12 @@ class Checker:
     def _trial(self, number: int, after: Snapshot, label: str) -> None:
         point = self.trace.points[number]
         rng = Random(label + "!")
-        turn = LOSE_POWER if label.endswith(KILL) else rng.randrange(self.deep + 3)
+        killed = label.rpartition(":")[2].startswith(KILL)
+        turn = LOSE_POWER if killed else rng.randrange(self.deep + 3)
         disk = SimDisk(rng.randrange(1 << 30), snapshot=after)
+        if label.endswith(KILL_IN_WRITE):
+            kind, path, offset, data = point.op
+            disk.run([(kind, path, offset, data[: rng.randrange(len(data) + 1)])])
         if turn > 3:
             driver, _ = self._recover(disk, point.acked, point.admitted)
         elif turn == 3:
@@ -265,6 +275,8 @@ def demand_sound(driver: Driver) -> None:
     """The index equals a scan, and a mere power loss is not reported as damage."""
     audit(driver.store)
     report = driver.store.report()
+    for log in driver.store.logs.values():
+        demand(log.committed_seq == log.last_seq, f"{log.name}: committed up to {log.committed_seq}")
     demand(not report.damage, f"damage was reported after a power loss: {report.damage}")
 
 

@@ -50,6 +50,7 @@ class Driver:
         self.store, found = self._open()
         self.model = StoreModel.thaw(found)
         self.history = History(found)
+        self._marks: dict[int, dict[int, int]] = {}
         self._written = 0
         self._pins: list[pins.Pin] = []
 
@@ -57,9 +58,22 @@ class Driver:
         store = Store.open(self.disk, self.clock, self.options)
         found = observe(store)
         store.facts.register(b"", lambda key: self.model.facts.get(key, b""))
-        store.on_commit = lambda frame: self.history.committed(frame)
+        store.on_commit = self._committed
         self._frame = store.frame
         return store, found
+
+    def _sealed(self, frame: int) -> None:
+        self.history.sealed(frame, self.model.freeze())
+        self._marks[frame] = {log.ident: log.last_seq for log in self.store.logs.values()}
+
+    def _committed(self, frame: int) -> None:
+        """A frame is durable: each log's committed watermark is where it was when the frame was sealed."""
+        self.history.committed(frame)
+        marks = self._marks.pop(frame, {})
+        for log in self.store.logs.values():
+            if log.committed_seq != marks.get(log.ident, log.committed_seq):
+                wanted = marks[log.ident]
+                raise Violation(f"{log.name}: committed up to {log.committed_seq}, sealed up to {wanted}")
 
     # Changes
 
@@ -136,7 +150,7 @@ class Driver:
         self.wait()
         if not self.store.dirty:
             return False
-        self.history.sealed(self.store.frame, self.model.freeze())
+        self._sealed(self.store.frame)
         self.store.seal()
         self._frame = self.store.frame
         return True
@@ -145,7 +159,7 @@ class Driver:
         """One step of the disk. In one the store may seal by itself, for the mark of a checkpoint."""
         stepped = self.disk.step()
         if self.store.frame != self._frame:
-            self.history.sealed(self.store.frame - 1, self.model.freeze())
+            self._sealed(self.store.frame - 1)
             self._frame = self.store.frame
         return stepped
 
