@@ -61,6 +61,11 @@ _DIGITS_MAX = 20
 _read_again = lru_cache(4096)(_read)
 
 
+def plain_block(header: bytes) -> bool:
+    """Whether a header block carries no status and is of a size that can be stored."""
+    return header.startswith(b"NATS/1.0\r\n") and len(header) <= HEADER_BYTES_MAX
+
+
 def number(text: bytes) -> int | None:
     """A decimal number of at most 64 bits as a header may carry it; None for anything else."""
     return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else None

@@ -37,12 +37,15 @@ class DuplicateWindow:
 
     def find(self, message_id: bytes, now_ns: int) -> int:
         """The sequence of the message stored under this id within the window; 0 if there is none."""
-        self.forget(now_ns)
+        order = self._order
+        if order and order[0][0] <= now_ns - self.window_ns:
+            self.forget(now_ns)
         return self._seen.get(message_id, 0)
 
     def add(self, message_id: bytes, seq: int, time_ns: int) -> None:
         """Remember a message just admitted."""
-        self._add(message_id, seq, time_ns)
+        self._seen[message_id] = seq
+        self._order.append((time_ns, seq, message_id))
         if self._facts is not None:
             self._unsaved.append(_ENTRY.pack(seq, time_ns, len(message_id)) + message_id)
 

@@ -205,8 +205,10 @@ class Stream:
 
     def admit(self, subject: bytes, header: bytes, payload: bytes) -> bytes:
         """All checks, then the store; returns the answer or raises it."""
-        subject = self.renamed(subject)
         found = admission.nats_headers(header) if header else _NONE
+        if self.lane.open and found.keys() <= admission.LIGHT and admission.plain_block(header):
+            return b"%b%d}" % (self.ack_prefix, self._admit_light(subject, header, payload, found))
+        subject = self.renamed(subject)
         if found and (name := batch_id(found)):
             return self.batches.offer(Member(subject, header, payload, found), name)
         return b"%b%d}" % (self.ack_prefix, self._admit_single(subject, header, payload, found))
@@ -214,6 +216,30 @@ class Stream:
     def renamed(self, subject: bytes) -> bytes:
         """The subject that a message is stored under."""
         return subject if self._transform is None else self._transform(subject) or subject
+
+    def _admit_light(
+        self, subject: bytes, header: bytes, payload: bytes, found: Mapping[bytes, bytes]
+    ) -> int:
+        """A message with nothing but an id and a lifetime, on a stream where plain ones need no look."""
+        now_ns = self.jetstream.now_ns()
+        ttl_s = 0
+        if admission.TTL in found:
+            self.retention.expire_slice(now_ns)
+            admission.check_light(self, found)
+            ttl_s = admission.read_ttl(self, found)
+        message_id = found.get(admission.MSG_ID, b"")
+        duplicates = self.duplicates if message_id else None
+        if duplicates is not None and (known := duplicates.find(message_id, now_ns)):
+            raise Duplicate(known)
+        seq = self.log.append(subject, header, payload, now_ns, ttl_s)
+        if duplicates is not None:
+            duplicates.add(message_id, seq, now_ns)
+        self.lane.last_message_id = message_id
+        if self._ages:
+            self.retention.note(seq, now_ns, ttl_s)
+        if self.config.max_msgs_per_subject > 0:
+            self.retention.trim_subject(subject)
+        return seq
 
     def _admit_single(
         self, subject: bytes, header: bytes, payload: bytes, found: Mapping[bytes, bytes]
