@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ID, ID_SEED = b"Nats-Batch-Id", b"Nats-Batch-ID"
 SEQUENCE, SEQUENCE_SEED = b"Nats-Batch-Sequence", b"Nats-Batch-Seq"
 COMMIT = b"Nats-Batch-Commit"
+#: A member with these headers only has nothing that could be refused, except for want of room.
+PLAIN = frozenset((ID, ID_SEED, SEQUENCE, SEQUENCE_SEED, COMMIT))
 _ID_BYTES_MAX = 64
 _U64_MAX = 2**64 - 1
 
@@ -216,17 +218,23 @@ class Batches:
         Commit(stream, batch.members).check()
         stream.reserve(sum(len(member.subject) for member in batch.members) + batch.bytes, len(batch.members))
         seq = 0
+        now_ns, append = stream.jetstream.now_ns, stream.log.append
+        simple = stream.lane.open and stream.lane.follow is None
         for member in batch.members:
+            if simple and member.found.keys() <= PLAIN:
+                seq = append(member.subject, member.header, member.payload, now_ns())
+                stream.lane.last_message_id = b""
+                continue
             header = headers.strip(member.header, REQUIRED_LEVEL)
             header, ttl_s = admission.raise_ttl(stream, header, member.ttl_s)
-            now_ns = stream.jetstream.now_ns()
+            time_ns = now_ns()
             message_id = member.found.get(admission.MSG_ID, b"")
             if stream.retention.wanted(member.subject):
                 seq = stream.keep(
-                    member.subject, header, member.payload, now_ns, ttl_s, message_id, member.rollup
+                    member.subject, header, member.payload, time_ns, ttl_s, message_id, member.rollup
                 )
             else:
-                seq = stream.pass_over(message_id, now_ns)
+                seq = stream.pass_over(message_id, time_ns)
         name = dumps(batch.id.decode("utf-8", "replace"))
         return b'%b%d,"batch":%b,"count":%d}' % (stream.ack_prefix, seq, name, len(batch.members))
 
@@ -258,8 +266,12 @@ class Commit:
     def check(self) -> None:
         """Raises the error of the first member that may not be stored."""
         self._stream.retention.enforce()
+        roomy = self._stream.config.discard != "new" and not self._stream.config.allow_msg_counter
         for index, member in enumerate(self._members):
             self._index = index
+            if roomy and member.found.keys() <= PLAIN and len(member.header) <= admission.HEADER_BYTES_MAX:
+                self._added_by_subject[member.subject] = self._added_by_subject.get(member.subject, 0) + 1
+                continue
             if len(member.header) > admission.HEADER_BYTES_MAX:
                 raise errors.error(10097)
             if member.found.get(admission.EXPECTED_LAST_MSG_ID):

@@ -7,6 +7,7 @@ of a subject, which is the hot one (every KV get) and therefore decodes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from headrace.api import times
@@ -31,6 +32,11 @@ _BAD = b"NATS/1.0 408 Bad Request\r\n\r\n"
 _LEVEL = b"NATS/1.0 412 Required Api Level\r\n\r\n"
 _TOO_MANY = b"NATS/1.0 413 Too Many Results\r\n\r\n"
 _UNREADABLE = b"NATS/1.0 500 Store Unavailable\r\n\r\n"
+
+
+@lru_cache(maxsize=8192)
+def _time_text(time_ns: int) -> bytes:
+    return times.text(time_ns).encode()
 
 
 class DirectGet:
@@ -169,7 +175,7 @@ class DirectGet:
             self._fixed,
             subject,
             seq,
-            times.text(time_ns).encode(),
+            _time_text(time_ns),
         )
 
     def _end(self, reply: bytes, pending: int, last: int, more: bytes) -> None:
