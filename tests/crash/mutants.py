@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -414,6 +415,8 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
+#: A planted bug may believe a rotten length; it must not take the machine with it.
+MEMORY_MAX = 4 << 30
 #: Errors of a patch that no longer fits the store: not a catch.
 BROKEN = ("AttributeError", "TypeError", "NameError", "ImportError", "UnboundLocalError")
 
@@ -449,6 +452,7 @@ def in_child(mutant: Mutant) -> Caught:
     child = os.fork()
     if child == 0:
         os.close(reading)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
         with os.fdopen(writing, "wb") as pipe:
             pickle.dump(tuple(hunt(mutant)), pipe)
         os._exit(0)
