@@ -72,9 +72,11 @@ async def test_collect_dry_and_wet(world: World, tmp_path: Path, capsys: Any) ->
     from dataclasses import replace
 
     await claims.registry.change(replace(entry, expires_at=entry.expires_at - 7200), 3600)
-    assert await called("claims", "collect", "--dry-run", "-c", path, "-s", world.url) == 0
-    said = capsys.readouterr().out
-    assert "would remove 1 claims" in said
+    said = ""
+    async with asyncio.timeout(10):  # seen once on a busy machine: the first look still found the claim alive
+        while "would remove 1 claims" not in said:
+            assert await called("claims", "collect", "--dry-run", "-c", path, "-s", world.url) == 0
+            said = capsys.readouterr().out
     assert sent.reference.object_key in said
     assert await claims.store.exists(sent.reference.object_key)
     assert await called("claims", "collect", "-c", path, "-s", world.url) == 0
