@@ -139,7 +139,8 @@ class TestMarkers:
 @dataclass
 class Entry:
     subject: str
-    deadline: float
+    time: float
+    ttl: int = 0
     marker: bool = False
 
 
@@ -153,13 +154,17 @@ class Model:
     now: float = 0
     entries: list[Entry] = field(default_factory=list)
 
+    def deadline(self, entry: Entry) -> float:
+        """When an entry has to go, by its own lifetime or by the stream's age."""
+        ends = [entry.time + entry.ttl] if 0 < entry.ttl < NEVER else []
+        if self.max_age and entry.ttl != NEVER:
+            ends.append(entry.time + self.max_age)
+        return min(ends, default=float("inf"))
+
     def publish(self, subject: str, ttl: int) -> None:
         if 0 < ttl < self.marker_ttl and self.per_subject != 1:
             ttl = self.marker_ttl
-        ends = [self.now + ttl] if 0 < ttl < NEVER else []
-        if self.max_age and ttl != NEVER:
-            ends.append(self.now + self.max_age)
-        self.entries.append(Entry(subject, min(ends, default=float("inf"))))
+        self.entries.append(Entry(subject, self.now, ttl))
         same = [entry for entry in self.entries if entry.subject == subject]
         if self.per_subject > 0:
             for entry in same[: -self.per_subject]:
@@ -171,14 +176,15 @@ class Model:
     def wait_half(self) -> None:
         """Half a second passes: what is due goes, the last one of a subject leaves a marker."""
         self.now += 0.5
-        for entry in sorted(self.entries, key=lambda entry: entry.deadline):
-            if entry.deadline > self.now:
+        for entry in sorted(self.entries, key=self.deadline):
+            deadline = self.deadline(entry)
+            if deadline > self.now:
                 break
             self.entries.remove(entry)
             others = any(other.subject == entry.subject for other in self.entries)
             if self.marker_ttl and not entry.marker and not others:
-                life = min(self.marker_ttl, self.max_age or self.marker_ttl)
-                self.entries.append(Entry(entry.subject, entry.deadline + 0.1 + life, marker=True))
+                placed = max(deadline, self.now - 0.5) + 0.1
+                self.entries.append(Entry(entry.subject, placed, self.marker_ttl, marker=True))
 
     def shown(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -191,6 +197,7 @@ subjects = st.sampled_from(["s.a", "s.b", "s.c"])
 steps = st.one_of(
     st.tuples(st.just("publish"), subjects, st.sampled_from([0, 1, 2, 3, 5, NEVER])),
     st.tuples(st.just("purge"), subjects, st.just(0)),
+    st.tuples(st.just("update"), st.just(""), st.sampled_from([0, 3, 6])),
     st.tuples(st.just("wait"), st.just(""), st.integers(1, 4)),
     st.tuples(st.just("restart"), st.just(""), st.just(0)),
 )
@@ -207,13 +214,12 @@ def test_any_story_agrees_with_the_model(
     max_age: int, marker_ttl: int, per_subject: int, story: list[tuple[str, str, int]]
 ) -> None:
     broker, model = start(), Model(max_age, marker_ttl, per_subject)
-    create(
-        broker,
-        allow_msg_ttl=True,
-        max_age=max_age * SECOND,
-        subject_delete_marker_ttl=marker_ttl * SECOND,
-        max_msgs_per_subject=per_subject,
-    )
+    config: dict[str, Any] = {
+        "allow_msg_ttl": True,
+        "subject_delete_marker_ttl": marker_ttl * SECOND,
+        "max_msgs_per_subject": per_subject,
+    }
+    create(broker, max_age=max_age * SECOND, **config)
     for kind, subject, number in story:
         broker.advance(SECOND // 1000)  # so that nothing falls due in the very moment of a later step
         if kind == "publish":
@@ -223,6 +229,10 @@ def test_any_story_agrees_with_the_model(
         elif kind == "purge":
             broker.api("STREAM.PURGE.S", filter=subject)
             model.purge(subject)
+        elif kind == "update":
+            model.max_age = number
+            changed = {**config, "max_age": number * SECOND}
+            assert "error" not in broker.call("STREAM.UPDATE.S", name="S", subjects=["s.>"], **changed)
         broker.settle()
         if kind == "restart":
             broker = start(broker.disk.kill(), broker.clock)
