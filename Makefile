@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/headrace/kernel/*.pyx src/headrace/kernel/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check format bench crash soak-readers mutants conformance-natspy java clean
+.PHONY: help setup run demo test check format bench crash soak-readers mutants conformance-natspy parts java clean
 
 help: ## what can be made
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -69,7 +69,21 @@ mutants: setup ## bugs planted in the store, one by one; each must be caught
 conformance-natspy: setup ## nats-py's own test suite against this broker (ARGS='--suite PATH': a checkout of nats.py)
 	$(BIN)/python bench/natspy.py $(ARGS)
 
-java:
+# Debian packages that tests use: "package:command". Installed where that is allowed; without them their tests are skipped, and say so.
+PARTS := openjdk-17-jre-headless:java nodejs:node npm:npm chromium:chromium prometheus:promtool
+
+parts:
+	@missing=; for part in $(PARTS); do command -v "$${part#*:}" >/dev/null || missing="$$missing $${part%:*}"; done; \
+	[ -z "$$missing" ] && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		mkdir -p out; echo "installing Debian packages:$$missing"; \
+		(apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing) >out/parts.log 2>&1 \
+		|| { tail -5 out/parts.log; echo "could not install$$missing; the tests that need them are skipped"; }; \
+	else \
+		echo "missing:$$missing; the tests that need them are skipped. On Debian: apt-get install$$missing"; \
+	fi
+
+java: parts
 	@version=$$(java -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p'); \
 	if [ -z "$$version" ] || [ "$$version" -lt $(JAVA_MIN) ]; then \
 		echo "Java $(JAVA_MIN) or later is missing; the Spark tests need it. On Debian: apt-get install openjdk-17-jre-headless"; exit 1; \
