@@ -171,13 +171,14 @@ cdef inline char *put(char *to, const char *data, Py_ssize_t size) noexcept nogi
 cdef class Peer:
     """What the kernel knows of one client: its output, its settings, its counters.
 
-    `out` may be appended to by anyone who then calls `touch()`. A subclass brings the control operations.
+    `out` may be appended to by anyone who then calls `touch()`. A subclass brings the control operations. `table` may
+    be exchanged for one that shares its list of dirty peers.
     """
 
     cdef public bytearray out
     cdef public bint headers, echo, verbose, pedantic, no_responders, ready, guarded, dirty
     cdef public long long in_msgs, in_bytes, out_msgs, out_bytes
-    cdef readonly RouteTable table
+    cdef public RouteTable table
 
     def __init__(self, RouteTable table not None):
         self.table = table
@@ -267,7 +268,8 @@ cdef class RouteTable:
     """Routes by subject, at most `size_max` of them; a miss asks `resolve`.
 
     Keys: a subject; `prefix.` for all its children; `one.two. ` (with a blank) for everything below two tokens.
-    `dirty` lists the peers whose output became non-empty; `wake` is called when the first one is noted.
+    `dirty` lists the peers whose output became non-empty; `wake` is called when the first one is noted. Tables may share
+    one such list.
     """
 
     cdef Slot *slots
@@ -277,7 +279,7 @@ cdef class RouteTable:
     cdef readonly list dirty
     cdef public object wake
 
-    def __cinit__(self, resolve, Py_ssize_t size_max=16384):
+    def __cinit__(self, resolve, Py_ssize_t size_max=16384, list dirty=None):
         cdef Py_ssize_t room = 64
         self.slots = <Slot *>calloc(room, sizeof(Slot))
         if self.slots == NULL:
@@ -286,7 +288,7 @@ cdef class RouteTable:
         self.used_max = size_max
         self.random = int.from_bytes(os.urandom(8), "little") | 1
         self.resolve = resolve
-        self.dirty = []
+        self.dirty = [] if dirty is None else dirty
 
     def __dealloc__(self):
         cdef Py_ssize_t i
@@ -527,8 +529,8 @@ cdef class RouteTable:
                 block = PyBytes_FromStringAndSize(header, pub.header)
                 body = PyBytes_FromStringAndSize(payload, pub.total - pub.header)
             for sink in sinks:
-                sink.offer(source, subject, reply, block, body)
-                received += 1
+                count_there = sink.offer(source, subject, reply, block, body)
+                received += 1 if count_there is None else <Py_ssize_t>count_there
         return received
 
     cdef Py_ssize_t hand(self, Subscription sub, Publication *pub, const char *header, const char *payload) except -1:
@@ -602,7 +604,8 @@ cdef class Parser:
     """
 
     cdef readonly Peer peer
-    cdef Py_ssize_t line_max, payload_max
+    cdef Py_ssize_t line_max
+    cdef public Py_ssize_t payload_max
     cdef RouteTable table
     cdef Route last
     cdef bytearray line, body
@@ -826,6 +829,8 @@ cdef class Parser:
         cdef Py_ssize_t received = 0
         peer.in_msgs += 1
         peer.in_bytes += pub.total
+        if self.table is not peer.table:
+            self.table, route = peer.table, None
         if route is None or not route.live or not route.covers(pub.subject.at, pub.subject.size):
             route = self.table.lookup(pub.subject.at, pub.subject.size)
             if route is None:

@@ -64,6 +64,7 @@ class Peer:
     """What the kernel knows of one client: its output, its settings, its counters.
 
     `out` may be appended to by anyone who then calls `touch()`. A subclass brings the control operations.
+    `table` may be exchanged for one that shares its list of dirty peers.
     """
 
     __slots__ = (
@@ -150,13 +151,16 @@ class RouteTable:
 
     Keys: a subject; `prefix.` for all its children; `one.two. ` (with a blank) for all below two tokens.
     `dirty` lists the peers whose output became non-empty; `wake` is called when the first one is noted.
+    Tables may share one such list.
     """
 
     __slots__ = ("_routes", "_size_max", "dirty", "resolve", "wake")
 
-    def __init__(self, resolve: Callable[[bytes], Route], size_max: int = 16384) -> None:
+    def __init__(
+        self, resolve: Callable[[bytes], Route], size_max: int = 16384, dirty: list[Any] | None = None
+    ) -> None:
         self.resolve = resolve
-        self.dirty: list[Peer] = []
+        self.dirty: list[Any] = [] if dirty is None else dirty
         self.wake: Callable[[], None] | None = None
         self._routes: dict[bytes, Route] = {}
         self._size_max = size_max
@@ -261,8 +265,8 @@ class RouteTable:
                     received += 1
                     break
         for sink in sinks:
-            sink.offer(source, pub[0], pub[1], header, payload)
-            received += 1
+            count = sink.offer(source, pub[0], pub[1], header, payload)
+            received += 1 if count is None else count
         return received
 
     def _hand(self, sub: Subscription, pub: Publication, header: bytes, payload: bytes) -> int:
@@ -294,13 +298,12 @@ class Parser:
     payload (at most `payload_max`), never more. After a ProtocolError it is not to be fed again.
     """
 
-    __slots__ = ("_body", "_junk", "_line", "_line_max", "_payload_max", "_pub", "_table", "peer")
+    __slots__ = ("_body", "_junk", "_line", "_line_max", "_pub", "payload_max", "peer")
 
     def __init__(self, peer: Peer, line_max: int = 4096, payload_max: int = 1048576) -> None:
         self.peer: Any = peer
-        self._table = peer.table
         self._line_max = line_max
-        self._payload_max = payload_max
+        self.payload_max = payload_max
         self._line = bytearray()
         self._junk = b""
         self._pub: Publication | None = None
@@ -417,7 +420,7 @@ class Parser:
         total = number(words[-1])
         if not 0 <= header <= total:
             raise ProtocolError(None)
-        if total > self._payload_max:
+        if total > self.payload_max:
             raise ProtocolError(TOO_LARGE)
         if self.peer.pedantic:
             self.peer.on_pedantic(words[0])
@@ -454,6 +457,7 @@ class Parser:
             peer.send(b"+OK\r\n")
         received = 0
         if whole(subject):
-            received = self._table.spread(self._table.find(subject), peer, pub, header, payload)
+            table = peer.table
+            received = table.spread(table.find(subject), peer, pub, header, payload)
         if not received and reply and peer.no_responders:
             peer.on_no_responders(subject, reply)
