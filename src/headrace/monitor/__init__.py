@@ -1,8 +1,8 @@
 """Monitoring over HTTP: what a server says about itself to launchers, probes and dashboards."""
 
 from headrace.monitor.connz import connz
-from headrace.monitor.http import Answer, HttpServer, Query, json_answer
+from headrace.monitor.http import Answer, HttpRequest, HttpServer, Query, json_answer
 from headrace.monitor.pages import pages
 from headrace.monitor.varz import Vitals, varz
 
-__all__ = ["Answer", "HttpServer", "Query", "Vitals", "connz", "json_answer", "pages", "varz"]
+__all__ = ["Answer", "HttpRequest", "HttpServer", "Query", "Vitals", "connz", "json_answer", "pages", "varz"]

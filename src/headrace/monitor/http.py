@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 server for GET requests, on asyncio alone.
+"""A small HTTP/1.1 server on asyncio alone, for figures, the web page and pinned files.
 
-Owns the framing: one request line, headers that are read and ignored (except Connection), an answer with its
-length. Bounded in what it reads and in how long it waits. It must not know what the pages say.
+Owns the framing: a request line, headers, a short body, an answer with its length. Bounded in what it reads and in how
+long it waits. It must not know what the pages say.
 """
 
 from __future__ import annotations
@@ -9,49 +9,90 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import isawaitable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 HEAD_BYTES_MAX = 8192
+BODY_BYTES_MAX = 64 * 1024
 PATIENCE_S = 5.0
+#: A whole file may take longer to leave, but somebody has to be reading it.
+DRAIN_PATIENCE_S = 30.0
+_CHUNK_BYTES = 256 * 1024
 
 Query = Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """What was asked for; header names are in lower case."""
+
+    method: str
+    path: str
+    query: Query = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
 class Answer(NamedTuple):
-    """What a page answers."""
+    """What a page answers. The body may be a view of a mapped file: it is sent in pieces."""
 
     status: int
     content_type: str
-    body: bytes
+    body: bytes | memoryview
+    headers: tuple[tuple[str, str], ...] = ()
 
 
-Page = Callable[[Query], Answer]
+Page = Callable[[HttpRequest], "Answer | Awaitable[Answer]"]
 
 _REASONS = {
     200: "OK",
+    206: "Partial Content",
+    304: "Not Modified",
     400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
+    410: "Gone",
+    413: "Content Too Large",
+    416: "Range Not Satisfiable",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
+
+
+class BadRequest(Exception):
+    """The peer's bytes are no request that is served here; the connection ends with the answer."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.answer = text_answer(status, text)
 
 
 def json_answer(value: Any, status: int = 200) -> Answer:
     return Answer(status, "application/json", json.dumps(value, indent=2).encode())
 
 
-def _text_answer(status: int, text: str) -> Answer:
+def text_answer(status: int, text: str) -> Answer:
     return Answer(status, "text/plain; charset=utf-8", text.encode() + b"\n")
 
 
 class HttpServer:
-    """Serves pages by path. `counts` tells how often each was asked for."""
+    """Serves pages by path; a path that ends in "/" serves all below it. `counts` tells how often each was asked for."""
 
-    def __init__(self, pages: Mapping[str, Page], failed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        pages: Mapping[str, Page],
+        failed: Callable[[str], None],
+        *,
+        methods: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        """`methods` names what a path takes besides GET and HEAD."""
         self._pages = dict(pages)
+        self._methods = dict(methods or {})
         self._failed = failed
         self._server: asyncio.Server | None = None
         self._busy: set[asyncio.Task[None]] = set()
@@ -88,42 +129,82 @@ class HttpServer:
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; true when the connection stays open for another."""
-        async with asyncio.timeout(PATIENCE_S):
-            head = await reader.readuntil(b"\r\n\r\n")
-        request, *headers = head.decode("latin-1").split("\r\n")
-        words = request.split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            writer.write(_encode(_text_answer(400, "bad request"), keep=False, body=True))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                request, keep = await _read(reader)
+        except BadRequest as error:
+            await _send(writer, error.answer, keep=False, body=True)
             return False
-        keep = words[2] == "HTTP/1.1" and not any(h.lower() == "connection: close" for h in headers)
-        writer.write(_encode(self._answer(words[0], words[1]), keep=keep, body=words[0] != "HEAD"))
-        async with asyncio.timeout(PATIENCE_S):
-            await writer.drain()
+        await _send(writer, await self._answer(request), keep=keep, body=request.method != "HEAD")
         return keep
 
-    def _answer(self, method: str, target: str) -> Answer:
-        if method not in ("GET", "HEAD"):
-            return _text_answer(405, "method not allowed")
-        parts = urlsplit(target)
-        path = unquote(parts.path)
-        page = self._pages.get(path)
-        if page is None:
-            return _text_answer(404, "404 page not found")
+    async def _answer(self, request: HttpRequest) -> Answer:
+        path = self._find(request.path)
+        if request.method not in ("GET", "HEAD", *self._methods.get(path, ())):
+            return text_answer(405, "method not allowed")
+        if not path:
+            return text_answer(404, "404 page not found")
         self.counts[path] += 1
         try:
-            return page(dict(parse_qsl(parts.query, keep_blank_values=True)))
+            found = self._pages[path](request)
+            return await found if isawaitable(found) else found
         except Exception as error:
             # A page that fails must not end the server; the log gets the reason, the peer does not.
             self._failed(f"Monitoring page {path} failed: {error!r}")
-            return _text_answer(500, "internal error")
+            return text_answer(500, "internal error")
+
+    def _find(self, path: str) -> str:
+        if path in self._pages:
+            return path
+        above = path[: path.find("/", 1) + 1]
+        return above if len(above) > 1 and above in self._pages else ""
 
 
-def _encode(answer: Answer, *, keep: bool, body: bool) -> bytes:
-    head = (
-        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
-        f"Content-Type: {answer.content_type}\r\n"
-        f"Content-Length: {len(answer.body)}\r\n"
-        "X-Content-Type-Options: nosniff\r\n"
-        f"Connection: {'keep-alive' if keep else 'close'}\r\n\r\n"
-    ).encode("latin-1")
-    return head + answer.body if body else head
+async def _read(reader: asyncio.StreamReader) -> tuple[HttpRequest, bool]:
+    """One request, and whether the peer wants to go on afterwards."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    line, *rest = head.decode("latin-1").split("\r\n")
+    words = line.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        raise BadRequest(400, "bad request")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (h.partition(":") for h in rest)}
+    body = await _read_body(reader, headers)
+    target = urlsplit(words[1])
+    query = dict(parse_qsl(target.query, keep_blank_values=True))
+    keep = words[2] == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
+    return HttpRequest(words[0], unquote(target.path), query, headers, body), keep
+
+
+async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
+    if "transfer-encoding" in headers:
+        raise BadRequest(400, "bodies need a Content-Length")
+    text = headers.get("content-length", "0")
+    if not (text.isascii() and text.isdigit()):
+        raise BadRequest(400, "bad Content-Length")
+    if int(text) > BODY_BYTES_MAX:
+        raise BadRequest(413, f"a body of at most {BODY_BYTES_MAX} bytes is taken")
+    return await reader.readexactly(int(text))
+
+
+async def _send(writer: asyncio.StreamWriter, answer: Answer, *, keep: bool, body: bool) -> None:
+    writer.write(_head(answer, keep=keep))
+    if body:
+        view = memoryview(answer.body)
+        for start in range(0, len(view), _CHUNK_BYTES):
+            writer.write(bytes(view[start : start + _CHUNK_BYTES]))
+            async with asyncio.timeout(DRAIN_PATIENCE_S):
+                await writer.drain()
+    async with asyncio.timeout(PATIENCE_S):
+        await writer.drain()
+
+
+def _head(answer: Answer, *, keep: bool) -> bytes:
+    lines = [
+        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
+        f"Content-Type: {answer.content_type}",
+        f"Content-Length: {len(answer.body)}",
+        "X-Content-Type-Options: nosniff",
+        *(f"{name}: {value}" for name, value in answer.headers),
+        f"Connection: {'keep-alive' if keep else 'close'}",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

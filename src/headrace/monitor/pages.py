@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from headrace.monitor.connz import connz
-from headrace.monitor.http import Answer, Page, Query, json_answer
+from headrace.monitor.http import Answer, HttpRequest, Page, json_answer
 from headrace.monitor.varz import Vitals, varz
 from headrace.net.listener import Listener
 from headrace.net.options import Options
@@ -28,20 +28,20 @@ class Watched(Protocol):
 def pages(server: Watched) -> dict[str, Page]:
     """The pages of one server, which is asked for its figures each time."""
 
-    def general(_: Query) -> Answer:
+    def general(_: HttpRequest) -> Answer:
         return json_answer(varz(server.options, server.vitals()))
 
-    def connections(query: Query) -> Answer:
+    def connections(request: HttpRequest) -> Answer:
         listener = server.listener
         try:
             found = connz(
-                listener.connections, query, server.server_id, server.now_ns(), listener.loop.time()
+                listener.connections, request.query, server.server_id, server.now_ns(), listener.loop.time()
             )
         except ValueError as error:
             return json_answer({"error": str(error)}, 400)
         return json_answer(found)
 
-    def health(_: Query) -> Answer:
+    def health(_: HttpRequest) -> Answer:
         ailment = server.ailment()
         if ailment:
             return json_answer({"status": "unavailable", "status_code": 503, "error": ailment}, 503)

@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from headrace.monitor import HttpServer, Query, json_answer
+from headrace.monitor import HttpRequest, HttpServer, json_answer
 from headrace.monitor.http import Answer
 
 
-def hello(query: Query) -> Answer:
-    return json_answer({"hello": query.get("name", "")})
+def hello(request: HttpRequest) -> Answer:
+    return json_answer({"hello": request.query.get("name", "")})
 
 
-def broken(query: Query) -> Answer:
+def broken(request: HttpRequest) -> Answer:
     raise RuntimeError("inner secret")
 
 
@@ -106,3 +106,27 @@ async def test_stop_does_not_wait_for_idle_peers() -> None:
         await reader.readuntil(b"\r\n\r\n")
     assert (await reader.read()).endswith(b"}")
     writer.close()
+
+
+async def test_a_body_is_read_and_bounded() -> None:
+    def echo(request: HttpRequest) -> Answer:
+        return Answer(200, "text/plain", request.body, (("X-Kind", request.headers["x-kind"]),))
+
+    server = HttpServer({"/echo/": echo}, print, methods={"/echo/": ("POST",)})
+    await server.start("127.0.0.1", -1)
+    try:
+        answer = await exchange(
+            server.port, b"POST /echo/deep HTTP/1.0\r\nX-Kind: a\r\nContent-Length: 3\r\n\r\nabc"
+        )
+        assert b"200 OK" in answer
+        assert b"X-Kind: a\r\n" in answer
+        assert answer.endswith(b"\r\n\r\nabc")
+        large = await exchange(server.port, b"POST /echo/ HTTP/1.0\r\nContent-Length: 70000\r\n\r\n")
+        assert large.startswith(b"HTTP/1.1 413 ")
+        for length in (b"-1", b"1e3", b"\xc2\xb2"):
+            bad = await exchange(
+                server.port, b"POST /echo/ HTTP/1.0\r\nContent-Length: " + length + b"\r\n\r\n"
+            )
+            assert bad.startswith(b"HTTP/1.1 400 ")
+    finally:
+        await server.stop()
