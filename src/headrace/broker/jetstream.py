@@ -20,6 +20,8 @@ from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits, Staging
 from headrace.broker.consumer_facts import PROGRESS_KEY
 from headrace.broker.direct import DirectGet, MirrorGet
 from headrace.broker.door import ApiDoor
+from headrace.broker.fast_batches import DEFAULT_LIMITS as FAST_LIMITS
+from headrace.broker.fast_batches import FastLimits, FastRoom
 from headrace.broker.positions import KEY as ORIGINS_KEY
 from headrace.broker.positions import key_of as origins_key
 from headrace.broker.router import Hub
@@ -68,6 +70,7 @@ class JetStream:
         domain: str = "",
         pending_max: int = 64 * 1024 * 1024,
         batch_limits: BatchLimits = DEFAULT_LIMITS,
+        fast_limits: FastLimits = FAST_LIMITS,
     ) -> None:
         self.hub = hub
         self.store = store
@@ -82,6 +85,7 @@ class JetStream:
         self._relief: Callable[[], None] | None = None
         self.advisories = Advisories(self)
         self.staging = Staging(batch_limits)
+        self.fast_room = FastRoom(fast_limits)
         self.streams: dict[str, Stream] = {}
         self.api_total = 0
         self.api_errors = 0
@@ -148,6 +152,11 @@ class JetStream:
     def settled(self) -> bool:
         """Whether everything admitted is durable and told."""
         return not (self.store.dirty or self.store.in_flight)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing more becomes durable by waiting."""
+        return self.settled or self.store.poisoned is not None
 
     # Streams
 

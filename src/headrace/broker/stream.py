@@ -19,6 +19,7 @@ from headrace.broker.admission import Duplicate
 from headrace.broker.batches import Batches, Member, batch_id
 from headrace.broker.consumer import Consumer
 from headrace.broker.duplicates import DuplicateWindow
+from headrace.broker.fast_batches import FastBatches
 from headrace.broker.mappings import mapping
 from headrace.broker.readers import Readers
 from headrace.broker.retention import Retention
@@ -58,6 +59,7 @@ class Stream:
         "consumers",
         "created_ns",
         "duplicates",
+        "fast",
         "jetstream",
         "lane",
         "log",
@@ -76,6 +78,7 @@ class Stream:
         self.name_bytes = config.name.encode()
         self.created_ns = created_ns
         self.log = log
+        self.fast = FastBatches(self, jetstream.fast_room)
         self.lane = self._make_lane()
         self.duplicates: DuplicateWindow | None = None
         self.consumers: dict[str, Consumer] = {}
@@ -100,6 +103,8 @@ class Stream:
         self._republish = mapping(republish.src, republish.dest) if republish else None
         if not config.allow_atomic:
             self.batches.clear()
+        if not config.allow_batched:
+            self.fast.clear()
         self._ages = bool(config.max_age or config.allow_msg_ttl)
         self.lane.open = not self._needs_care(config)
         self.lane.acks = not config.no_ack
@@ -134,6 +139,7 @@ class Stream:
         lane.append = self.log.append
         lane.now_ns = self.jetstream.now_ns
         lane.slow = self.offer
+        lane.fast = self.fast.offer
         lane.refuse = self._refuse
         lane.touch = partial(self.ticker.touch, self)
         lane.last_message_id = self._stored_id(self.log.last_seq)
@@ -166,6 +172,7 @@ class Stream:
         self.sourcing.close()
         self.readers.close()
         self.batches.clear()
+        self.fast.clear()
         self.retention.stop()
 
     # The way of a message
@@ -212,6 +219,19 @@ class Stream:
         if found and (name := batch_id(found)):
             return self.batches.offer(Member(subject, header, payload, found), name)
         return b"%b%d}" % (self.ack_prefix, self._admit_single(subject, header, payload, found))
+
+    def admit_member(self, subject: bytes, header: bytes, payload: bytes) -> int:
+        """A member of a fast batch: checked and stored like a message of its own; its sequence."""
+        lane = self.lane
+        if lane.open and (not header or (b"Nats-" not in header and admission.plain_block(header))):
+            now_ns = self.jetstream.now_ns()
+            seq = self.log.append(subject, header, payload, now_ns)
+            lane.last_message_id = b""
+            if lane.follow is not None:
+                lane.follow(subject, seq, now_ns)
+            return seq
+        found = admission.nats_headers(header) if header else _NONE
+        return self._admit_single(self.renamed(subject), header, payload, found)
 
     def renamed(self, subject: bytes) -> bytes:
         """The subject that a message is stored under."""

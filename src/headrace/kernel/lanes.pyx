@@ -6,7 +6,7 @@ handed to the stream. `lanes_pure` does the same in plain Python and passes the 
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from headrace.errors import StoreError
 
@@ -19,6 +19,12 @@ cdef inline bint unusual(bytes header):
     """Whether a header block needs a look: something for the server in it, a status, or too large."""
     return (b"Nats-" in header or not header.startswith(b"NATS/1.0\r\n")
             or PyBytes_GET_SIZE(header) > HEADER_BYTES_MAX)
+
+
+cdef inline bint ingested(bytes reply):
+    """Whether the reply subject says that the message belongs to a fast batch."""
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(reply)
+    return length > 4 and memcmp(PyBytes_AS_STRING(reply) + length - 4, b".$FI", 4) == 0
 
 
 cdef class Outbox:
@@ -55,12 +61,13 @@ cdef bytes acknowledgement(bytes prefix, unsigned long long seq):
 cdef class Lane:
     """The sink of one stream.
 
-    `append` stores a message, `slow(session, ...)` decides about everything unusual, `refuse(reply, failure)` answers when
+    `append` stores a message, `slow(session, ...)` decides about everything unusual, `fast(session, ...)` takes members
+    of fast batches, which are known by their reply subject, `refuse(reply, failure)` answers when
     the store takes nothing, `touch()` says that the stream has its first change in this frame, `follow(subject, seq,
     time_ns)` does what has to follow a plain message (None: nothing). `open` is whether plain messages need no look.
     """
 
-    cdef public object append, now_ns, slow, refuse, touch, follow
+    cdef public object append, now_ns, slow, fast, refuse, touch, follow
     cdef public Outbox outbox
     cdef public bytes ack_prefix, last_message_id
     cdef public bint open, acks, touched
@@ -74,6 +81,9 @@ cdef class Lane:
         """A publish on one of the stream's subjects."""
         cdef object seq, time_ns
         cdef bytes ack
+        if ingested(reply):
+            self.fast(session, subject, reply, header, payload)
+            return
         if not self.open or (PyBytes_GET_SIZE(header) and unusual(header)):
             self.slow(session, subject, reply, header, payload)
             return

@@ -28,7 +28,8 @@ class Outbox:
 class Lane:
     """The sink of one stream.
 
-    `append` stores a message, `slow(session, ...)` decides about everything unusual, `refuse(reply, failure)` answers when
+    `append` stores a message, `slow(session, ...)` decides about everything unusual, `fast(session, ...)` takes members
+    of fast batches, which are known by their reply subject, `refuse(reply, failure)` answers when
     the store takes nothing, `touch()` says that the stream has its first change in this frame, `follow(subject, seq,
     time_ns)` does what has to follow a plain message (None: nothing). `open` is whether plain messages need no look.
     """
@@ -37,6 +38,7 @@ class Lane:
         "ack_prefix",
         "acks",
         "append",
+        "fast",
         "follow",
         "last_message_id",
         "now_ns",
@@ -51,6 +53,7 @@ class Lane:
     append: Callable[[bytes, bytes, bytes, int], int]
     now_ns: Callable[[], int]
     slow: Callable[[Any, bytes, bytes, bytes, bytes], None]
+    fast: Callable[[Any, bytes, bytes, bytes, bytes], None]
     refuse: Callable[[bytes, StoreError], None]
     touch: Callable[[], None]
     follow: Callable[[bytes, int, int], None] | None
@@ -63,6 +66,9 @@ class Lane:
 
     def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """A publish on one of the stream's subjects."""
+        if reply.endswith(b".$FI"):
+            self.fast(session, subject, reply, header, payload)
+            return
         if not self.open or (header and unusual(header)):
             self.slow(session, subject, reply, header, payload)
             return

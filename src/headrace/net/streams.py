@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from headrace.broker import Hub, Timers
-from headrace.broker.batches import BatchLimits
+from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits
+from headrace.broker.fast_batches import FastLimits
 from headrace.broker.jetstream import JetStream
 from headrace.net.logs import Log
 from headrace.net.options import Options
@@ -23,6 +25,16 @@ FOLDER = "headrace"
 def store_path(options: Options) -> Path:
     """Where the data is kept."""
     return Path(options.store_dir or Path(tempfile.gettempdir()) / "headrace") / FOLDER
+
+
+def _fast_limits(options: Options) -> FastLimits:
+    """What is configured for batches holds for fast ones too; only the defaults are their own."""
+    limits, plain = FastLimits(timeout_ns=int(options.batch_timeout_s * 1e9)), DEFAULT_LIMITS
+    if options.batch_max_inflight_per_stream != plain.per_stream:
+        limits = replace(limits, per_stream=options.batch_max_inflight_per_stream)
+    if options.batch_max_inflight_total != plain.per_server:
+        limits = replace(limits, per_server=options.batch_max_inflight_total)
+    return limits
 
 
 def open_streams(options: Options, hub: Hub, timers: Timers, server_name: str, log: Log) -> JetStream:
@@ -45,6 +57,7 @@ def open_streams(options: Options, hub: Hub, timers: Timers, server_name: str, l
             messages=options.batch_max_msgs,
             timeout_ns=int(options.batch_timeout_s * 1e9),
         ),
+        fast_limits=_fast_limits(options),
     )
     jetstream.start()
     report = store.report()
