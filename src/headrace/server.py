@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from headrace import COMPATIBLE_VERSION, __version__
-from headrace.broker import Hub, Timers
+from headrace.broker import Accounts, Timers
 from headrace.durations import Duration, duration_ns
 from headrace.errors import StoreError
 from headrace.net.auth import Authenticator
@@ -69,14 +69,14 @@ class Server:
         self._log = log
         self._virtual = _virtual_clock() if clock == "virtual" else None
         self.timers = Timers(self._virtual or SystemClock())
-        self.hub = Hub()
+        self.accounts = Accounts()
+        self.hub = self.accounts.main.hub
         self._presence = Presence(options)
         self._monitors: dict[str, HttpServer] = {}
         self._stopped = asyncio.Event()
         self._start_ns = 0
         self._alarm: Alarm | None = None
         self._listener: Listener | None = None
-        self.jetstream: JetStream | None = None
         self._lame_duck: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -88,7 +88,7 @@ class Server:
         self._start_ns = self.now_ns()
         try:
             if self.options.jetstream:
-                self.jetstream = self._open_streams()
+                self._open_streams()
             await self._open_door(tls)
             await self._open_monitors(tls)
             self._presence.show(nats=[self.url], monitoring=self._monitor_urls())
@@ -109,8 +109,8 @@ class Server:
             self._lame_duck.cancel()
         if self._alarm is not None:
             self._alarm.close()
-        if self.jetstream is not None:
-            self._close_streams(self.jetstream)
+        for jetstream in self.accounts.streams():
+            self._close_streams(jetstream)
         if self._listener is not None:
             await self._listener.stop()
         for monitor in self._monitors.values():
@@ -157,6 +157,11 @@ class Server:
         await self.stop()
 
     @property
+    def jetstream(self) -> JetStream | None:
+        """The streams of the global account."""
+        return self.accounts.main.jetstream
+
+    @property
     def listener(self) -> Listener:
         """The door for clients, with the connections."""
         if self._listener is None:
@@ -193,20 +198,19 @@ class Server:
     async def _settle(self) -> None:
         """Let what was just decided become durable, and what speaks of it leave."""
         await asyncio.sleep(0)
-        store = self.jetstream.store if self.jetstream is not None else None
         # The store tells one listener of a commit, and that is the broker.
-        while store is not None and store.poisoned is None and (store.dirty or store.in_flight):  # noqa: ASYNC110
+        while any(not jetstream.at_rest for jetstream in self.accounts.streams()):  # noqa: ASYNC110
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     def ailment(self) -> str:
         """Why the server cannot do its work, or nothing when it is well."""
-        store = self.jetstream.store if self.jetstream is not None else None
-        if store is None:
-            return ""
-        if store.poisoned is not None:
-            return str(store.poisoned)
-        return "the disk is full: nothing is stored until space is freed" if store.full else ""
+        for store in (jetstream.store for jetstream in self.accounts.streams()):
+            if store.poisoned is not None:
+                return str(store.poisoned)
+            if store.full:
+                return "the disk is full: nothing is stored until space is freed"
+        return ""
 
     def vitals(self) -> Vitals:
         """The server's figures at this moment."""
@@ -225,7 +229,7 @@ class Server:
             now_ns=self.now_ns(),
             connections=len(listener.connections),
             total_connections=listener.total_connections,
-            subscriptions=self.hub.subscriptions,
+            subscriptions=self.accounts.subscriptions,
             in_msgs=in_msgs,
             in_bytes=in_bytes,
             out_msgs=out_msgs,
@@ -246,10 +250,14 @@ class Server:
         if not is_loopback(options.host) and not options.has_credentials and not options.tls_verify:
             log.warn(f"Listening on {options.host or 'all addresses'!r} without authentication")
 
-    def _open_streams(self) -> JetStream:
+    def _open_streams(self) -> None:
         from headrace.net.streams import open_streams
 
-        return open_streams(self.options, self.hub, self.timers, self.server_name, self._log)
+        for account in self.accounts:
+            if account is not self.accounts.system:
+                account.jetstream = open_streams(
+                    self.options, account, self.timers, self.server_name, self._log
+                )
 
     def _close_streams(self, jetstream: JetStream) -> None:
         try:
@@ -262,7 +270,7 @@ class Server:
     async def _open_door(self, tls: ssl.SSLContext | None) -> None:
         options = self.options
         listener = Listener(
-            self.hub,
+            self.accounts,
             options,
             authenticator=Authenticator(options),
             tls=tls,
@@ -275,12 +283,20 @@ class Server:
         except OSError as error:
             raise _not_to_be_had(options.host, options.port, "-p", error) from error
         self._listener = listener
-        if self.jetstream is not None:
-            listener.pressed = self.jetstream.pressed
-            self.jetstream.on_relief(listener.relieve)
+        self._watch_pressure(listener)
         self._log.info(f"Listening for client connections on {_address(options.host, listener.port)}")
         if tls is not None:
             self._log.info("TLS required for client connections")
+
+    def _watch_pressure(self, listener: Listener) -> None:
+        """Publishers wait when any account's disk cannot keep up; asked after each chunk, so one is asked directly."""
+        streams = list(self.accounts.streams())
+        for jetstream in streams:
+            jetstream.on_relief(listener.relieve)
+        if len(streams) == 1:
+            listener.pressed = streams[0].pressed
+        else:
+            listener.pressed = lambda: any(jetstream.pressed() for jetstream in streams)
 
     async def _open_monitors(self, tls: ssl.SSLContext | None) -> None:
         options = self.options

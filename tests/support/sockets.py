@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from headrace.broker import Hub
+from headrace.broker import Accounts
 from headrace.net.listener import Listener
 from headrace.net.options import Options
 from headrace.net.tls import server_context
@@ -27,7 +27,7 @@ async def listeners() -> AsyncIterator[Start]:
 
     async def begin(**settings: Any) -> Listener:
         options = Options(port=0, **settings)
-        listener = Listener(Hub(), options, tls=server_context(options), server_id="N1")
+        listener = Listener(Accounts(), options, tls=server_context(options), server_id="N1")
         await listener.start()
         running.append(listener)
         return listener
@@ -36,7 +36,7 @@ async def listeners() -> AsyncIterator[Start]:
     for listener in running:
         await listener.stop()
         assert listener.connections == {}
-        assert listener.hub.subscriptions == 0
+        assert listener.accounts.subscriptions == 0
 
 
 class Wire:

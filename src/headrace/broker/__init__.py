@@ -10,15 +10,23 @@ Seams for the parts of the server that are not clients:
 - `hub.interest(subject, queue=None)` and `hub.watch(subject, call)`: whether somebody listens, and when that
   changes.
 - `session.send(data)`: answer one client; `hub.dirty` lists the sessions with something to flush.
+- `Accounts`: the subject spaces of a server; `accounts.main.hub` is the one of `$G`, and a session or another kind
+  of connection belongs to one `Account` (`account.hub`, `account.jetstream`).
 - `Timers`: what has to happen at a moment of the server's clock.
 """
 
+from headrace.broker.accounts import GLOBAL, SYSTEM, Account, AccountLimits, Accounts
 from headrace.broker.permissions import Permissions
 from headrace.broker.router import Hub, Sink
 from headrace.broker.session import Identity, Limits, Owner, Session
 from headrace.broker.timers import Clock, Handle, Timers
 
 __all__ = [
+    "GLOBAL",
+    "SYSTEM",
+    "Account",
+    "AccountLimits",
+    "Accounts",
     "Clock",
     "Handle",
     "Hub",

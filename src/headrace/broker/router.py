@@ -22,10 +22,13 @@ class Sink(Protocol):
     """A part of the server that takes messages; it counts as a receiver.
 
     `session` is the publishing Session, or None when the message was sent from inside the server. `header` is
-    b"" when there is none; the payload never includes it.
+    b"" when there is none; the payload never includes it. A sink that passes messages on returns how many
+    received it, which may be nobody; None counts as one.
     """
 
-    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None: ...
+    def offer(
+        self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes
+    ) -> int | None: ...
 
 
 Entry = Subscription | Sink
@@ -51,11 +54,12 @@ class Node:
 class Hub:
     """Interest and delivery for one account.
 
-    `dirty` lists the sessions whose output became non-empty; whoever flushes takes them from there.
+    `dirty` lists the sessions whose output became non-empty; whoever flushes takes them from there. Hubs of
+    one server share it.
     """
 
-    def __init__(self, cache_max: int = 16384) -> None:
-        self.table = RouteTable(self._resolve, cache_max)
+    def __init__(self, cache_max: int = 16384, dirty: list[Any] | None = None) -> None:
+        self.table = RouteTable(self._resolve, cache_max, dirty)
         self.subscriptions = 0
         self._literals: dict[bytes, list[Entry]] = {}
         self._parents: dict[bytes, int] = {}

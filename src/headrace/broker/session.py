@@ -146,6 +146,13 @@ class Session(Peer):
         self.owner.connected()
         self._ok()
 
+    def bind(self, hub: Hub) -> None:
+        """Speak in another account from now on; interest in the old one is gone."""
+        if hub is not self.hub:
+            gone, self.subs = self.subs, {}
+            self.hub.leave(list(gone.values()))
+            self.hub, self.table = hub, hub.table
+
     def admit_as(self, identity: Identity) -> None:
         """From now on speak for somebody."""
         self.identity = identity

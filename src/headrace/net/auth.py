@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.accounts import GLOBAL
 from headrace.errors import AuthError
 from headrace.net.options import Options, OptionsError, User
 
 if TYPE_CHECKING:
     from headrace.broker import Permissions
-
-GLOBAL_ACCOUNT = "$G"
 
 _BCRYPT = re.compile(r"^\$2[abxy]\$\d\d\$")
 
@@ -29,7 +28,7 @@ class Identity:
     """Who a connection speaks for. `user` is empty when nobody has to say who they are."""
 
     user: str = ""
-    account: str = GLOBAL_ACCOUNT
+    account: str = GLOBAL
     permissions: Permissions | None = None
 
 
@@ -121,4 +120,4 @@ def _offers_anything(connect: Mapping[str, Any]) -> bool:
 
 
 def _identity(user: User) -> Identity:
-    return Identity(user.name, user.account or GLOBAL_ACCOUNT, user.permissions)
+    return Identity(user.name, user.account or GLOBAL, user.permissions)

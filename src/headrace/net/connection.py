@@ -281,7 +281,10 @@ class Connection(asyncio.BufferedProtocol):
     # What the session asks of its owner
 
     def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
-        return self._listener.authenticator.check(fields)
+        identity = self._listener.authenticator.check(fields)
+        if identity is not None:
+            self._listener.enroll(self.session, identity)
+        return identity
 
     def connected(self) -> None:
         first = min(self._listener.options.ping_interval_s, FIRST_PING_S)

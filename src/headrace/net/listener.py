@@ -11,7 +11,8 @@ import asyncio
 import ssl
 from collections.abc import Callable
 
-from headrace.broker import Hub, Limits, Session
+from headrace.broker import Accounts, Identity, Limits, Session
+from headrace.errors import ProtocolError
 from headrace.kernel import Parser
 from headrace.net.auth import Authenticator
 from headrace.net.connection import Connection
@@ -33,7 +34,7 @@ class Listener:
 
     def __init__(
         self,
-        hub: Hub,
+        accounts: Accounts,
         options: Options,
         *,
         authenticator: Authenticator | None = None,
@@ -42,7 +43,7 @@ class Listener:
         server_id: str = "",
         server_name: str = "",
     ) -> None:
-        self.hub = hub
+        self.accounts = accounts
         self.options = options
         self.authenticator = authenticator or Authenticator(options)
         self.tls = tls
@@ -81,7 +82,7 @@ class Listener:
         )
         self.port = self._server.sockets[0].getsockname()[1]
         self._card = Card(self.options, self._server_id, self._server_name, self.host, self.port)
-        self.hub.table.wake = self._wake
+        self.accounts.wake_by(self._wake)
 
     async def stop(self) -> None:
         """Accept no more, send what is pending, close."""
@@ -100,7 +101,7 @@ class Listener:
         self.wheel.stop()
         if self._deadline is not None:
             self._deadline.cancel()
-        self.hub.table.wake = None
+        self.accounts.wake_by(None)
 
     def adopt(self, options: Options, tls: ssl.SSLContext | None) -> None:
         """Go by these options from now on; the address stays what it is."""
@@ -140,13 +141,29 @@ class Listener:
         """A session and a parser for a new connection."""
         self.total_connections += 1
         cid = self.total_connections
-        session = Session(self.hub, connection, cid, self._limits, not self.authenticator.required)
+        session = Session(
+            self.accounts.main.hub, connection, cid, self._limits, not self.authenticator.required
+        )
         if session.ready:
             identity = self.authenticator.check({})
             if identity is not None:
+                self.enroll(session, identity)
                 session.admit_as(identity)
         self.connections[cid] = connection
         return session, Parser(session, self.options.max_control_line, self.options.max_payload)
+
+    def enroll(self, session: Session, identity: Identity) -> None:
+        """Bring a session into the account of whom it speaks for."""
+        account = self.accounts.make(identity.account)
+        self._leave(session)
+        if account.full:
+            raise ProtocolError("maximum account active connections exceeded")
+        session.bind(account.hub)
+        account.sessions.add(session)
+
+    def _leave(self, session: Session) -> None:
+        if session.identity is not None:
+            self.accounts.make(session.identity.account).sessions.discard(session)
 
     def dismiss(self, connection: Connection) -> None:
         """A connection is gone; what it moved stays counted."""
@@ -154,6 +171,7 @@ class Listener:
         moved = (session.in_msgs, session.in_bytes, session.out_msgs, session.out_bytes)
         self._gone = tuple(a + b for a, b in zip(self._gone, moved, strict=True))  # type: ignore[assignment]
         self.connections.pop(session.cid, None)
+        self._leave(session)
         self._blocked.pop(connection, None)
         self._held_back.pop(connection, None)
         if self._empty is not None and not self.connections:
@@ -182,7 +200,7 @@ class Listener:
 
     def flush(self) -> None:
         """Send the output of every session that has some."""
-        dirty = self.hub.dirty
+        dirty = self.accounts.dirty
         if not dirty:
             return
         batch = dirty[:]

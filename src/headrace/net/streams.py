@@ -9,8 +9,9 @@ import asyncio
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
-from headrace.broker import Hub, Timers
+from headrace.broker import GLOBAL, Account, Timers
 from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits
 from headrace.broker.fast_batches import FastLimits
 from headrace.broker.jetstream import JetStream
@@ -22,9 +23,17 @@ from headrace.store import FileDisk, Store
 FOLDER = "headrace"
 
 
-def store_path(options: Options) -> Path:
-    """Where the data is kept."""
-    return Path(options.store_dir or Path(tempfile.gettempdir()) / "headrace") / FOLDER
+#: The folder beside it with one store for each other account.
+ACCOUNTS_FOLDER = "headrace-accounts"
+
+
+def store_path(options: Options, account: str = GLOBAL) -> Path:
+    """Where the data of an account is kept."""
+    root = Path(options.store_dir or Path(tempfile.gettempdir()) / "headrace")
+    if account == GLOBAL:
+        return root / FOLDER
+    # Names are free text in the configuration: no separator and no dot may lead elsewhere.
+    return root / ACCOUNTS_FOLDER / quote(account, safe="$").replace(".", "%2E")
 
 
 def _fast_limits(options: Options) -> FastLimits:
@@ -37,13 +46,13 @@ def _fast_limits(options: Options) -> FastLimits:
     return limits
 
 
-def open_streams(options: Options, hub: Hub, timers: Timers, server_name: str, log: Log) -> JetStream:
+def open_streams(options: Options, account: Account, timers: Timers, server_name: str, log: Log) -> JetStream:
     """Recover the store and open its streams; what was overdue while the server was down is gone on return."""
     loop = asyncio.get_running_loop()
-    path = store_path(options)
+    path = store_path(options, account.name)
     store = Store.open(FileDisk(path, loop.call_soon_threadsafe), timers.clock)
     jetstream = JetStream(
-        hub,
+        account.hub,
         store,
         timers.clock,
         timers,

@@ -59,7 +59,7 @@ async def test_a_malformed_peer_ends_alone(start: Start, said: bytes, answer: by
     assert await bad.rest() == answer
     assert await good.ask(b"PUB a 2\r\nhi\r\n") == b"MSG a 1 2\r\nhi\r\n"
     await until(lambda: len(listener.connections) == 1)
-    assert listener.hub.subscriptions == 1
+    assert listener.accounts.subscriptions == 1
     await good.close()
     await bad.close()
 
@@ -70,7 +70,7 @@ async def test_an_error_inside_the_server_ends_only_that_connection(start: Start
             raise RuntimeError("a fault of ours")
 
     listener = await start()
-    listener.hub.subscribe_internal(b"broken", Broken())
+    listener.accounts.main.hub.subscribe_internal(b"broken", Broken())
     good, bad = await Wire.dial(listener), await Wire.dial(listener)
     bad.send(b"PUB broken 0\r\n\r\n")
     assert await bad.rest() == b""

@@ -1,0 +1,101 @@
+"""Accounts: subject spaces that know nothing of each other, each with its own streams.
+
+Owns which accounts there are and who is in them. Every account has a router of its own, so what is published in
+one reaches another only where an import says so. All routers share the list of sessions with output: one flush
+serves them all. Knows no sockets, no passwords and no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.router import Hub
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import JetStream
+    from headrace.broker.session import Session
+
+#: Where everybody is who belongs to no other account.
+GLOBAL = "$G"
+#: Whose users see and ask the server itself.
+SYSTEM = "$SYS"
+
+
+@dataclass(frozen=True, slots=True)
+class AccountLimits:
+    """What the clients of one account may take together; -1 is no limit."""
+
+    connections: int = -1
+    leafs: int = -1
+    subscriptions: int = -1
+    payload: int = -1
+
+
+UNLIMITED = AccountLimits()
+
+
+class Account:
+    """One subject space: `hub` routes in it, `jetstream` keeps its streams (None: it has none)."""
+
+    __slots__ = ("hub", "jetstream", "limits", "name", "sessions", "title")
+
+    def __init__(self, name: str, hub: Hub) -> None:
+        self.name = name
+        #: What people call it, where the name is a key.
+        self.title = name
+        self.hub = hub
+        self.jetstream: JetStream | None = None
+        self.limits = UNLIMITED
+        self.sessions: set[Session] = set()
+
+    @property
+    def full(self) -> bool:
+        """Whether one client more would be too many."""
+        return 0 <= self.limits.connections <= len(self.sessions)
+
+
+class Accounts:
+    """The accounts of a server, by name. `main` is there from the start, and so is `system`."""
+
+    def __init__(self, system: str = SYSTEM) -> None:
+        self._by_name: dict[str, Account] = {}
+        self._wake: Callable[[], None] | None = None
+        self.dirty: list[Any] = []
+        self.main = self.make(GLOBAL)
+        self.system = self.make(system)
+
+    def make(self, name: str) -> Account:
+        """The account of that name, made when it is not there."""
+        account = self._by_name.get(name)
+        if account is None:
+            account = self._by_name[name] = Account(name, Hub(dirty=self.dirty))
+            account.hub.table.wake = self._wake
+        return account
+
+    def get(self, name: str) -> Account | None:
+        return self._by_name.get(name)
+
+    def __getitem__(self, name: str) -> Account:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(tuple(self._by_name.values()))
+
+    def wake_by(self, call: Callable[[], None] | None) -> None:
+        """Call when the first session has output, whichever account it comes from."""
+        self._wake = call
+        for account in self:
+            account.hub.table.wake = call
+
+    @property
+    def subscriptions(self) -> int:
+        """How many there are, in all accounts."""
+        return sum(account.hub.subscriptions for account in self)
+
+    def streams(self) -> Iterator[JetStream]:
+        """The JetStream of every account that has it."""
+        for account in self:
+            if account.jetstream is not None:
+                yield account.jetstream
