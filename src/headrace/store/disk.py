@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from headrace.errors import StoreError
+from headrace.store.latency import Latency
 from headrace.store.records import map_file
 
 Op = tuple[Any, ...]
@@ -100,6 +102,7 @@ class FileDisk:
         self._queues: dict[str, SimpleQueue[tuple[Sequence[Op], Done] | None]] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self.latency = {lane: Latency() for lane in LANES}
         self.root.mkdir(parents=True, exist_ok=True)
         self._lock_fd = self._take_lock()
 
@@ -192,14 +195,17 @@ class FileDisk:
         if lane not in LANES:
             raise ValueError(f"no such lane: {lane}")
         queue = self._queues[lane] = SimpleQueue()
-        thread = threading.Thread(target=self._work, args=(queue,), name=f"headrace-{lane}", daemon=True)
+        thread = threading.Thread(
+            target=self._work, args=(queue, self.latency[lane]), name=f"headrace-{lane}", daemon=True
+        )
         self._threads.append(thread)
         thread.start()
         return queue
 
-    def _work(self, queue: SimpleQueue[tuple[Sequence[Op], Done] | None]) -> None:
+    def _work(self, queue: SimpleQueue[tuple[Sequence[Op], Done] | None], latency: Latency) -> None:
         while (item := queue.get()) is not None:
             error: OSError | None = None
+            started_ns = time.perf_counter_ns()
             try:
                 self.run(item[0])
             except OSError as failed:
@@ -208,6 +214,7 @@ class FileDisk:
                 Exception
             ) as failed:  # a lane that dies silently would hang the server: report it as an I/O error
                 error = OSError(errno.EIO, f"{type(failed).__name__}: {failed}")
+            latency.note(time.perf_counter_ns() - started_ns)
             self._arrived.append((item[1], error))
             with self._idle:
                 self._running -= 1
