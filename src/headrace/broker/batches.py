@@ -205,6 +205,9 @@ class Batches:
     def _advise(self, name: bytes, reason: str) -> None:
         stream, shown = self._stream, name.decode("utf-8", "replace")
         stream.jetstream.advisories.send(advisories.batch_abandoned, "", stream.name, shown, reason)
+        stream.jetstream.diary.note(
+            stream.jetstream.clock_ns(), "abandoned", stream.name, f"{shown}: {reason}"
+        )
 
     def clear(self) -> None:
         """The stream goes, or batches were switched off: nothing staged is kept, and nobody is told."""
@@ -235,8 +238,9 @@ class Batches:
                 )
             else:
                 seq = stream.pass_over(message_id, time_ns)
-        name = dumps(batch.id.decode("utf-8", "replace"))
-        return b'%b%d,"batch":%b,"count":%d}' % (stream.ack_prefix, seq, name, len(batch.members))
+        shown, count = batch.id.decode("utf-8", "replace"), len(batch.members)
+        stream.jetstream.diary.note(now_ns(), "batch", stream.name, f"{shown}: {count} messages")
+        return b'%b%d,"batch":%b,"count":%d}' % (stream.ack_prefix, seq, dumps(shown), count)
 
 
 class Commit:

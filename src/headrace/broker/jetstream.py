@@ -18,6 +18,7 @@ from headrace.broker.acks import AckDoor
 from headrace.broker.advisories import Advisories
 from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits, Staging
 from headrace.broker.consumer_facts import PROGRESS_KEY
+from headrace.broker.diary import Diary
 from headrace.broker.direct import DirectGet, MirrorGet
 from headrace.broker.door import ApiDoor
 from headrace.broker.fast_batches import DEFAULT_LIMITS as FAST_LIMITS
@@ -84,6 +85,7 @@ class JetStream:
         self._relief_alarm: Handle | None = None
         self._relief: Callable[[], None] | None = None
         self.advisories = Advisories(self)
+        self.diary = Diary()
         self.staging = Staging(batch_limits)
         self.fast_room = FastRoom(fast_limits)
         self.streams: dict[str, Stream] = {}
@@ -204,6 +206,7 @@ class JetStream:
         self._close_doors(stream)
         stream.close()
         del self.streams[stream.name]
+        self.diary.forget(stream.name)
         ident = stream.log.ident
         for key in (self.config_key(ident), self.duplicates_key(stream.log), origins_key(ident)):
             self.store.facts.delete(key)

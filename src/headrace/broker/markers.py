@@ -50,6 +50,8 @@ def remove_with_marker(stream: Stream, seq: int, reason: str) -> bool:
     ttl_s = stream.config.subject_delete_marker_ttl // SECOND
     block, now_ns = _block(ttl_s, reason), stream.jetstream.now_ns()
     stream.keep(subject, block, b"", now_ns, ttl_s, rollup=b"sub", forced=True)
+    shown = subject.decode("utf-8", "replace")
+    stream.jetstream.diary.note(now_ns, "marker", stream.name, f"{shown} ({reason})")
     return True
 
 

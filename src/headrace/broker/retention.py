@@ -209,11 +209,11 @@ class Retention:
 
     def _remove_aged(self, seqs: np.ndarray) -> None:
         stream = self._stream
-        if stream.config.subject_delete_marker_ttl > 0:
-            for seq in seqs.tolist():
-                markers.remove_with_marker(stream, seq, "MaxAge")
-        else:
-            self.drop(seqs)
+        marked = stream.config.subject_delete_marker_ttl > 0
+        count = markers.remove_all(stream, seqs, "MaxAge") if marked else self.drop(seqs)
+        if count:
+            now_ns = stream.jetstream.clock_ns()
+            stream.jetstream.diary.note(now_ns, "expired", stream.name, f"{count} aged out", count)
         stream.changed()
 
     def _set_alarm(self) -> None:
