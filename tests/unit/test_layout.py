@@ -19,10 +19,10 @@ BELOW: dict[str, set[str]] = {
     "net": {"kernel", "protocol", "store", "api", "broker"},
     "monitor": {"kernel", "protocol", "store", "api", "broker", "net"},
     "sim": {"kernel", "protocol", "store", "api", "broker"},
-    "reading": {"kernel", "protocol", "store"},
     "client": set(),
     "claims": {"client"},
-    "spark": {"client", "claims", "reading", "store"},
+    "spark": {"client", "claims", "store"},
+    "reading": {"kernel", "protocol", "store", "claims", "spark"},
 }
 #: The parts on top, which put the others together.
 TOP = {"cli", "server", "testing", "demo", "__init__", "__main__"}

@@ -12,16 +12,15 @@ from functools import lru_cache
 import pyarrow as pa
 
 from headrace.spark.claims import claim_column
+from headrace.spark.columns import Span, assemble
 from headrace.spark.options import Options
-from headrace.spark.planning import Range
-from headrace.spark.schema import assemble
 from headrace.store.holding import store_folder
 from headrace.store.snapshots import Selection, Shape, Snapshot, open_pin
 
 _BATCH_ROWS = 65_536
 
 
-def read_range(options: Options, part: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_range(options: Options, part: Span, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a range."""
     extra = ("headers", "data") if "claim" in schema.names else ()
     wanted = tuple(dict.fromkeys(name for name in (*schema.names, *extra) if name != "claim"))

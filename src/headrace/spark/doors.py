@@ -7,15 +7,14 @@ one to the other between two runs.
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from typing import Protocol
 
-import headrace.reading
 from headrace.errors import StoreError
 from headrace.spark import streams
 from headrace.spark.options import Options
 from headrace.spark.streams import Facts, StreamError
 from headrace.store.holding import hold, store_folder
+from headrace.store.snapshots import Selection, Shape, open_pin
 
 _HOLD_EVERY_S = 1.0
 
@@ -106,12 +105,15 @@ class StoreDoor:
         )
 
     def seq_at(self, time_ns: int) -> int | None:
-        moment = datetime.fromtimestamp(time_ns / 1e9, UTC)
-        folder = store_folder(self.options.path)
-        with headrace.reading.read(
-            folder, self.options.stream, start=moment, columns=["seq"], pin=self.pin()
-        ) as reading:
-            return next((batch.column(0)[0].as_py() for batch in reading if batch.num_rows), None)
+        folder = str(store_folder(self.options.path))
+        snapshot = open_pin(folder, self.options.stream, self.pin())
+        try:
+            for batch in snapshot.batches(Selection(first_ns=time_ns), Shape(("seq",))):
+                if batch.num_rows:
+                    return int(batch.column(0)[0].as_py())
+        finally:
+            snapshot.close()
+        return None
 
     def pin(self) -> str:
         return self.facts().pin

@@ -6,8 +6,6 @@ schema; Spark checks only the first batch of a task and fails in the JVM on a la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -22,6 +20,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.errors import HeadraceError
+from headrace.spark.columns import assemble as assemble
 
 #: What a claim's reference says; null in messages that carry their payload themselves.
 CLAIM = StructType(
@@ -72,19 +71,3 @@ def arrow_schema(schema: StructType, offered: StructType) -> pa.Schema:
     if not schema.fields:
         raise SchemaError(f"the schema has no columns; choose among {', '.join(types)}")
     return to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)
-
-
-def assemble(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """A record batch of exactly this schema."""
-    arrays = [_shaped(columns[field.name], field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _shaped(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    if array.type == kind:
-        return array
-    if pa.types.is_null(array.type):
-        return pa.nulls(len(array), kind)
-    if pa.types.is_timestamp(kind) or pa.types.is_integer(kind):
-        return array.cast(kind, safe=False)
-    return array.cast(kind)

@@ -16,18 +16,17 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.spark.blocks import Block, Scanner
+from headrace.spark.columns import Span, assemble
 from headrace.spark.link import Link, LinkError, drop_link, shared_link
 from headrace.spark.offsets import DataLoss
 from headrace.spark.options import Options
-from headrace.spark.planning import Range
-from headrace.spark.schema import assemble
 from headrace.spark.streams import StreamError, facts_of
 
 _BLOCK_BYTES = 8 << 20
 _PAUSE_S = 0.2
 
 
-def read_range(options: Options, part: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_range(options: Options, part: Span, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a range."""
     at, patience = part.start, time.monotonic() + options.reconnect_s
     while at < part.end:
@@ -112,7 +111,7 @@ def _last_sequence(status: bytes, options: Options) -> int:
     return int(status.partition(b"Nats-Last-Sequence: ")[2].partition(b"\r\n")[0])
 
 
-def _refuse_loss(options: Options, part: Range) -> None:
+def _refuse_loss(options: Options, part: Span) -> None:
     """The first message of a range is missing: an interior gap is normal, but its loss since planning is not."""
     if not options.fail_on_data_loss or part.first_seq > part.start:
         return

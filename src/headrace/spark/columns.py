@@ -1,0 +1,42 @@
+"""A batch of any origin is brought into the form of a query; and what a part of a stream is to those who read it.
+
+Invariant: every batch of a reading has the one Arrow schema that was asked for. Must not know Spark: `headrace.read` uses
+the readers too, where no Spark is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import pyarrow as pa
+
+
+class Span(Protocol):
+    """Sequences from `start` (included) to `end` (excluded), as a pin shows them where there is one."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def first_seq(self) -> int: ...
+    @property
+    def pin(self) -> str: ...
+
+
+def assemble(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """A record batch of exactly this schema."""
+    arrays = [shaped(columns[field.name], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def shaped(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The same values as another type."""
+    if array.type == kind:
+        return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), kind)
+    if pa.types.is_timestamp(kind) or pa.types.is_integer(kind):
+        return array.cast(kind, safe=False)
+    return array.cast(kind)
