@@ -7,7 +7,7 @@ broker itself starts on it, and nothing that is overdue comes back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 
 import pytest
@@ -162,7 +162,7 @@ class Recorded(Trace):
     times: list[int]
 
 
-def record(name: str, seed: int) -> Recorded:
+def record(name: str, seed: int, stories: Mapping[str, Story] = STORIES) -> Recorded:
     """Run a story; keep the disk and the time before each of its operations, and the state of each frame."""
     disk, clock, points, times = SimDisk(seed), SimClock(), [], []
     history: History | None = None
@@ -177,7 +177,7 @@ def record(name: str, seed: int) -> Recorded:
     history = History(observe(broker.store))
     _watch(broker.store, history)
     broker.start()
-    STORIES[name](broker, Random(f"{name}/{seed}"))
+    stories[name](broker, Random(f"{name}/{seed}"))
     before(("end",))
     trace = Recorded(f"broker-{name}/{seed}", history.states, points, TINY)
     trace.times = times

@@ -87,7 +87,7 @@ def read_turn(reply: bytes) -> Turn | None:
 
 
 class FastBatch:
-    """An open batch, by positions: `last` is the newest seen, `stored` the newest settled, `told` the newest acknowledged."""
+    """An open batch, by positions: `last` is the newest seen, `stored` the newest settled, `told` the newest told."""
 
     __slots__ = ("deadline_ns", "flow", "flow_max", "gap_ok", "id", "last", "seq", "stored", "timer", "told")
 
@@ -175,7 +175,7 @@ class FastBatches:
     def _in_turn(self, batch: FastBatch, turn: Turn, reply: bytes) -> bool:
         """Whether the message is the next one, or may be; otherwise the batch ends with what it has."""
         expected = batch.last + 1
-        if turn.position > expected:
+        if turn.position != expected:
             self._tell_gap(reply, expected, turn.position)
         if turn.position == expected or (batch.gap_ok and turn.position > expected):
             batch.last = turn.position

@@ -1,0 +1,39 @@
+"""Crashes under what streams can do besides keeping messages: stopped at every disk operation, with every outcome."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from headrace.sim.broker import SimBroker
+
+from .points import Checker
+from .test_broker import Story, record
+
+SECOND = 1_000_000_000
+
+
+def fast_batches(broker: SimBroker, rng: Random) -> None:
+    """Members that are stored as they come, between other publishes."""
+    broker.call("STREAM.CREATE.F", name="F", subjects=["f.>"], allow_batched=True, max_msgs_per_subject=5)
+    for turn in range(5):
+        size = rng.randrange(2, 12)
+        for position in range(1, size + 1):
+            operation = 2 if position == size else min(position - 1, 1)
+            reply = f"_F.b{turn}.{rng.randrange(1, 5)}.ok.{position}.{operation}.$FI"
+            broker.hub.publish(b"f.%d" % (position % 3), reply.encode(), b"", b"p" * rng.randrange(900))
+            if rng.random() < 0.3:
+                broker.publish("f.other", b"o")
+            if rng.random() < 0.3:
+                broker.settle()
+    broker.settle()
+
+
+STORIES: dict[str, Story] = {"fast_batches": fast_batches}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STORIES)
+def test_a_crash_at_every_operation(name: str) -> None:
+    assert Checker(record(name, 0, STORIES)).run().total >= 200
