@@ -101,7 +101,7 @@ class Consumer:
             if reference is None:
                 yield message.data
                 return
-            async for piece in self._fetch(reference):
+            async for piece in fetched(self._store, reference):
                 yield piece
         except ClaimFailure as error:
             await self._failed(message, error)
@@ -142,17 +142,6 @@ class Consumer:
             return False
         await handler(received)
         return await self.ack(message)
-
-    async def _fetch(self, reference: Reference) -> AsyncIterator[Piece]:
-        claim_id = reference.claim_id
-        try:
-            stored = await self._store.get(reference.object_key)
-        except ObjectMissing as error:
-            raise NotFound(f"claim {claim_id} is not in the store: {error}", claim_id) from error
-        except StoreError as error:
-            raise Unavailable(f"claim {claim_id}: {error}", claim_id) from error
-        async for piece in _verified(reference, _translated(stored, claim_id)):
-            yield piece
 
     async def _failed(self, message: Msg, error: ClaimFailure) -> None:
         namespace = self._config.namespace
@@ -227,6 +216,19 @@ class Consumer:
             await self._audit.tell(entry.namespace, entry.claim_id, "deleted", by=consumer)
         await self._registry.stop_timers([entry])
         return True
+
+
+async def fetched(store: ObjectStore, reference: Reference) -> AsyncIterator[Piece]:
+    """The payload of a reference that was checked, in pieces; after the last one it is known to be what was stored."""
+    claim_id = reference.claim_id
+    try:
+        stored = await store.get(reference.object_key)
+    except ObjectMissing as error:
+        raise NotFound(f"claim {claim_id} is not in the store: {error}", claim_id) from error
+    except StoreError as error:
+        raise Unavailable(f"claim {claim_id}: {error}", claim_id) from error
+    async for piece in _verified(reference, _translated(stored, claim_id)):
+        yield piece
 
 
 async def _translated(stored: AsyncIterator[Piece], claim_id: str) -> AsyncIterator[Piece]:

@@ -91,6 +91,27 @@ class Producer:
             raise TooLarge(f"more than {limit} bytes for {subject!r}, and claim_check.enabled is false")
         return await self._offload(subject, payload, headers, msg_id)
 
+    async def deposit(
+        self, subject: str, payload: Payload, claim_id: str, headers: Mapping[str, str] | None = None
+    ) -> tuple[Entry, bool]:
+        """A payload stored and registered, for those who publish the reference themselves; whether it is new.
+
+        The claim of an earlier attempt with this id is used again. `confirm` or `withdraw` must follow; until then,
+        and if neither does, its timer runs.
+        """
+        entry = await self._reusable(claim_id)
+        if entry is not None:
+            return entry, False
+        return await self._store_and_register(subject, payload, headers or {}, claim_id, True), True
+
+    async def confirm(self, entry: Entry, stream: str, seq: int, subject: str) -> None:
+        """The reference of a deposit is there."""
+        await self._note(entry.at(stream, seq, subject), True)
+
+    async def withdraw(self, entry: Entry) -> None:
+        """The reference of a deposit was not published, and never will be."""
+        await self._undo(entry)
+
     @property
     def inline_max(self) -> int:
         """Headers and payload of a message that is sent as it is."""
