@@ -8,9 +8,10 @@ sockets and no time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from headrace.broker.leaf_routes import FarInterest
 from headrace.kernel import EXACT, HEAD, PARENT, Route, RouteTable, Subscription
 from headrace.protocol import subjects
 
@@ -31,8 +32,31 @@ class Sink(Protocol):
     ) -> int | None: ...
 
 
-Entry = Subscription | Sink
+class Crossing:
+    """A sink that passes messages on one subject to another place, and receives only as far as that place does."""
+
+    __slots__ = ()
+
+    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
+        raise NotImplementedError
+
+    def wants(self, queue: bytes | None) -> bool:
+        """Whether anybody there would receive it; with `queue`, whether such a group would."""
+        raise NotImplementedError
+
+
+class Passage:
+    """A way to another place, which stands in the index with a pattern; `at` gives what a subject on it meets."""
+
+    __slots__ = ()
+
+    def at(self, subject: bytes) -> Crossing:
+        raise NotImplementedError
+
+
+Entry = Subscription | Sink | Passage
 Watcher = Callable[[bytes], None]
+Observer = Callable[[bytes, Any, int], None]
 
 
 class Node:
@@ -66,6 +90,7 @@ class Hub:
         self._heads: dict[bytes, int] = {}
         self._root = Node()
         self._watchers: dict[bytes, list[Watcher]] = {}
+        self._observers: list[Watcher] = []
 
     @property
     def dirty(self) -> list[Any]:
@@ -91,21 +116,60 @@ class Hub:
         for sub in subs:
             self.unsubscribe(sub)
 
-    def subscribe_internal(self, pattern: bytes, sink: Sink) -> None:
+    def subscribe_internal(self, pattern: bytes, sink: Sink | Passage) -> None:
         """The server itself takes what matches."""
         self._add(pattern, sink)
 
-    def unsubscribe_internal(self, pattern: bytes, sink: Sink) -> None:
+    def unsubscribe_internal(self, pattern: bytes, sink: Sink | Passage) -> None:
         """The server itself takes it no more."""
         self._discard(pattern, sink)
+
+    def subscribe_far(self, entry: FarInterest) -> None:
+        """Another server wants what matches `entry.pattern`, which has to be valid."""
+        self._add(entry.pattern, entry)
+
+    def unsubscribe_far(self, entry: FarInterest) -> None:
+        """It wants it no more."""
+        self._discard(entry.pattern, entry)
+
+    def weigh_far(self, entry: FarInterest, weight: int) -> None:
+        """Its queue group has another number of members."""
+        change, entry.weight = weight - entry.weight, weight
+        self._changed(entry.pattern)
+        for observe in self.observers:
+            observe(entry.pattern, entry, change)
+
+    def declare(self, pattern: bytes) -> None:
+        """Other servers are to send what matches, which finds its way by a wider entry that they are not told of."""
+        if pattern not in self.declared:
+            self.declared.add(pattern)
+            for observe in self.observers:
+                observe(pattern, None, 1)
+
+    def retract(self, pattern: bytes) -> None:
+        """The end of what was declared."""
+        if pattern in self.declared:
+            self.declared.discard(pattern)
+            for observe in self.observers:
+                observe(pattern, None, -1)
+
+    def entries(self) -> Iterator[tuple[bytes, Entry]]:
+        """Everything that is wanted: pattern and entry."""
+        for literal, entries in self._literals.items():
+            for entry in entries:
+                yield literal, entry
+        yield from _below(self._root, b"")
 
     def interest(self, subject: bytes, queue: bytes | None = None) -> bool:
         """Whether a client or sink would receive this subject; with `queue`, whether such a group would."""
         if not subjects.whole(subject):
             return False
         route = self.table.find(subject)
+        if any(isinstance(sink, Crossing) and sink.wants(queue) for sink in route.sinks):
+            return True
         if queue is None:
-            return not route.empty
+            own = [sink for sink in route.sinks if not isinstance(sink, Crossing)]
+            return bool(route.plain or route.groups or own)
         return any(group[0].queue == queue for group in route.groups)
 
     def watch(self, subject: bytes, call: Watcher) -> None:
@@ -121,6 +185,21 @@ class Hub:
         calls.remove(call)
         if not calls:
             del self._watchers[subject]
+
+    def observe(self, call: Watcher) -> None:
+        """Call `call(pattern)` after each change of interest, whatever it concerns."""
+        self._observers.append(call)
+
+    def unobserve(self, call: Watcher) -> None:
+        """Stop calling."""
+        self._observers.remove(call)
+
+    def tell(self, pattern: bytes) -> None:
+        """Interest somewhere else, in what this pattern matches, may have changed: tell those who watch."""
+        if self._watchers:
+            self._tell(pattern)
+        for call in tuple(self._observers):
+            call(pattern)
 
     # Delivery
 
@@ -151,6 +230,8 @@ class Hub:
         else:
             self._place(pattern).append(entry)
         self._changed(pattern)
+        for observe in self.observers:
+            observe(pattern, entry, weight_of(entry))
 
     def _discard(self, pattern: bytes, entry: Entry) -> None:
         if subjects.literal(pattern):
@@ -163,6 +244,8 @@ class Hub:
             self._place(pattern).remove(entry)
             self._prune(subjects.tokens(pattern))
         self._changed(pattern)
+        for observe in self.observers:
+            observe(pattern, entry, -weight_of(entry))
 
     def _count(self, literal: bytes, change: int) -> None:
         """Keep how many literals are below a prefix, which tells where one route serves all children."""
@@ -209,8 +292,8 @@ class Hub:
             self.table.drop(head_of(pattern))
         else:
             self.table.drop_matching(pattern)
-        if self._watchers:
-            self._tell(pattern)
+        if self._watchers or self._observers:
+            self.tell(pattern)
 
     def _tell(self, pattern: bytes) -> None:
         if subjects.literal(pattern):
@@ -240,11 +323,14 @@ class Hub:
         for node in frontier:
             found += node.entries
         key, kind = subject, EXACT
+        if any(isinstance(entry, Passage) for entry in found):
+            # What it meets there depends on the subject.
+            return Route(key, kind, *sort_out(found, subject))
         if len(tokens) > 3 and not below_head and head_of(subject) not in self._heads:
             key, kind = head_of(subject), HEAD
         elif len(tokens) > 1 and not narrow and parent_of(subject) not in self._parents:
             key, kind = parent_of(subject), PARENT
-        return Route(key, kind, *sort_out(found))
+        return Route(key, kind, *sort_out(found, subject))
 
 
 def step(frontier: list[Node], token: bytes, found: list[Entry]) -> list[Node]:
@@ -261,19 +347,36 @@ def step(frontier: list[Node], token: bytes, found: list[Entry]) -> list[Node]:
     return below
 
 
-def sort_out(entries: list[Entry]) -> tuple[list[Any], list[list[Any]], list[Any]]:
+def sort_out(entries: list[Entry], subject: bytes) -> tuple[list[Any], list[list[Any]], list[Any]]:
     """Plain subscriptions, queue groups, sinks."""
     plain: list[Any] = []
     groups: dict[bytes, list[Any]] = {}
     sinks: list[Any] = []
     for entry in entries:
         if not isinstance(entry, Subscription):
-            sinks.append(entry)
+            sinks.append(entry.at(subject) if isinstance(entry, Passage) else entry)
         elif entry.queue is None:
             plain.append(entry)
         else:
             groups.setdefault(entry.queue, []).append(entry)
-    return plain, list(groups.values()), sinks
+    return plain, groups, sinks, far
+
+
+def weight_of(entry: Entry) -> int:
+    """How many members of its queue group an entry stands for."""
+    return entry.weight if isinstance(entry, FarInterest) else 1
+
+
+def _below(node: Node, prefix: bytes) -> Iterator[tuple[bytes, Entry]]:
+    """Every entry with a wildcard from a place in the trie on, and its pattern."""
+    for entry in node.entries:
+        yield prefix[:-1], entry
+    for entry in node.rest:
+        yield prefix + subjects.REST, entry
+    for token, child in node.children.items():
+        yield from _below(child, prefix + token + b".")
+    if node.star is not None:
+        yield from _below(node.star, prefix + subjects.STAR + b".")
 
 
 def literal_start(pattern: bytes) -> bytes:
