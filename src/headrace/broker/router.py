@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from headrace.broker.leaf_routes import FarInterest
+from headrace.broker.leaf_routes import FarInterest, fan_of
 from headrace.kernel import EXACT, HEAD, PARENT, Route, RouteTable, Subscription
 from headrace.protocol import subjects
 
@@ -54,7 +54,7 @@ class Passage:
         raise NotImplementedError
 
 
-Entry = Subscription | Sink | Passage
+Entry = Subscription | Sink | Passage | FarInterest
 Watcher = Callable[[bytes], None]
 Observer = Callable[[bytes, Any, int], None]
 
@@ -91,6 +91,10 @@ class Hub:
         self._root = Node()
         self._watchers: dict[bytes, list[Watcher]] = {}
         self._observers: list[Watcher] = []
+        #: Called with pattern, entry and how many there are more, at every change of an entry.
+        self.on_entry: list[Observer] = []
+        #: What is wanted here besides the entries: told to other servers, of no effect here.
+        self.declared: set[bytes] = set()
 
     @property
     def dirty(self) -> list[Any]:
@@ -136,21 +140,21 @@ class Hub:
         """Its queue group has another number of members."""
         change, entry.weight = weight - entry.weight, weight
         self._changed(entry.pattern)
-        for observe in self.observers:
+        for observe in self.on_entry:
             observe(entry.pattern, entry, change)
 
     def declare(self, pattern: bytes) -> None:
         """Other servers are to send what matches, which finds its way by a wider entry that they are not told of."""
         if pattern not in self.declared:
             self.declared.add(pattern)
-            for observe in self.observers:
+            for observe in self.on_entry:
                 observe(pattern, None, 1)
 
     def retract(self, pattern: bytes) -> None:
         """The end of what was declared."""
         if pattern in self.declared:
             self.declared.discard(pattern)
-            for observe in self.observers:
+            for observe in self.on_entry:
                 observe(pattern, None, -1)
 
     def entries(self) -> Iterator[tuple[bytes, Entry]]:
@@ -230,7 +234,7 @@ class Hub:
         else:
             self._place(pattern).append(entry)
         self._changed(pattern)
-        for observe in self.observers:
+        for observe in self.on_entry:
             observe(pattern, entry, weight_of(entry))
 
     def _discard(self, pattern: bytes, entry: Entry) -> None:
@@ -244,7 +248,7 @@ class Hub:
             self._place(pattern).remove(entry)
             self._prune(subjects.tokens(pattern))
         self._changed(pattern)
-        for observe in self.observers:
+        for observe in self.on_entry:
             observe(pattern, entry, -weight_of(entry))
 
     def _count(self, literal: bytes, change: int) -> None:
@@ -323,7 +327,7 @@ class Hub:
         for node in frontier:
             found += node.entries
         key, kind = subject, EXACT
-        if any(isinstance(entry, Passage) for entry in found):
+        if any(isinstance(entry, Passage | FarInterest) for entry in found):
             # What it meets there depends on the subject.
             return Route(key, kind, *sort_out(found, subject))
         if len(tokens) > 3 and not below_head and head_of(subject) not in self._heads:
@@ -352,14 +356,20 @@ def sort_out(entries: list[Entry], subject: bytes) -> tuple[list[Any], list[list
     plain: list[Any] = []
     groups: dict[bytes, list[Any]] = {}
     sinks: list[Any] = []
+    far: list[FarInterest] = []
     for entry in entries:
-        if not isinstance(entry, Subscription):
+        if isinstance(entry, FarInterest):
+            far.append(entry)
+        elif not isinstance(entry, Subscription):
             sinks.append(entry.at(subject) if isinstance(entry, Passage) else entry)
         elif entry.queue is None:
             plain.append(entry)
         else:
             groups.setdefault(entry.queue, []).append(entry)
-    return plain, groups, sinks, far
+    fan = fan_of(subject, far, groups) if far else None
+    if fan is not None:
+        sinks.append(fan)
+    return plain, list(groups.values()), sinks
 
 
 def weight_of(entry: Entry) -> int:

@@ -1,0 +1,119 @@
+"""Where messages go over leafnode connections: the interest of other servers, and the routes made of it.
+
+Interest that came over a connection is an entry of the hub like any other (`FarInterest`); when a route is made, all such
+entries for its subject become one `Fan`, so that each connection carries a message once, whatever the number of
+subscriptions behind it. Queue groups prefer members on this server. Invariant: a fan belongs to exactly one subject, so
+what it may not send is decided when it is made. Knows nothing of how connections come about.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+from headrace.protocol.leaf import with_shown
+
+
+class Carrier(Protocol):
+    """A connection, as far as messages go."""
+
+    @property
+    def cluster(self) -> str:
+        """Of the other server; connections to the same cluster do not echo to each other."""
+
+    def may_send(self, subject: bytes) -> bool: ...
+    def carry(
+        self, subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes
+    ) -> None: ...
+
+
+class FarInterest:
+    """What another server wants: a pattern, and with a queue how many members it has there."""
+
+    __slots__ = ("carrier", "pattern", "queue", "weight")
+
+    def __init__(self, carrier: Any, pattern: bytes, queue: bytes | None, weight: int) -> None:
+        self.carrier = carrier
+        self.pattern = pattern
+        self.queue = queue
+        self.weight = weight
+
+
+#: A queue group, the connections behind which it has members, and how many.
+Choice = tuple[bytes, list[Any], list[int]]
+
+
+class Fan:
+    """The connections that get messages of one subject; a sink of the hub.
+
+    `exact` is whether somebody asked for just this subject.
+    """
+
+    __slots__ = ("choices", "exact", "plain", "subject")
+
+    def __init__(self, subject: bytes, plain: list[Any], choices: list[Choice], *, exact: bool) -> None:
+        self.subject = subject
+        self.plain = plain
+        self.choices = choices
+        self.exact = exact
+
+    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
+        """Send across; how many connections took it. Another subject than the route's is the one to show."""
+        if subject != self.subject:
+            reply = with_shown(reply, subject)
+        if not self.choices:
+            for carrier in self.plain:
+                carrier.carry(self.subject, reply, (), header, payload)
+            return len(self.plain)
+        targets: dict[Any, list[bytes]] = {carrier: [] for carrier in self.plain}
+        for queue, members, weights in self.choices:
+            chosen = members[0] if len(members) == 1 else random.choices(members, weights)[0]
+            targets.setdefault(chosen, []).append(queue)
+        for carrier, queues in targets.items():
+            carrier.carry(self.subject, reply, queues, header, payload)
+        return len(targets)
+
+    def beyond(self, origin: Any, queues: Collection[bytes]) -> Fan | None:
+        """Where a message that came over `origin` goes on to, for these queue groups; None when nowhere."""
+
+        def other(carrier: Any) -> bool:
+            return carrier is not origin and not (origin.cluster and carrier.cluster == origin.cluster)
+
+        plain = [carrier for carrier in self.plain if other(carrier)]
+        choices: list[Choice] = []
+        for queue, members, weights in self.choices:
+            left = [pair for pair in zip(members, weights, strict=True) if other(pair[0])]
+            if queue in queues and left:
+                choices.append((queue, [carrier for carrier, _ in left], [weight for _, weight in left]))
+        return Fan(self.subject, plain, choices, exact=self.exact) if plain or choices else None
+
+    def for_group(self, group: bytes) -> Fan | None:
+        """The part that reaches one queue group; None when it has no members across."""
+        choices = [choice for choice in self.choices if choice[0] == group]
+        return Fan(self.subject, [], choices, exact=self.exact) if choices else None
+
+    @property
+    def carriers(self) -> list[Any]:
+        """Every connection it may use."""
+        return [*self.plain, *(each for _, members, _ in self.choices for each in members)]
+
+
+def fan_of(subject: bytes, found: Sequence[FarInterest], local_groups: Collection[bytes]) -> Fan | None:
+    """The fan of a subject; None when nothing of it may cross."""
+    plain: dict[Any, None] = {}
+    groups: dict[bytes, dict[Any, int]] = {}
+    exact = False
+    for entry in found:
+        if not entry.carrier.may_send(subject):
+            continue
+        if entry.queue is None:
+            plain[entry.carrier] = None
+            exact = exact or entry.pattern == subject
+        elif entry.queue not in local_groups:
+            group = groups.setdefault(entry.queue, {})
+            group[entry.carrier] = group.get(entry.carrier, 0) + entry.weight
+    if not plain and not groups:
+        return None
+    choices: list[Choice] = [(queue, list(group), list(group.values())) for queue, group in groups.items()]
+    return Fan(subject, list(plain), choices, exact=exact)

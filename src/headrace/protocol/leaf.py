@@ -1,0 +1,211 @@
+"""The leafnode protocol: bytes <-> what two servers say to each other.
+
+`INFO`, `CONNECT`, `PING`, `PONG`, `-ERR` as between client and server; `LS+ subject [queue weight]` and `LS- subject
+[queue]` for interest; `LMSG` and `HMSG` for messages, whose arguments may name the queue groups that are to receive them
+(`subject + reply queue... size`, `subject | queue... size`). Owns the framing and nothing of what follows from it. Any
+bytes either become operations or raise ProtocolError, however they are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.errors import ProtocolError
+
+UNKNOWN = "Unknown Protocol Operation"
+TOO_LONG = "maximum control line exceeded"
+TOO_LARGE = "Maximum Payload Violation"
+LINE_MAX = 64 * 1024
+DIGITS_MAX = 9
+_CRLF = b"\r\n"
+_NO_QUEUES: tuple[bytes, ...] = ()
+
+
+class Handler(Protocol):
+    """Who acts on the operations."""
+
+    def on_info(self, body: bytes) -> None: ...
+    def on_connect(self, body: bytes) -> None: ...
+    def on_ping(self) -> None: ...
+    def on_pong(self) -> None: ...
+    def on_error(self, text: str) -> None: ...
+    def on_interest(self, subject: bytes, queue: bytes | None, weight: int) -> None: ...
+    def on_no_interest(self, subject: bytes, queue: bytes | None) -> None: ...
+    def on_message(
+        self, subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes
+    ) -> None: ...
+
+
+class LeafParser:
+    """Turns the other server's bytes into operations. After a ProtocolError it is not to be fed again.
+
+    Between two chunks it holds an unfinished operation: at most `line_max` of a control line, or a message of at most
+    `payload_max`.
+    """
+
+    __slots__ = ("_handler", "_held", "_line_max", "_missing", "_payload_max")
+
+    def __init__(self, handler: Handler, payload_max: int, line_max: int = LINE_MAX) -> None:
+        self._handler = handler
+        self._payload_max = payload_max
+        self._line_max = line_max
+        self._held = bytearray()
+        self._missing = 0
+
+    @property
+    def held(self) -> int:
+        """How many bytes are kept until more arrive."""
+        return len(self._held)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next chunk."""
+        held = self._held
+        if held:
+            held += data
+            if len(held) < self._missing:
+                return
+            data = bytes(held)
+            held.clear()
+        self._missing = 0
+        done = self._operations(data)
+        if done < len(data):
+            held += data[done:]
+
+    def _operations(self, data: bytes) -> int:
+        """Act on every whole operation; where the unfinished one starts."""
+        at, end = 0, len(data)
+        while at < end:
+            stop = data.find(b"\n", at)
+            if stop < 0:
+                if end - at > self._line_max:
+                    raise ProtocolError(TOO_LONG)
+                return at
+            if stop - at > self._line_max:
+                raise ProtocolError(TOO_LONG)
+            verb = data[at : at + 5].upper()
+            if verb == b"LMSG " or verb == b"HMSG ":
+                body = self._message(data[at + 5 : stop], data, stop + 1, headed=verb == b"HMSG ")
+                if body < 0:
+                    self._missing = stop + 1 - body - at
+                    return at
+                at = body
+            else:
+                self._control(data[at:stop].removesuffix(b"\r"))
+                at = stop + 1
+        return at
+
+    def _message(self, line: bytes, data: bytes, body: int, *, headed: bool) -> int:
+        """A message with its payload from `body` on; where the next operation starts, or minus the size it has to have."""
+        words = line.split()
+        sizes = 2 if headed else 1
+        if len(words) <= sizes:
+            raise ProtocolError(UNKNOWN)
+        total = number(words[-1])
+        header = number(words[-2]) if headed else 0
+        if not 0 <= header <= total:
+            raise ProtocolError(UNKNOWN)
+        if total > self._payload_max:
+            raise ProtocolError(TOO_LARGE)
+        after = body + total
+        if after + 2 > len(data):
+            return -(total + 2)
+        if data[after : after + 2] != _CRLF:
+            raise ProtocolError(UNKNOWN)
+        reply, queues = addressed(words[1:-sizes])
+        split = body + header
+        self._handler.on_message(words[0], reply, queues, data[body:split], data[split:after])
+        return after + 2
+
+    def _control(self, line: bytes) -> None:
+        verb, _, rest = line.strip().partition(b" ")
+        handler, verb = self._handler, verb.upper()
+        if verb == b"LS+":
+            handler.on_interest(*interest_of(rest.split()))
+        elif verb == b"LS-":
+            words = rest.split()
+            if not 1 <= len(words) <= 2:
+                raise ProtocolError(UNKNOWN)
+            handler.on_no_interest(words[0], words[1] if len(words) == 2 else None)
+        elif verb == b"PING":
+            handler.on_ping()
+        elif verb == b"PONG":
+            handler.on_pong()
+        elif verb == b"INFO":
+            handler.on_info(rest.strip())
+        elif verb == b"CONNECT":
+            handler.on_connect(rest.strip())
+        elif verb == b"-ERR":
+            handler.on_error(rest.strip().strip(b"'").decode("utf-8", "replace"))
+        elif verb != b"+OK":
+            raise ProtocolError(UNKNOWN)
+
+
+def number(digits: bytes) -> int:
+    """The value of one to nine decimal digits, or -1."""
+    return int(digits) if len(digits) <= DIGITS_MAX and digits.isdigit() else -1
+
+
+def addressed(words: Sequence[bytes]) -> tuple[bytes, Sequence[bytes]]:
+    """Reply and queue groups of a message: `[reply]`, `+ reply queue...` or `| queue...`."""
+    if len(words) < 2:
+        return (words[0], _NO_QUEUES) if words else (b"", _NO_QUEUES)
+    if words[0] == b"+":
+        return words[1], words[2:]
+    if words[0] == b"|":
+        return b"", words[1:]
+    raise ProtocolError(UNKNOWN)
+
+
+def interest_of(words: Sequence[bytes]) -> tuple[bytes, bytes | None, int]:
+    """Subject, queue and weight of an LS+."""
+    if len(words) == 1:
+        return words[0], None, 1
+    weight = number(words[2]) if len(words) == 3 else -1
+    if weight < 0:
+        raise ProtocolError(UNKNOWN)
+    return words[0], words[1], max(weight, 1)
+
+
+# What is sent
+
+
+def add_interest(subject: bytes, queue: bytes | None, weight: int) -> bytes:
+    """We want what matches; with a queue, as many members want it."""
+    return b"LS+ %s\r\n" % subject if queue is None else b"LS+ %s %s %d\r\n" % (subject, queue, weight)
+
+
+def end_interest(subject: bytes, queue: bytes | None) -> bytes:
+    """We want it no more."""
+    return b"LS- %s\r\n" % subject if queue is None else b"LS- %s %s\r\n" % (subject, queue)
+
+
+def message(subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes) -> bytes:
+    """A message, for those interested and for one member of each queue group that is named."""
+    if queues:
+        to = b"+ %s " % reply if reply else b"| "
+        target = b"%s %s%s " % (subject, to, b" ".join(queues))
+    else:
+        target = b"%s %s " % (subject, reply) if reply else b"%s " % subject
+    if not header:
+        return b"LMSG %s%d\r\n%s\r\n" % (target, len(payload), payload)
+    size = len(header)
+    return b"HMSG %s%d %d\r\n%s%s\r\n" % (target, size, size + len(payload), header, payload)
+
+
+# A message that shows another subject than it was sent to carries that one behind its reply: `$JS.ACK...@shown`.
+
+_ACK = b"$JS.ACK."
+
+
+def with_shown(reply: bytes, shown: bytes) -> bytes:
+    """The reply that carries the subject to show."""
+    return b"%s@%s" % (reply, shown) if reply and not (reply.startswith(_ACK) and b"@" in reply) else reply
+
+
+def split_shown(reply: bytes) -> tuple[bytes, bytes]:
+    """The reply, and the subject to show; b"" when it carries none."""
+    if not reply.startswith(_ACK):
+        return reply, b""
+    bare, _, shown = reply.partition(b"@")
+    return bare, shown
