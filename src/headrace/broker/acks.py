@@ -28,6 +28,9 @@ class AckDoor:
 
     __slots__ = ("consumers",)
 
+    #: Other servers are told of each consumer instead: there may be acknowledgements that are not for us.
+    announced = False
+
     def __init__(self) -> None:
         self.consumers: dict[bytes, Consumer] = {}
 

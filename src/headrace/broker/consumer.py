@@ -140,6 +140,7 @@ class Consumer:
         if config.ack_policy in ("explicit", "all"):
             for key in self._subjects.ack_keys:
                 self.jetstream.ack_door.consumers[key] = self
+                self.hub.declare(b"$JS.ACK.%s.>" % key)
         self.hub.subscribe_internal(self._subjects.next, self)
         if isinstance(self.outlet, Push):
             self.outlet.listen()
@@ -153,6 +154,7 @@ class Consumer:
         self.closed = True
         for key in self._subjects.ack_keys:
             self.jetstream.ack_door.consumers.pop(key, None)
+            self.hub.retract(b"$JS.ACK.%s.>" % key)
         self.hub.unsubscribe_internal(self._subjects.next, self)
         if isinstance(self.outlet, Push):
             self.outlet.unlisten()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from headrace.kernel import Route
@@ -37,8 +38,12 @@ def simple(subs: list[Any]) -> list[Any] | None:
 
 def crowded_peer(subs: list[Any]) -> Any:
     """A receiver that has enough to take for now, None if there is none."""
-    for sub in subs:
-        peer = sub.peer
+    return crowded(sub.peer for sub in subs)
+
+
+def crowded(peers: Iterable[Any]) -> Any:
+    """One of the peers that has enough to take for now, None if there is none."""
+    for peer in peers:
         if peer.blocked or len(peer.out) > CROWDED_BYTES:
             return peer
     return None

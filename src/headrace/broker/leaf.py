@@ -53,6 +53,9 @@ class LeafOwner(Protocol):
     def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
         """Who a CONNECT proves to be; None is a violation."""
 
+    def leaves(self, account: str) -> Leaves:
+        """The leafnode connections of an account; ProtocolError when it may have no more."""
+
     def secure(self) -> None:
         """The other side wants TLS before it is answered; then `greet`."""
 
@@ -225,6 +228,7 @@ class LeafSession(Peer):
         if identity is None:
             raise ProtocolError(UNAUTHORIZED)
         self.identity = identity
+        self._bind(self.owner.leaves(identity.account))
         self.spoke = bool(fields.get("is_hub"))
         self.headers = bool(fields.get("headers"))
         for name in ("name", "cluster", "domain", "version", "remote_account"):
@@ -238,6 +242,10 @@ class LeafSession(Peer):
         self._replace_stale()
         self.send(self.owner.info(self.account, told(subscribe), told(publish)))
         self._join()
+
+    def _bind(self, leaves: Leaves) -> None:
+        """Belong to an account."""
+        self._leaves, self.hub, self.table = leaves, leaves.hub, leaves.hub.table
 
     def _replace_stale(self) -> None:
         """The same server dialled again before we noticed that it was gone."""

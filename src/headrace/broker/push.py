@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker import statuses
 from headrace.broker.flow import Window
-from headrace.broker.lanes import Lanes, crowded_peer, plain_subscriptions, simple
+from headrace.broker.lanes import Lanes, crowded, crowded_peer, plain_subscriptions, simple
+from headrace.broker.leaf_routes import Fan
 from headrace.kernel import EXACT, Route
 from headrace.protocol import headers
 
@@ -32,6 +33,7 @@ class Push:
     __slots__ = (
         "_beat_ns",
         "_consumer",
+        "_fans",
         "_group",
         "_members",
         "_subject",
@@ -48,6 +50,7 @@ class Push:
         self.silent_ns = 0  # since when nobody listens
         self._beat_ns = 0
         self._targets: list[list[Any]] | None = None
+        self._fans: list[Fan] = []  # ways to other servers
         self.taker: Any = None  # the one receiver, inside this server, that takes whole runs of records
         self._members: Route | None = None
         self.window = Window() if consumer.config.flow_control else None
@@ -80,14 +83,17 @@ class Push:
 
     def _refresh(self) -> None:
         route = self._consumer.hub.route(self._subject)
+        self._fans = [sink for sink in route.sinks if isinstance(sink, Fan)]
         if self._group:
             members = [sub for group in route.groups if group[0].queue == self._group for sub in group]
-            self.active = bool(members)
-            self._members = Route(self._subject, EXACT, [], [members], []) if members else None
-            self._targets = [[sub] for sub in members] if simple(members) is not None else None
+            across = [part for fan in self._fans if (part := fan.for_group(self._group)) is not None]
+            self.active = bool(members or across)
+            groups = [members] if members else []
+            self._members = Route(self._subject, EXACT, [], groups, across) if self.active else None
+            self._targets = [[sub] for sub in members] if simple(members) is not None and not across else None
             return
         exact = any(sub.pattern == self._subject for sub in route.plain)
-        self.active = exact or bool(route.sinks)
+        self.active = exact or any(getattr(sink, "exact", True) for sink in route.sinks)
         only = route.sinks[0] if len(route.sinks) == 1 and not (route.plain or route.groups) else None
         whole = hasattr(only, "take_run") and not self._consumer.config.headers_only
         self.taker = only if whole else None
@@ -101,6 +107,11 @@ class Push:
             return False
         for target in self._targets or ():
             peer = crowded_peer(target)
+            if peer is not None:
+                peer.when_drained(self._consumer.wake)
+                return False
+        for fan in self._fans:
+            peer = crowded(fan.carriers)
             if peer is not None:
                 peer.when_drained(self._consumer.wake)
                 return False
