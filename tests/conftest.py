@@ -23,3 +23,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if hook is not None:
         hook._must_rewrite = {name for name in hook._must_rewrite if not name.startswith("headrace")}
         hook._marked_for_rewrite_cache.clear()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Group names reach the scheduler as the end of a test's id, where pytest-xdist 3.8 can no longer write them: since
+    version 9.2 pytest keeps ids in another form. Without this `--dist loadgroup` groups nothing."""
+    if not getattr(config.option, "loadgroup", False):
+        return
+    for item in items:
+        groups = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group") if mark.args})
+        if groups and "@" not in item.nodeid and hasattr(item, "_id"):
+            item._id = type(item._id).parse(f"{item.nodeid}@{'_'.join(groups)}")

@@ -24,8 +24,12 @@ _numbers = itertools.count(1)
 FOLDER = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Only one worker starts Spark, whose start alone can take a minute on a busy machine."""
+    """Only one worker starts Spark, whose start alone can take a minute on a busy machine.
+
+    First, because the test runner looks at the groups in this hook too, and this file may have been loaded before it.
+    """
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
