@@ -1,17 +1,18 @@
 """The publish checks of one stream, in the reference's order; the first that fails answers.
 
-A message without `Nats-` headers on a stream without special limits never comes here (see `Stream.offer`). The checks
-run against what is admitted, not what is committed: the answer leaves only after everything it depends on is durable.
+A message that asks for nothing, or has nothing but an id or a lifetime, on a stream without special limits never comes
+here unless it is a duplicate (see `kernel.Lane`). The checks run against what is admitted, not what is committed: the
+answer leaves only after everything it depends on is durable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from headrace.api import errors
 from headrace.api.times import SECOND, TTL_INVALID, TTL_NEVER, TTL_SECONDS, TTL_ZERO, parse_ttl
+from headrace.kernel import nats_headers as nats_headers
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
@@ -38,27 +39,7 @@ INCREMENT = b"Nats-Incr"
 LIGHT = frozenset((MSG_ID, TTL))
 
 
-def nats_headers(block: bytes) -> Mapping[bytes, bytes]:
-    """The first value of every header whose name begins with `Nats-`; names are case-sensitive."""
-    if len(block) > _CACHED_BYTES_MAX or MSG_ID in block or b"Nats-Batch-" in block:
-        return _read(block)
-    return _read_again(block)
-
-
-def _read(block: bytes) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
-    for line in block.split(b"\r\n"):
-        if line.startswith(b"Nats-"):
-            name, _, value = line.partition(b":")
-            if name not in found:
-                found[name] = value.lstrip(b" ")
-    return found
-
-
-#: Blocks without an id repeat: a bucket's expectations, a TTL.
-_CACHED_BYTES_MAX = 256
 _DIGITS_MAX = 20
-_read_again = lru_cache(4096)(_read)
 
 
 def plain_block(header: bytes) -> bool:

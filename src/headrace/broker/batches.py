@@ -8,7 +8,7 @@ batches a stream and a server, by bytes a server, and by time: a batch without t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.api import advisories, errors
@@ -16,6 +16,7 @@ from headrace.api.encode import dumps
 from headrace.api.times import TTL_NEVER, TTL_NONE, TTL_SECONDS, TTL_ZERO, parse_ttl
 from headrace.broker import admission
 from headrace.broker.levels import REQUIRED_LEVEL, level_too_high
+from headrace.kernel import Pool, Staged
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
@@ -55,24 +56,37 @@ class Member:
     ttl_s: int = 0
 
 
-@dataclass(slots=True)
-class Batch:
-    id: bytes
-    deadline_ns: int = 0
-    bytes: int = 0
-    members: list[Member] = field(default_factory=list)
-    timer: Handle | None = None
+class Batch(Staged):
+    """An open batch. Its members are plain ones, (subject, header, payload), until the first that may be refused: from
+    then on there are `Member`s among them.
+    """
+
+    __slots__ = ("careful", "timer")
+
+    def __init__(self, name: bytes, staging: Staging) -> None:
+        limits = staging.limits
+        super().__init__(name, staging, limits.messages, limits.timeout_ns)
+        self.careful = False
+        self.timer: Handle | None = None
+
+    def all(self) -> list[Member]:
+        """Every member in full."""
+        return [each if isinstance(each, Member) else _in_full(*each) for each in self.members]
 
 
-class Staging:
+def _in_full(subject: bytes, header: bytes, payload: bytes) -> Member:
+    return Member(subject, header, payload, admission.nats_headers(header))
+
+
+class Staging(Pool):
     """What all streams of a server have staged together."""
 
-    __slots__ = ("bytes", "limits", "open")
+    __slots__ = ("limits", "open")
 
     def __init__(self, limits: BatchLimits) -> None:
+        super().__init__(limits.bytes_per_server)
         self.limits = limits
         self.open = 0
-        self.bytes = 0
 
 
 def batch_id(found: Mapping[bytes, bytes]) -> bytes:
@@ -102,9 +116,7 @@ class Batches:
         batch = self._find(name, position, end_only)
         self._check_turn(batch, member, position, commit)
         if end_only:
-            if batch.members[-1].found.get(COMMIT) is None:
-                last = batch.members[-1]
-                last.header = headers.append(last.header, [(COMMIT, b"1")])
+            _mark_last(batch)
         else:
             self._stage(batch, member)
         if commit is None:
@@ -149,7 +161,7 @@ class Batches:
             raise errors.error(10176)
         if len(self._open) >= limits.per_stream or self._staging.open >= limits.per_server:
             raise errors.error(10210)
-        batch = self._open[name] = Batch(name)
+        batch = self._open[name] = Batch(name, self._staging)
         self._staging.open += 1
         return batch
 
@@ -174,9 +186,12 @@ class Batches:
 
     def _stage(self, batch: Batch, member: Member) -> None:
         size = len(member.header) + len(member.payload)
-        batch.members.append(member)
-        batch.bytes += size
-        self._staging.bytes += size
+        if member.found.keys() <= PLAIN and len(member.header) <= admission.HEADER_BYTES_MAX:
+            batch.add((member.subject, member.header, member.payload), size)
+        else:
+            batch.careful = True
+            batch.add(member, size)
+        self._stream.lane.batch = batch
         timers = self._stream.jetstream.timers
         batch.deadline_ns = timers.clock.now_ns() + self._staging.limits.timeout_ns
         if batch.timer is None:
@@ -191,8 +206,11 @@ class Batches:
         self._abandon(batch, "timeout")
 
     def _close(self, batch: Batch) -> None:
-        if self._open.pop(batch.id, None) is None:
+        batch.open = False
+        if self._open.pop(batch.name, None) is None:
             return
+        if self._stream.lane.batch is batch:
+            self._stream.lane.batch = None
         self._staging.open -= 1
         self._staging.bytes -= batch.bytes
         if batch.timer is not None:
@@ -200,7 +218,7 @@ class Batches:
 
     def _abandon(self, batch: Batch, reason: str) -> None:
         self._close(batch)
-        self._advise(batch.id, reason)
+        self._advise(batch.name, reason)
 
     def _advise(self, name: bytes, reason: str) -> None:
         stream, shown = self._stream, name.decode("utf-8", "replace")
@@ -217,20 +235,43 @@ class Batches:
     # Commit
 
     def _commit(self, batch: Batch) -> bytes:
-        stream = self._stream
-        Commit(stream, batch.members).check()
-        stream.reserve(sum(len(member.subject) for member in batch.members) + batch.bytes, len(batch.members))
-        seq = 0
-        now_ns, append = stream.jetstream.now_ns, stream.log.append
-        simple = stream.lane.open and stream.lane.follow is None
-        for member in batch.members:
-            if simple and member.found.keys() <= PLAIN:
-                seq = append(member.subject, member.header, member.payload, now_ns())
-                stream.lane.last_message_id = b""
-                continue
+        stream, count = self._stream, len(batch.members)
+        config, lane = stream.config, stream.lane
+        roomy = config.discard != "new" and not config.allow_msg_counter
+        if batch.careful or not roomy or not lane.open:
+            members = batch.all()
+            Commit(stream, members).check()
+            self._reserve(batch)
+            seq = self._keep(members)
+        else:
+            stream.retention.enforce()
+            self._reserve(batch)
+            seq = self._keep_plain(batch.members)
+        name = dumps(batch.name.decode("utf-8", "replace"))
+        return b'%b%d,"batch":%b,"count":%d}' % (stream.ack_prefix, seq, name, count)
+
+    def _reserve(self, batch: Batch) -> None:
+        subjects = sum(len(m.subject) if isinstance(m, Member) else len(m[0]) for m in batch.members)
+        self._stream.reserve(subjects + batch.bytes, len(batch.members))
+
+    def _keep_plain(self, members: list[tuple[bytes, bytes, bytes]]) -> int:
+        """Store members that can all be kept as they are; the last one's sequence."""
+        stream, lane = self._stream, self._stream.lane
+        time_ns = stream.jetstream.times_ns(len(members))
+        first = stream.log.append_many(members, time_ns, step_ns=1)
+        lane.last_message_id = b""
+        if lane.follow is not None:
+            for index, member in enumerate(members):
+                lane.follow(member[0], first + index, time_ns + index, 0)
+        return stream.log.last_seq
+
+    def _keep(self, members: list[Member]) -> int:
+        """Store members one by one, with all that follows from each; the last one's sequence."""
+        stream, seq = self._stream, 0
+        for member in members:
             header = headers.strip(member.header, REQUIRED_LEVEL)
             header, ttl_s = admission.raise_ttl(stream, header, member.ttl_s)
-            time_ns = now_ns()
+            time_ns = stream.jetstream.now_ns()
             message_id = member.found.get(admission.MSG_ID, b"")
             if stream.retention.wanted(member.subject):
                 seq = stream.keep(
@@ -238,9 +279,17 @@ class Batches:
                 )
             else:
                 seq = stream.pass_over(message_id, time_ns)
-        shown, count = batch.id.decode("utf-8", "replace"), len(batch.members)
-        stream.jetstream.diary.note(now_ns(), "batch", stream.name, f"{shown}: {count} messages")
-        return b'%b%d,"batch":%b,"count":%d}' % (stream.ack_prefix, seq, dumps(shown), count)
+        return seq
+
+
+def _mark_last(batch: Batch) -> None:
+    """The commit came without a message of its own: the last one carries its mark."""
+    last = batch.members[-1]
+    header = headers.append(last.header if isinstance(last, Member) else last[1], [(COMMIT, b"1")])
+    if isinstance(last, Member):
+        last.header = header
+    else:
+        batch.members[-1] = (last[0], header, last[2])
 
 
 class Commit:
@@ -270,12 +319,8 @@ class Commit:
     def check(self) -> None:
         """Raises the error of the first member that may not be stored."""
         self._stream.retention.enforce()
-        roomy = self._stream.config.discard != "new" and not self._stream.config.allow_msg_counter
         for index, member in enumerate(self._members):
             self._index = index
-            if roomy and member.found.keys() <= PLAIN and len(member.header) <= admission.HEADER_BYTES_MAX:
-                self._added_by_subject[member.subject] = self._added_by_subject.get(member.subject, 0) + 1
-                continue
             if len(member.header) > admission.HEADER_BYTES_MAX:
                 raise errors.error(10097)
             if member.found.get(admission.EXPECTED_LAST_MSG_ID):

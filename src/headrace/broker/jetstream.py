@@ -109,6 +109,12 @@ class JetStream:
         self._last_ns = now
         return now
 
+    def times_ns(self, count: int) -> int:
+        """The first of so many times in a row, for messages that are stored together."""
+        first = self.now_ns()
+        self._last_ns = first + count - 1
+        return first
+
     def clock_ns(self) -> int:
         """The time as the clock shows it."""
         return self._clock.now_ns()

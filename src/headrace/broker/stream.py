@@ -84,6 +84,7 @@ class Stream:
         self.consumers: dict[str, Consumer] = {}
         self.batches = Batches(self, jetstream.staging)
         self.retention = Retention(self)
+        self.lane.note, self.lane.expire = self.retention.note, self.retention.expire_slice
         self.readers = Readers(self)
         self._bound: list[bytes] = []
         self.closed = False
@@ -109,6 +110,7 @@ class Stream:
         self.lane.open = not self._needs_care(config)
         self.lane.acks = not config.no_ack
         self.lane.follow = self._follow if config.max_age or config.max_msgs_per_subject > 0 else None
+        self.lane.forget_lifetime()
         self._configure_duplicates(config.duplicate_window)
         self.retention.configure(config)
 
@@ -133,6 +135,7 @@ class Stream:
             self.duplicates = DuplicateWindow(facts, self.jetstream.duplicates_key(self.log), window_ns)
         else:
             self.duplicates.window_ns = window_ns
+        self.lane.window = self.duplicates
 
     def _make_lane(self) -> Lane:
         lane = Lane(self.ticker.outbox)
@@ -140,6 +143,7 @@ class Stream:
         lane.now_ns = self.jetstream.now_ns
         lane.slow = self.offer
         lane.fast = self.fast.offer
+        lane.lifetime = self._lifetime
         lane.refuse = self._refuse
         lane.touch = partial(self.ticker.touch, self)
         lane.last_message_id = self._stored_id(self.log.last_seq)
@@ -203,18 +207,23 @@ class Stream:
             refusal = self.jetstream.store_refusal(failure)
             self.ticker.refuse(reply, errors.pub_ack_error(self.name, refusal))
 
-    def _follow(self, subject: bytes, seq: int, time_ns: int) -> None:
-        """What a plain message brings with it on a stream with an age or a limit a subject."""
+    def _lifetime(self, text: bytes) -> int:
+        """Seconds to live where a `Nats-TTL` is in order, -1 where it needs a decision."""
+        kind, seconds = times.parse_ttl(text)
+        if not self.config.allow_msg_ttl or kind not in (times.TTL_SECONDS, times.TTL_NEVER):
+            return -1
+        return admission.NEVER if kind == times.TTL_NEVER else min(seconds, admission.TTL_SECONDS_MAX)
+
+    def _follow(self, subject: bytes, seq: int, time_ns: int, ttl_s: int) -> None:
+        """What a message brings with it on a stream with an age or a limit a subject."""
         if self._ages:
-            self.retention.note(seq, time_ns, 0)
+            self.retention.note(seq, time_ns, ttl_s)
         if self.config.max_msgs_per_subject > 0:
             self.retention.trim_subject(subject)
 
     def admit(self, subject: bytes, header: bytes, payload: bytes) -> bytes:
         """All checks, then the store; returns the answer or raises it."""
         found = admission.nats_headers(header) if header else _NONE
-        if self.lane.open and found.keys() <= admission.LIGHT and admission.plain_block(header):
-            return b"%b%d}" % (self.ack_prefix, self._admit_light(subject, header, payload, found))
         subject = self.renamed(subject)
         if found and (name := batch_id(found)):
             return self.batches.offer(Member(subject, header, payload, found), name)
@@ -228,7 +237,7 @@ class Stream:
             seq = self.log.append(subject, header, payload, now_ns)
             lane.last_message_id = b""
             if lane.follow is not None:
-                lane.follow(subject, seq, now_ns)
+                lane.follow(subject, seq, now_ns, 0)
             return seq
         found = admission.nats_headers(header) if header else _NONE
         return self._admit_single(self.renamed(subject), header, payload, found)
@@ -236,30 +245,6 @@ class Stream:
     def renamed(self, subject: bytes) -> bytes:
         """The subject that a message is stored under."""
         return subject if self._transform is None else self._transform(subject) or subject
-
-    def _admit_light(
-        self, subject: bytes, header: bytes, payload: bytes, found: Mapping[bytes, bytes]
-    ) -> int:
-        """A message with nothing but an id and a lifetime, on a stream where plain ones need no look."""
-        now_ns = self.jetstream.now_ns()
-        ttl_s = 0
-        if admission.TTL in found:
-            self.retention.expire_slice(now_ns)
-            admission.check_light(self, found)
-            ttl_s = admission.read_ttl(self, found)
-        message_id = found.get(admission.MSG_ID, b"")
-        duplicates = self.duplicates if message_id else None
-        if duplicates is not None and (known := duplicates.find(message_id, now_ns)):
-            raise Duplicate(known)
-        seq = self.log.append(subject, header, payload, now_ns, ttl_s)
-        if duplicates is not None:
-            duplicates.add(message_id, seq, now_ns)
-        self.lane.last_message_id = message_id
-        if self._ages:
-            self.retention.note(seq, now_ns, ttl_s)
-        if self.config.max_msgs_per_subject > 0:
-            self.retention.trim_subject(subject)
-        return seq
 
     def _admit_single(
         self, subject: bytes, header: bytes, payload: bytes, found: Mapping[bytes, bytes]

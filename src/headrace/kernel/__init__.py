@@ -17,11 +17,15 @@ __all__ = [
     "Outbox",
     "Parser",
     "Peer",
+    "Pool",
     "Route",
     "RouteTable",
+    "Staged",
     "Subscription",
+    "Window",
     "ack_parts",
     "encode",
+    "nats_headers",
     "subjects_of",
     "twin",
 ]
@@ -38,6 +42,7 @@ def twin(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
+    from headrace.kernel.arrivals import Pool, Staged, Window, nats_headers
     from headrace.kernel.delivery import ack_parts, encode, subjects_of
     from headrace.kernel.lanes import Lane, Outbox
     from headrace.kernel.wire import Parser, Peer, Route, RouteTable, Subscription
@@ -45,6 +50,9 @@ else:
     _wire = twin("wire")
     Parser, Peer = _wire.Parser, _wire.Peer
     Route, RouteTable, Subscription = _wire.Route, _wire.RouteTable, _wire.Subscription
+    _arrivals = twin("arrivals")
+    Pool, Staged, Window = _arrivals.Pool, _arrivals.Staged, _arrivals.Window
+    nats_headers = _arrivals.nats_headers
     _lanes = twin("lanes")
     Lane, Outbox = _lanes.Lane, _lanes.Outbox
     _delivery = twin("delivery")

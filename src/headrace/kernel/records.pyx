@@ -907,8 +907,8 @@ cdef class Appender(Packer):
                              PyBytes_GET_SIZE(header), PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload),
                              time_ns, ttl_s, flags)
 
-    def append_many(self, messages, uint64_t time_ns, uint32_t ttl_s=0, uint16_t flags=0):
-        """Admits (subject, header, payload) after each other at one time; returns the first sequence."""
+    def append_many(self, messages, uint64_t time_ns, uint32_t ttl_s=0, uint16_t flags=0, uint64_t step_ns=0):
+        """Admits (subject, header, payload) after each other, each `step_ns` later; returns the first sequence."""
         cdef uint64_t first = self.last_seq + 1
         cdef bytes subject, header, payload
         cdef Py_ssize_t size
@@ -921,6 +921,7 @@ cdef class Appender(Packer):
                 self.c_append(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject), PyBytes_AS_STRING(header),
                               PyBytes_GET_SIZE(header), PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload),
                               time_ns, ttl_s, flags)
+            time_ns += step_ns
         return first
 
     cdef uint64_t c_append(self, const char *subject, Py_ssize_t sl, const char *header, Py_ssize_t hl,

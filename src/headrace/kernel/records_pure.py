@@ -575,12 +575,18 @@ class Appender(Packer):
         return seq
 
     def append_many(
-        self, messages: Iterable[tuple[bytes, bytes, bytes]], time_ns: int, ttl_s: int = 0, flags: int = 0
+        self,
+        messages: Iterable[tuple[bytes, bytes, bytes]],
+        time_ns: int,
+        ttl_s: int = 0,
+        flags: int = 0,
+        step_ns: int = 0,
     ) -> int:
-        """Admits (subject, header, payload) after each other at one time; returns the first sequence."""
+        """Admits (subject, header, payload) after each other, each `step_ns` later; returns the first sequence."""
         first = self.last_seq + 1
         for subject, header, payload in messages:
             self.append(subject, header, payload, time_ns, ttl_s, flags)
+            time_ns += step_ns
         return first
 
     def _weight(self, size: int, flags: int) -> int:
