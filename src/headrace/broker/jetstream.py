@@ -20,6 +20,7 @@ from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits, Staging
 from headrace.broker.consumer_facts import PROGRESS_KEY
 from headrace.broker.diary import Diary
 from headrace.broker.direct import DirectGet, MirrorGet
+from headrace.broker.domains import DomainDoor
 from headrace.broker.door import ApiDoor
 from headrace.broker.fast_batches import DEFAULT_LIMITS as FAST_LIMITS
 from headrace.broker.fast_batches import FastLimits, FastRoom
@@ -241,6 +242,8 @@ class JetStream:
         for pattern in door.patterns():
             self.hub.subscribe_internal(pattern, door)
         self.hub.subscribe_internal(acks.PATTERN, self.ack_door)
+        if self.domain:
+            DomainDoor(self.hub, self.domain).open()
         for stream in self.streams.values():
             stream.retention.start()
             self._open_doors(stream)

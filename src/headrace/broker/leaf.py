@@ -158,6 +158,12 @@ class LeafSession(Peer):
     def account(self) -> str:
         return self._leaves.account
 
+    @property
+    def other_urls(self) -> list[str]:
+        """Where else the other side can be dialled, as it says."""
+        found = self._info.get("leafnode_urls")
+        return [url for url in found if isinstance(url, str)] if isinstance(found, list) else []
+
     # The handshake, client side
 
     def on_info(self, body: bytes) -> None:

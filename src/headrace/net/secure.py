@@ -12,14 +12,15 @@ CHUNK = 256 * 1024
 
 
 class Channel:
-    """The server's end of one TLS channel: `open` after the handshake, `ended` when the peer said goodbye."""
+    """One end of a TLS channel: `open` after the handshake, `ended` when the peer said goodbye."""
 
     __slots__ = ("_incoming", "_outgoing", "_tls", "ended", "open")
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, host: str | None = None) -> None:
+        """With the name of a host this is the end that dialled it; else the other."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
         self.open = False
         self.ended = False
 
