@@ -58,6 +58,8 @@ class Link:
         "_listening",
         "_probing",
         "_resume",
+        "_road",
+        "_road_open",
         "_timer",
         "_watch",
         "approach",
@@ -93,17 +95,34 @@ class Link:
         self._done = (0, 0)  # consumer and stream sequence up to which everything is stored
         self._timer: Handle | None = None
         self._watch: Handle | None = None
+        self._road = b""  # a subject that is heard where the origin is
+        self._road_open = True
 
     # Life
 
     def start(self) -> None:
         """Begin at the end of this turn."""
         self._set_timer(0)
+        hub, self._road = self._jetstream.hub, self.intake.origin.road
+        self._road_open = hub.interest(self._road)
+        hub.watch(self._road, self._road_changed)
 
     def stop(self) -> None:
         """Ask and take nothing more."""
         self._quiet()
         self._unlisten()
+        if self._road:
+            self._jetstream.hub.unwatch(self._road, self._road_changed)
+            self._road = b""
+
+    def _road_changed(self, road: bytes) -> None:
+        """The way to an origin elsewhere went down or came back. What was under way meanwhile is gone, so set up anew
+        as soon as it is back, whatever the wait was going to be.
+        """
+        was_open, self._road_open = self._road_open, self._jetstream.hub.interest(road)
+        if self._road_open and not was_open:
+            self._failures = 0
+            self._again()
 
     def retire(self) -> None:
         """The source was removed: its consumer goes too, if it was ours to make."""

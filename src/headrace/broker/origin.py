@@ -68,6 +68,11 @@ class Origin:
         prefix = external.api if external is not None and external.api else _API
         return f"{prefix}.{tail}".replace("..", ".").encode()
 
+    @property
+    def road(self) -> bytes:
+        """A request subject of the origin: while nobody listens there, the way to it is down."""
+        return self._subject(f"CONSUMER.CREATE.{self.entry.name}")
+
     def _deliver_subject(self, token: str) -> str:
         kind = "M" if self.mirror else "S"
         external = self.entry.external
