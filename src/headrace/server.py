@@ -32,6 +32,7 @@ from headrace.net.tls import server_context
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
     from headrace.monitor import HttpServer, Vitals
+    from headrace.net.leaf import LeafDoor
     from headrace.sim import SimClock
 
 __all__ = ["Server"]
@@ -77,6 +78,7 @@ class Server:
         self._start_ns = 0
         self._alarm: Alarm | None = None
         self._listener: Listener | None = None
+        self._leafs: LeafDoor | None = None
         self._lame_duck: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -90,6 +92,7 @@ class Server:
             if self.options.jetstream:
                 self._open_streams()
             await self._open_door(tls)
+            await self._open_leafs()
             await self._open_monitors(tls)
             self._presence.show(nats=[self.url], monitoring=self._monitor_urls())
         except BaseException:
@@ -109,6 +112,8 @@ class Server:
             self._lame_duck.cancel()
         if self._alarm is not None:
             self._alarm.close()
+        if self._leafs is not None:
+            await self._leafs.stop()
         for jetstream in self.accounts.streams():
             self._close_streams(jetstream)
         if self._listener is not None:
@@ -212,6 +217,23 @@ class Server:
                 return "the disk is full: nothing is stored until space is freed"
         return ""
 
+    def complaints(self) -> list[str]:
+        """What does not keep the server from working but needs a person: damage, streams that did not start."""
+        found: list[str] = []
+        for jetstream in self.accounts.streams():
+            report = jetstream.store.report()
+            found += [f"damage in the store: {damage}; headrace fsck tells more" for damage in report.damage]
+            found += [f"stream {name} did not start: {why}" for name, why in report.offline.items()]
+        return found
+
+    def leafs(self) -> list[dict[str, Any]]:
+        """The leafnode connections, in the fields of the monitoring page."""
+        return self._leafs.pages() if self._leafs is not None else []
+
+    def claim_metrics(self) -> bytes:
+        """The metrics of a collector of claims in this process, in the text format."""
+        return b""
+
     def vitals(self) -> Vitals:
         """The server's figures at this moment."""
         from headrace.monitor import Vitals
@@ -298,14 +320,39 @@ class Server:
         else:
             listener.pressed = lambda: any(jetstream.pressed() for jetstream in streams)
 
+    async def _open_leafs(self) -> None:
+        """Let other servers dial in, and dial those that this one is to join."""
+        leaf = self.options.leaf
+        if not leaf.wanted:
+            return
+        from headrace.net.leaf import LeafDoor
+
+        self._leafs = LeafDoor(
+            self.accounts,
+            self.options,
+            server_id=self.server_id,
+            server_name=self.server_name,
+            clients=self.listener,
+            log=self._log,
+        )
+        try:
+            await self._leafs.start()
+        except OSError as error:
+            raise _not_to_be_had(self._leafs.host, leaf.port, "leafnodes { port }", error) from error
+
+    @property
+    def leaf_port(self) -> int:
+        """The port for other servers, 0 when there is none."""
+        return self._leafs.port if self._leafs is not None else 0
+
     async def _open_monitors(self, tls: ssl.SSLContext | None) -> None:
         options = self.options
         for scheme, port, flag in (("http", options.http_port, "-m"), ("https", options.https_port, "-ms")):
             if not port:
                 continue
-            from headrace.monitor import HttpServer, pages
+            from headrace.monitor import METHODS, HttpServer, pages
 
-            monitor = HttpServer(pages(self), self._log.error)
+            monitor = HttpServer(pages(self), self._log.error, methods=METHODS)
             try:
                 await monitor.start(options.monitoring_host, port, tls if scheme == "https" else None)
             except OSError as error:

@@ -26,6 +26,7 @@ Where it listens
     -n, --name, --server_name <name> name of the server
     -m, --http_port <port>           port for monitoring (-1 is any free one)
     -ms, --https_port <port>         the same over TLS
+        --http_admin_token <token>   who has it may change things on the web page
         --client_advertise <h:p>     address that clients are told
         --allow_insecure             listen beyond this machine without authentication
 
@@ -170,6 +171,7 @@ _ROWS: tuple[tuple[str, Flag], ...] = (
     ("n name server_name", _sets(_text, "server_name")),
     ("m http_port", _sets(_number, "http_port")),
     ("ms https_port", _sets(_number, "https_port")),
+    ("http_admin_token", _sets(_text, "http_admin_token")),
     ("client_advertise", _sets(_text, "client_advertise")),
     ("allow_insecure", _sets(_switch, "allow_remote_without_auth")),
     ("max_payload", _sets(size_bytes, "max_payload")),

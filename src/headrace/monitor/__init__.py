@@ -2,7 +2,18 @@
 
 from headrace.monitor.connz import connz
 from headrace.monitor.http import Answer, HttpRequest, HttpServer, Query, json_answer
-from headrace.monitor.pages import pages
+from headrace.monitor.pages import METHODS, pages
 from headrace.monitor.varz import Vitals, varz
 
-__all__ = ["Answer", "HttpRequest", "HttpServer", "Query", "Vitals", "connz", "json_answer", "pages", "varz"]
+__all__ = [
+    "METHODS",
+    "Answer",
+    "HttpRequest",
+    "HttpServer",
+    "Query",
+    "Vitals",
+    "connz",
+    "json_answer",
+    "pages",
+    "varz",
+]

@@ -39,10 +39,15 @@ class Vitals:
     slow_consumers: int
     stale_connections: int
     page_counts: dict[str, int]
+    leafnodes: int = 0
 
 
-def varz(options: Options, vitals: Vitals) -> dict[str, Any]:
-    return _identity(options, vitals) | _limits(options, vitals) | _figures(vitals)
+def varz(options: Options, vitals: Vitals, streams: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`streams` is what all accounts hold together, if any can hold streams."""
+    shown = _identity(options, vitals) | _limits(options, vitals) | _figures(vitals)
+    limits = {"max_memory": options.max_memory_store, "max_storage": options.max_file_store}
+    config = limits | {"store_dir": options.store_dir, "sync_always": True}
+    return shown | {"jetstream": {"config": config, "stats": streams} if streams is not None else {}}
 
 
 def _identity(options: Options, vitals: Vitals) -> dict[str, Any]:
@@ -98,7 +103,7 @@ def _figures(vitals: Vitals) -> dict[str, Any]:
         "total_connections": vitals.total_connections,
         "routes": 0,
         "remotes": 0,
-        "leafnodes": 0,
+        "leafnodes": vitals.leafnodes,
         "in_msgs": vitals.in_msgs,
         "in_bytes": vitals.in_bytes,
         "out_msgs": vitals.out_msgs,

@@ -12,9 +12,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
+from headrace.net.leaf_options import Leafnodes
 
 if TYPE_CHECKING:
-    from headrace.broker import Permissions
+    from headrace.api.limits import Limits
+    from headrace.broker import AccountLimits, Permissions
+    from headrace.broker.exports import Export, Import
 
 LOOPBACK_HOST = "127.0.0.1"
 DEFAULT_PORT = 4222
@@ -39,12 +42,62 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One name that may connect; `password` is plain text or a bcrypt hash (`$2a$...`)."""
+    """One name that may connect; `password` is plain text or a bcrypt hash (`$2a$...`).
+
+    With `nkey` the name is that public key, and a signature takes the place of the password. `connections` are
+    the kinds of connection it may use, such as WEBSOCKET; empty is any.
+    """
 
     name: str
-    password: str = field(repr=False)
+    password: str = field(default="", repr=False)
     account: str = ""
     permissions: Permissions | None = None
+    nkey: bool = False
+    connections: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class AccountOptions:
+    """One account: its streams' limits (None: it has no streams), its clients' limits, what it shows and takes."""
+
+    name: str
+    streams: Limits | None = None
+    limits: AccountLimits | None = None
+    exports: tuple[Export, ...] = ()
+    imports: tuple[Import, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """What a listener shows and whom it trusts; no certificate is no TLS."""
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+    verify: bool = False
+    #: The user is found by what the client's certificate names.
+    map_users: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSocketOptions:
+    """The door for WebSocket clients; port 0 is none."""
+
+    host: str = ""
+    port: int = 0
+    advertise: str = ""
+    no_tls: bool = False
+    tls: TlsFiles = TlsFiles()
+    compression: bool = False
+    same_origin: bool = False
+    allowed_origins: tuple[str, ...] = ()
+    handshake_timeout_s: float = 2.0
+    no_auth_user: str = ""
+    jwt_cookie: str = ""
+    user_cookie: str = ""
+    pass_cookie: str = ""
+    token_cookie: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +134,13 @@ class Options:
     token: str = field(default="", repr=False)
     users: tuple[User, ...] = ()
     no_auth_user: str = ""
+    accounts: tuple[AccountOptions, ...] = ()
+    system_account: str = ""
+
+    # Operator mode: who may connect is said by signed tokens
+    operators: tuple[str, ...] = field(default=(), repr=False)
+    trusted_keys: tuple[str, ...] = ()
+    resolver_preload: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     # TLS
     tls: bool = False
@@ -89,7 +149,10 @@ class Options:
     tls_ca: str = ""
     tls_verify: bool = False
     tls_timeout_s: float = 2.0
+    tls_map: bool = False
     tls_handshake_first: bool = False
+    #: How long to wait for the client to begin before it is greeted in plain text; 0 is for ever.
+    tls_first_wait_s: float = 0.0
     allow_non_tls: bool = False
 
     # JetStream
@@ -108,6 +171,15 @@ class Options:
     http_host: str = ""
     http_port: int = 0
     https_port: int = 0
+    http_admin_token: str = field(default="", repr=False)
+
+    # Leafnodes
+    leafnodes: Leafnodes = field(default_factory=Leafnodes)
+    leaf_listen: str = ""
+    leaf_remotes: tuple[str, ...] = field(default=(), repr=False)
+
+    # WebSocket
+    websocket: WebSocketOptions = WebSocketOptions()
 
     # Logs and files
     log_file: str = ""
@@ -122,12 +194,33 @@ class Options:
     @property
     def auth_required(self) -> bool:
         """Whether a client has to prove who it is before it is heard."""
-        return bool(self.user or self.token or self.users) and not self.no_auth_user
+        return self.has_credentials and not self.no_auth_user
 
     @property
     def has_credentials(self) -> bool:
         """Whether anybody is known at all, whether or not strangers are let in as `no_auth_user`."""
-        return bool(self.user or self.token or self.users)
+        return bool(self.user or self.token or self.users or self.operator_mode)
+
+    @property
+    def operator_mode(self) -> bool:
+        """Whether users are known by tokens that an operator's accounts signed."""
+        return bool(self.operators or self.trusted_keys)
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        """The certificates of the door for clients."""
+        return TlsFiles(
+            cert=self.tls_cert,
+            key=self.tls_key,
+            ca=self.tls_ca,
+            verify=self.tls_verify or self.tls_map,
+            map_users=self.tls_map,
+        )
+
+    @property
+    def leaf(self) -> Leafnodes:
+        """Leafnodes as the configuration and the command line have them."""
+        return self.leafnodes.extended(self.leaf_listen, self.leaf_remotes)
 
     @property
     def monitoring_host(self) -> str:
@@ -138,7 +231,7 @@ class Options:
 
     @property
     def tls_enabled(self) -> bool:
-        return self.tls or self.tls_verify or bool(self.tls_cert)
+        return self.tls or self.tls_verify or self.tls_map or bool(self.tls_cert)
 
     def check(self) -> None:
         """Raise OptionsError when the settings contradict each other or cannot be served."""
@@ -195,8 +288,40 @@ def _tls_complete(o: Options) -> str:
         return "https_port needs TLS: give --tlscert and --tlskey" if o.https_port else ""
     if not o.tls_cert or not o.tls_key:
         return "TLS needs a certificate and its key: give --tlscert and --tlskey"
-    if o.tls_verify and not o.tls_ca:
+    if (o.tls_verify or o.tls_map) and not o.tls_ca:
         return "verifying client certificates needs an authority: give --tlscacert"
+    return ""
+
+
+def _websocket_complete(o: Options) -> str:
+    door = o.websocket
+    if not door.port:
+        return ""
+    if not door.tls.cert and not door.no_tls:
+        return "websocket needs tls { cert_file, key_file }, or no_tls: true behind something that does TLS"
+    if door.tls.cert and (not door.tls.key or (door.tls.verify and not door.tls.ca)):
+        return "websocket tls needs key_file, and ca_file where certificates are verified"
+    return ""
+
+
+def _leafnodes_complete(o: Options) -> str:
+    return o.leaf.complaint()
+
+
+def _operator_alone(o: Options) -> str:
+    if o.operator_mode and (o.users or o.user or o.token or o.accounts):
+        return "an operator and configured users or accounts cannot be used together"
+    if o.resolver_preload and not o.operator_mode:
+        return "resolver_preload needs an operator"
+    return ""
+
+
+def _users_once(o: Options) -> str:
+    seen: set[str] = set()
+    for user in o.users:
+        if user.name in seen:
+            return f"user {user.name!r} is there twice: names are unique across accounts"
+        seen.add(user.name)
     return ""
 
 
@@ -228,6 +353,10 @@ _RULES = (
     _patience_positive,
     _one_way_in,
     _tls_complete,
+    _websocket_complete,
+    _leafnodes_complete,
+    _operator_alone,
+    _users_once,
     _name_without_blanks,
     _remote_needs_auth,
 )

@@ -1,0 +1,33 @@
+"""The files of the web page, which come with the package and refer to nothing elsewhere."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from headrace.monitor.http import Answer
+
+_TYPES = {
+    "index.html": "text/html; charset=utf-8",
+    "headrace.css": "text/css; charset=utf-8",
+    "headrace.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+#: Nothing but our own files may run or be loaded, whatever a message contains.
+_HEADERS = (
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-cache"),
+)
+
+
+@cache
+def asset(name: str) -> Answer | None:
+    """A file of the page by name; None when there is no such file."""
+    if name not in _TYPES:
+        return None
+    return Answer(200, _TYPES[name], (files("headrace.monitor") / "web" / name).read_bytes(), _HEADERS)

@@ -1,0 +1,62 @@
+"""Who may see what messages say, and who may change anything, over HTTP.
+
+Figures are open to whoever reaches the port, as with the reference. Contents are open only where the broker itself asks
+nobody who they are, and then only to requests that name this machine (a page elsewhere that points its own name here
+does not). Changes need the admin token, always, and come from this page or from no page at all.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+
+from headrace.monitor.http import HttpRequest
+from headrace.net.options import Options
+
+
+class Guard:
+    """The rules of one server."""
+
+    def __init__(self, options: Options) -> None:
+        self._token = options.http_admin_token
+        self._open = not options.has_credentials
+        self._host = options.http_host
+
+    @property
+    def acts_possible(self) -> bool:
+        """Whether the server was started with an admin token at all."""
+        return bool(self._token)
+
+    def is_admin(self, request: HttpRequest) -> bool:
+        """Whether the request carries the admin token; it travels in a header that no other site can add."""
+        scheme, _, offered = request.headers.get("authorization", "").partition(" ")
+        if not self._token or scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(offered.strip().encode("latin-1", "replace"), self._token.encode())
+
+    def may_read(self, request: HttpRequest) -> bool:
+        """Whether contents of messages are shown."""
+        return self.is_admin(request) or (self._open and self._names_us(request))
+
+    def may_act(self, request: HttpRequest) -> bool:
+        """Whether something is changed on this request."""
+        return self.is_admin(request) and self._from_here(request)
+
+    def _names_us(self, request: HttpRequest) -> bool:
+        host = request.headers.get("host", "")
+        name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
+        return not host or name in ("localhost", self._host) or _is_address(name)
+
+    def _from_here(self, request: HttpRequest) -> bool:
+        origin = request.headers.get("origin", "")
+        site = request.headers.get("sec-fetch-site", "none")
+        same = not origin or origin.partition("://")[2] == request.headers.get("host", "")
+        return same and site in ("same-origin", "none")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

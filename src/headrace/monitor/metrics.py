@@ -1,0 +1,188 @@
+"""The page for Prometheus, /metrics: broker, store, streams, consumers, and the claims of a collector in this process.
+
+Owns the names (all begin with `headrace_`; those of claims are the claim check's own) and the text format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from headrace import COMPATIBLE_VERSION, __version__
+from headrace.broker.accounts import Account
+from headrace.broker.stream import Stream
+from headrace.monitor.consumers import figures
+from headrace.monitor.varz import SECOND_NS, Vitals, resident_bytes
+from headrace.store import FileDisk
+from headrace.store.latency import BOUNDS_US, Latency
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: kind and help by name.
+_ABOUT = {
+    "info": ("gauge", "Versions; the value is always 1"),
+    "healthy": ("gauge", "1 while the server can do its work"),
+    "start_time_seconds": ("gauge", "When the server started, since the epoch"),
+    "resident_bytes": ("gauge", "Memory in use"),
+    "connections": ("gauge", "Clients connected"),
+    "connections_total": ("counter", "Clients that ever connected"),
+    "subscriptions": ("gauge", "Subscriptions of all clients"),
+    "received_messages_total": ("counter", "Messages from clients"),
+    "received_bytes_total": ("counter", "Bytes of messages from clients"),
+    "sent_messages_total": ("counter", "Messages to clients"),
+    "sent_bytes_total": ("counter", "Bytes of messages to clients"),
+    "slow_consumers_total": ("counter", "Clients cut off because they did not read"),
+    "leafnodes": ("gauge", "Leafnode connections"),
+    "api_requests_total": ("counter", "JetStream API requests"),
+    "api_errors_total": ("counter", "JetStream API requests that were refused"),
+    "store_full": ("gauge", "1 while the disk is full and nothing is stored"),
+    "store_poisoned": ("gauge", "1 once a sync failed: nothing more is acknowledged until a restart"),
+    "store_damaged_places": ("gauge", "Damage found, until it is accepted with headrace fsck"),
+    "store_pending_bytes": ("gauge", "Bytes admitted and not yet where they belong"),
+    "store_free_bytes": ("gauge", "Bytes that the disk can still take"),
+    "commit_seconds": ("histogram", "Time to write and sync a frame"),
+    "batches_open": ("gauge", "Atomic batches in flight"),
+    "stream_messages": ("gauge", "Messages in the stream"),
+    "stream_bytes": ("gauge", "Bytes in the stream"),
+    "stream_subjects": ("gauge", "Subjects in the stream"),
+    "stream_consumers": ("gauge", "Consumers of the stream"),
+    "stream_first_sequence": ("gauge", "Sequence of the oldest message"),
+    "stream_last_sequence": ("counter", "Sequence of the newest message"),
+    "stream_expired_total": ("counter", "Messages that aged out since the start"),
+    "stream_markers_total": ("counter", "Delete markers left since the start"),
+    "stream_batches_total": ("counter", "Atomic batches committed since the start"),
+    "stream_batches_abandoned_total": ("counter", "Atomic batches abandoned since the start"),
+    "stream_source_lag": ("gauge", "Messages that a mirror or source is behind"),
+    "stream_source_failing": ("gauge", "1 while a mirror or source reports an error"),
+    "consumer_pending": ("gauge", "Messages not yet delivered"),
+    "consumer_ack_pending": ("gauge", "Messages delivered and not acknowledged"),
+    "consumer_redelivered": ("gauge", "Messages delivered more than once and not acknowledged"),
+    "consumer_waiting": ("gauge", "Open pull requests"),
+    "consumer_delivered_sequence": ("counter", "Stream sequence delivered last"),
+    "consumer_ack_floor_sequence": ("counter", "Stream sequence below which all is acknowledged"),
+    "consumer_paused": ("gauge", "1 while the consumer is paused"),
+}
+
+Labels = tuple[tuple[str, str], ...]
+Sample = tuple[str, Labels, float]
+
+
+def metrics(vitals: Vitals, accounts: Iterable[Account], ailment: str, claims: bytes = b"") -> bytes:
+    """Everything, in the text format; `claims` is appended as it is."""
+    accounts = list(accounts)
+    samples = [*_server(vitals, ailment), *_stores(accounts), *_streams(accounts), *_consumers(accounts)]
+    by_name: dict[str, list[str]] = {}
+    for name, labels, value in samples:
+        by_name.setdefault(name, []).append(_line(name, labels, value))
+    lines: list[str] = []
+    for name, found in by_name.items():
+        lines += [*_head(name), *found]
+    lines += _commits(accounts)
+    return "\n".join(lines).encode() + b"\n" + claims
+
+
+def _head(name: str) -> list[str]:
+    kind, text = _ABOUT[name]
+    return [f"# HELP headrace_{name} {text}", f"# TYPE headrace_{name} {kind}"]
+
+
+def _line(name: str, labels: Labels, value: float) -> str:
+    shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+    return f"headrace_{name}{{{shown}}} {value}" if shown else f"headrace_{name} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _server(vitals: Vitals, ailment: str) -> Iterator[Sample]:
+    yield "info", (("version", __version__), ("compatible", COMPATIBLE_VERSION)), 1
+    yield "healthy", (), int(not ailment)
+    yield "start_time_seconds", (), vitals.start_ns // SECOND_NS
+    yield "resident_bytes", (), resident_bytes()
+    yield "connections", (), vitals.connections
+    yield "connections_total", (), vitals.total_connections
+    yield "subscriptions", (), vitals.subscriptions
+    yield "received_messages_total", (), vitals.in_msgs
+    yield "received_bytes_total", (), vitals.in_bytes
+    yield "sent_messages_total", (), vitals.out_msgs
+    yield "sent_bytes_total", (), vitals.out_bytes
+    yield "slow_consumers_total", (), vitals.slow_consumers
+    yield "leafnodes", (), vitals.leafnodes
+
+
+def _stores(accounts: list[Account]) -> Iterator[Sample]:
+    for account in accounts:
+        jetstream = account.jetstream
+        if jetstream is None:
+            continue
+        store, labels = jetstream.store, (("account", account.title),)
+        yield "api_requests_total", labels, jetstream.api_total
+        yield "api_errors_total", labels, jetstream.api_errors
+        yield "batches_open", labels, jetstream.staging.open
+        yield "store_full", labels, int(store.full)
+        yield "store_poisoned", labels, int(store.poisoned is not None)
+        yield "store_damaged_places", labels, len(store.report().damage)
+        yield "store_pending_bytes", labels, store.pending_bytes
+        yield "store_free_bytes", labels, store.disk.free()
+
+
+def _streams(accounts: list[Account]) -> Iterator[Sample]:
+    for account in accounts:
+        if account.jetstream is not None:
+            for stream in account.jetstream.sorted_streams():
+                yield from _stream(stream, (("account", account.title), ("stream", stream.name)))
+
+
+def _stream(stream: Stream, labels: Labels) -> Iterator[Sample]:
+    log, counts = stream.log, stream.jetstream.diary.counts
+    yield "stream_messages", labels, log.messages
+    yield "stream_bytes", labels, log.bytes
+    yield "stream_subjects", labels, log.num_subjects
+    yield "stream_consumers", labels, len(stream.consumers)
+    yield "stream_first_sequence", labels, log.first_seq
+    yield "stream_last_sequence", labels, log.last_seq
+    yield "stream_expired_total", labels, counts["expired", stream.name]
+    yield "stream_markers_total", labels, counts["marker", stream.name]
+    yield "stream_batches_total", labels, counts["batch", stream.name]
+    yield "stream_batches_abandoned_total", labels, counts["abandoned", stream.name]
+    now_ns = stream.jetstream.clock_ns()
+    mirror = stream.sourcing.mirror(now_ns)
+    for origin in [*([mirror] if mirror else []), *stream.sourcing.sources(now_ns)]:
+        named = (*labels, ("source", origin.name))
+        yield "stream_source_lag", named, origin.lag
+        yield "stream_source_failing", named, int(origin.error is not None)
+
+
+def _consumers(accounts: list[Account]) -> Iterator[Sample]:
+    for account in accounts:
+        for stream in account.jetstream.sorted_streams() if account.jetstream is not None else ():
+            for _, consumer in sorted(stream.consumers.items()):
+                shown = figures(consumer)
+                labels = (("account", account.title), ("stream", stream.name), ("consumer", consumer.name))
+                yield "consumer_pending", labels, shown.pending
+                yield "consumer_ack_pending", labels, shown.ack_pending
+                yield "consumer_redelivered", labels, shown.redelivered
+                yield "consumer_waiting", labels, shown.waiting
+                yield "consumer_delivered_sequence", labels, shown.delivered
+                yield "consumer_ack_floor_sequence", labels, shown.ack_floor
+                yield "consumer_paused", labels, int(shown.paused)
+
+
+def commit_latency(accounts: Iterable[Account]) -> Iterator[tuple[str, Latency]]:
+    """How long the commits of each account's store took."""
+    for account in accounts:
+        disk = account.jetstream.store.disk if account.jetstream is not None else None
+        if isinstance(disk, FileDisk):
+            yield account.title, disk.latency["commit"]
+
+
+def _commits(accounts: list[Account]) -> list[str]:
+    lines: list[str] = []
+    for name, latency in commit_latency(accounts):
+        seen, labels = 0, f'account="{_escaped(name)}"'
+        for bound_us, count in zip(BOUNDS_US, latency.counts, strict=False):
+            seen += count
+            lines.append(f'headrace_commit_seconds_bucket{{{labels},le="{bound_us / 1e6:g}"}} {seen}')
+        lines.append(f'headrace_commit_seconds_bucket{{{labels},le="+Inf"}} {latency.count}')
+        lines.append(f"headrace_commit_seconds_sum{{{labels}}} {latency.sum_us / 1e6}")
+        lines.append(f"headrace_commit_seconds_count{{{labels}}} {latency.count}")
+    return _head("commit_seconds") + lines if lines else []

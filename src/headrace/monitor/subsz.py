@@ -1,0 +1,53 @@
+"""The page of interest, /subsz: how many subscriptions there are, and on request which.
+
+Owns the form and the query (`subs`, `offset`, `limit`, `test`, `acc`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from headrace.broker.accounts import Account
+from headrace.monitor.http import Query
+from headrace.monitor.jsz import asked
+from headrace.net.connection import Connection
+from headrace.protocol import subjects
+
+LIMIT = 1024
+
+
+def subsz(accounts: Iterable[Account], connections: Mapping[int, Connection], query: Query) -> dict[str, Any]:
+    """Figures of all accounts; ValueError for a query that makes no sense."""
+    test = query.get("test", "").encode()
+    if test and not (subjects.valid(test) and subjects.literal(test)):
+        raise ValueError(f"invalid test subject, must be literal: {query['test']!r}")
+    offset, limit = int(query.get("offset", 0)), int(query.get("limit", LIMIT)) or LIMIT
+    total = sum(account.hub.subscriptions for account in accounts)
+    shown: dict[str, Any] = {"num_subscriptions": total, "total": total, "offset": offset, "limit": limit}
+    if asked(query, "subs"):
+        found = [entry for entry in _details(connections, query.get("acc", "")) if _matches(entry, test)]
+        shown["total"] = len(found)
+        shown["subscriptions_list"] = found[offset : offset + limit]
+    return shown
+
+
+def _matches(entry: dict[str, Any], test: bytes) -> bool:
+    return not test or subjects.matches(entry["subject"].encode(), test)
+
+
+def _details(connections: Mapping[int, Connection], account: str) -> Iterator[dict[str, Any]]:
+    for connection in connections.values():
+        session = connection.session
+        name = session.identity.account if session.identity is not None else ""
+        if account and name != account:
+            continue
+        for sub in session.subs.values():
+            yield {
+                "account": name,
+                "subject": sub.pattern.decode(errors="replace"),
+                **({"qgroup": sub.queue.decode(errors="replace")} if sub.queue else {}),
+                "sid": sub.sid.decode(errors="replace"),
+                "msgs": sub.delivered,
+                "cid": session.cid,
+            }
