@@ -30,7 +30,21 @@ def fast_batches(broker: SimBroker, rng: Random) -> None:
     broker.settle()
 
 
-STORIES: dict[str, Story] = {"fast_batches": fast_batches}
+def counters(broker: SimBroker, rng: Random) -> None:
+    """Counters, alone and in batches."""
+    broker.call("STREAM.CREATE.C", name="C", subjects=["c.>"], allow_msg_counter=True, allow_atomic=True)
+    for turn in range(14):
+        batch = {"Nats_Batch_Id": f"b{turn}", "Nats_Batch_Sequence": "1"} if turn % 3 == 0 else {}
+        broker.publish(f"c.{turn % 2}", Nats_Incr=str(rng.randrange(-9, 10)), **batch)
+        if batch:
+            batch |= {"Nats_Batch_Sequence": "2", "Nats_Batch_Commit": "1"}
+            broker.publish(f"c.{turn % 2}", Nats_Incr=str(10**30), **batch)
+        if rng.random() < 0.4:
+            broker.advance(rng.randrange(SECOND))
+    broker.advance(SECOND)
+
+
+STORIES: dict[str, Story] = {"fast_batches": fast_batches, "counters": counters}
 
 
 @pytest.mark.slow

@@ -100,3 +100,16 @@ def test_a_deleted_stream_gives_its_places_back() -> None:
     assert box.jetstream.fast_room.open == 1
     client.api("STREAM.DELETE.F")
     assert box.jetstream.fast_room.open == 0
+
+
+def test_a_wrong_expected_id_ends_it() -> None:
+    box = start()
+    client = stream(box)
+    member(client, "b", 1, 0)
+    block = b"NATS/1.0\r\nNats-Expected-Last-Msg-Id: no\r\n\r\n"
+    reply = b"_F.b.4.fail.2.1.$FI"
+    client.send(b"HPUB f %s %d %d\r\n%s\r\n" % (reply, len(block), len(block), block))
+    box.run()
+    _, refused, end = answers(client)
+    assert (refused["type"], refused["error"]["err_code"]) == ("err", 10070)
+    assert (end["batch"], end["count"]) == ("b", 1)

@@ -35,6 +35,15 @@ STREAM_SOURCE = b"Nats-Stream-Source"
 INCREMENT = b"Nats-Incr"
 
 
+#: Headers that make no sense for a counter.
+UNCOUNTABLE = (
+    ROLLUP,
+    EXPECTED_STREAM,
+    EXPECTED_LAST_MSG_ID,
+    EXPECTED_LAST_SUBJECT,
+    EXPECTED_LAST_SEQ,
+    EXPECTED_LAST_SUBJECT_SEQ,
+)
 #: Headers that need none of the checks about expectations, roll-ups and counters.
 LIGHT = frozenset((MSG_ID, TTL))
 
@@ -60,17 +69,25 @@ class Duplicate(Exception):
         self.seq = seq
 
 
+def check_increment(value: bytes) -> None:
+    """An integer of any length, with or without a sign."""
+    digits = value[1:] if value[:1] in (b"+", b"-") else value
+    if value and not digits.isdigit():
+        raise errors.error(10171)
+
+
 def check_counter(stream: Stream, found: Mapping[bytes, bytes], payload: bytes) -> None:
-    """`Nats-Incr` belongs to counter streams."""
+    """`Nats-Incr` belongs to counter streams, and goes with nothing that replaces or expects."""
     value = found.get(INCREMENT)
     if not value:
         return
-    if not value.lstrip(b"+-").isdigit():
-        raise errors.error(10171)
+    check_increment(value)
     if not stream.config.allow_msg_counter:
         raise errors.error(10168)
     if payload:
         raise errors.error(10170)
+    if any(found.get(name) for name in UNCOUNTABLE):
+        raise errors.error(10171)
 
 
 def check_light(stream: Stream, found: Mapping[bytes, bytes]) -> None:

@@ -15,6 +15,7 @@ from headrace.api import advisories, errors
 from headrace.api.encode import dumps
 from headrace.api.times import TTL_NEVER, TTL_NONE, TTL_SECONDS, TTL_ZERO, parse_ttl
 from headrace.broker import admission
+from headrace.broker.counters import Totals
 from headrace.broker.levels import REQUIRED_LEVEL, level_too_high
 from headrace.kernel import Pool, Staged
 from headrace.protocol import headers
@@ -304,6 +305,7 @@ class Commit:
         "_members",
         "_now_ns",
         "_stream",
+        "_totals",
     )
 
     def __init__(self, stream: Stream, members: list[Member]) -> None:
@@ -315,6 +317,7 @@ class Commit:
         self._added_by_subject: dict[bytes, int] = {}
         self._added_bytes = 0
         self._index = 0
+        self._totals = Totals(stream) if stream.config.allow_msg_counter else None
 
     def check(self) -> None:
         """Raises the error of the first member that may not be stored."""
@@ -329,6 +332,9 @@ class Commit:
             self._check_member(member)
             self._check_room(member)
             self._added_by_subject[member.subject] = self._added_by_subject.get(member.subject, 0) + 1
+        if self._totals is not None:  # counting has made them larger
+            size = sum(len(each.subject) + len(each.header) + len(each.payload) for each in self._members)
+            self._stream.reserve(size, len(self._members))
 
     def _check_member(self, member: Member) -> None:
         stream, found = self._stream, member.found
@@ -339,6 +345,8 @@ class Commit:
         self._check_id(found.get(admission.MSG_ID, b""))
         if found.get(admission.STREAM_SOURCE):
             raise errors.error(10227)
+        if self._totals is not None:
+            member.header, member.payload = self._totals.raise_by(member.subject, member.header, found)
         self._check_sequences(member)
         member.rollup = self._rollup(member)
 

@@ -14,6 +14,7 @@ from headrace.api import errors, times
 from headrace.api.times import TTL_INVALID, TTL_NEVER, parse_ttl
 from headrace.broker import admission
 from headrace.broker.batches import batch_id
+from headrace.broker.counters import Totals
 from headrace.broker.mappings import Change, first_of
 from headrace.broker.origin import Origin, Start
 from headrace.broker.positions import Positions
@@ -274,12 +275,16 @@ class SourceIntake(_Intake):
         stream = self._stream
         if stream.config.sealed:
             raise errors.error(10109)
-        subject = self._renamed(subject)
+        original, subject = subject, self._renamed(subject)
         now_ns = stream.jetstream.now_ns()
         stream.retention.expire(now_ns)
         message_id = found.get(admission.MSG_ID, b"")
         if message_id and stream.duplicates is not None and stream.duplicates.find(message_id, now_ns):
             return
+        if stream.config.allow_msg_counter:
+            place = self.origin.index.partition(" ")[0]
+            shown = original.decode("utf-8", "replace")
+            header, payload = Totals(stream).follow(subject, header, payload, found, place, shown)
         rollup, ttl_s = (self._rollup(found), self._ttl(found)) if found else (b"", 0)
         if ttl_s:
             header, ttl_s = admission.raise_ttl(stream, header, ttl_s)

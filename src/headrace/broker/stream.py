@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.api import errors, times
 from headrace.api.configs import ConsumerConfig, StreamConfig
-from headrace.broker import admission
+from headrace.broker import admission, counters
 from headrace.broker.admission import Duplicate
 from headrace.broker.batches import Batches, Member, batch_id
 from headrace.broker.consumer import Consumer
@@ -121,6 +121,7 @@ class Stream:
             or config.max_msg_size >= 0
             or (config.discard == "new" and _bounded(config))
             or config.subject_delete_marker_ttl > 0
+            or config.allow_msg_counter
             or config.persist_mode == "async"
             or config.retention == "interest"
             or self._transform
@@ -227,7 +228,10 @@ class Stream:
         subject = self.renamed(subject)
         if found and (name := batch_id(found)):
             return self.batches.offer(Member(subject, header, payload, found), name)
-        return b"%b%d}" % (self.ack_prefix, self._admit_single(subject, header, payload, found))
+        seq = self._admit_single(subject, header, payload, found)
+        if self.config.allow_msg_counter:
+            return counters.answer(self, seq)
+        return b"%b%d}" % (self.ack_prefix, seq)
 
     def admit_member(self, subject: bytes, header: bytes, payload: bytes) -> int:
         """A member of a fast batch: checked and stored like a message of its own; its sequence."""
@@ -265,6 +269,8 @@ class Stream:
                 admission.check_expectations(self, subject, found)
             message_id = admission.check_identity(self, found, now_ns)
             rollup = b"" if light else admission.check_rollup(self, found)
+        if self.config.allow_msg_counter:
+            header, payload = counters.raised(self, subject, header, found)
         admission.check_size(self, header, payload)
         if found:
             ttl_s = admission.read_ttl(self, found)
