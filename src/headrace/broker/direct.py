@@ -6,15 +6,19 @@ of a subject, which is the hot one (every KV get) and therefore decodes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace.api import times
 from headrace.api.decode import decode_lenient
 from headrace.api.requests import MessageGetRequest
 from headrace.broker.levels import level_too_high
+from headrace.broker.ticks import Parcel
 from headrace.errors import RequestError, StoreError
+from headrace.kernel import answer, answers
 from headrace.store import Filter, Log
 
 if TYPE_CHECKING:
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
 
 PREFIX = b"$JS.API.DIRECT.GET."
 RESULTS_MAX = 1024
+Array = NDArray[np.uint64]
+#: As much is read and answered in one go.
+_VIEW_BYTES = 65_536
+_LOOK_MIN, _LOOK_MAX = 64, 16_384
 
 _NOT_FOUND = b"NATS/1.0 404 Message Not Found\r\n\r\n"
 _NO_RESULTS = b"NATS/1.0 404 No Results\r\n\r\n"
@@ -32,11 +40,6 @@ _BAD = b"NATS/1.0 408 Bad Request\r\n\r\n"
 _LEVEL = b"NATS/1.0 412 Required Api Level\r\n\r\n"
 _TOO_MANY = b"NATS/1.0 413 Too Many Results\r\n\r\n"
 _UNREADABLE = b"NATS/1.0 500 Store Unavailable\r\n\r\n"
-
-
-@lru_cache(maxsize=8192)
-def _time_text(time_ns: int) -> bytes:
-    return times.text(time_ns).encode()
 
 
 class DirectGet:
@@ -74,11 +77,11 @@ class DirectGet:
         stream = self._stream
         stream.retention.enforce()
         seq = stream.last_matching(subject)
-        message = stream.log.get(seq) if seq else None
-        if message is None:
+        found = stream.log.place(seq) if seq else None
+        if found is None:
             return self._status(reply, _NOT_FOUND)
-        block = self._describe(seq, message[0], message[1], message[2])
-        stream.ticker.send(stream.log, reply, b"", block, message[3])
+        block, payload = answer(*found, self._fixed)
+        stream.ticker.send(stream.log, reply, b"", block, payload)
 
     def _request(self, reply: bytes, key: bytes, payload: bytes) -> None:
         if not key and not payload:
@@ -102,11 +105,11 @@ class DirectGet:
 
     def _single(self, reply: bytes, request: MessageGetRequest) -> None:
         seq = find(self._stream, request)
-        message = self._stream.log.get(seq) if seq else None
-        if message is None:
+        found = self._stream.log.place(seq) if seq else None
+        if found is None:
             return self._status(reply, _NOT_FOUND)
-        block = b"" if request.no_hdr else self._describe(seq, message[0], message[1], message[2])
-        self._send(reply, block, message[3])
+        block, payload = answer(*found, self._fixed)
+        self._send(reply, b"" if request.no_hdr else block, payload)
 
     def _batch(self, reply: bytes, request: MessageGetRequest) -> None:
         log = self._stream.log
@@ -117,7 +120,8 @@ class DirectGet:
             if not start:
                 return self._status(reply, _NOT_FOUND)
         pending = log.count(wanted, start)
-        last, pending = self._send_run(reply, request, _matches(log, wanted, start), pending)
+        chunks = _matches(log, wanted, start, request.batch)
+        last, pending = self._send_run(reply, request, chunks, pending)
         if not last:
             return self._status(reply, _NOT_FOUND)
         self._end(reply, pending, last, b"")
@@ -131,52 +135,42 @@ class DirectGet:
             if up_to < log.first_seq:
                 return self._status(reply, _NO_RESULTS)
         wanted = log.filter(tuple(s.encode() for s in request.multi_last))
-        seqs = [int(seq) for seq in log.last_per_subject(wanted, up_to) if seq >= request.seq]
+        seqs = log.last_per_subject(wanted, up_to)
+        seqs = seqs[np.searchsorted(seqs, np.uint64(request.seq)) :]
         if len(seqs) > RESULTS_MAX:
             return self._status(reply, _TOO_MANY)
-        if not seqs:
+        if not len(seqs):
             return self._status(reply, _NO_RESULTS)
-        last, pending = self._send_run(reply, request, iter(seqs), len(seqs))
+        last, pending = self._send_run(reply, request, [seqs], len(seqs))
         self._end(reply, pending, last, b"Nats-UpTo-Sequence: %d\r\n" % up_to)
 
     def _send_run(
-        self, reply: bytes, request: MessageGetRequest, seqs: Iterator[int], pending: int
+        self, reply: bytes, request: MessageGetRequest, chunks: Iterable[Array], pending: int
     ) -> tuple[int, int]:
         """Messages of a batch, at most as many and as large as asked; returns the last sequence and what is left."""
+        log, ticker = self._stream.log, self._stream.ticker
         bytes_left = request.max_bytes or self._stream.jetstream.pending_max
         count_left = request.batch or RESULTS_MAX
+        fixed = None if request.no_hdr else self._fixed
         last = 0
-        for seq in seqs:
-            message = self._stream.log.get(seq)
-            if message is None:
-                continue
-            pending = max(pending - 1, 0)
-            block = b""
-            if not request.no_hdr:
-                block = self._describe(seq, message[0], message[1], message[2])
-                block = b"%bNats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n\r\n" % (
-                    block[:-2],
-                    pending,
-                    last,
+        for seqs in chunks:
+            at = 0
+            while at < len(seqs) and count_left > 0 and bytes_left > 0:
+                parcels: list[Parcel] = []
+                view = log.view(int(seqs[at]), _VIEW_BYTES)[0]
+                sent, size = answers(
+                    parcels, view, seqs, at, count_left, bytes_left, reply, fixed, pending, last
                 )
-            self._send(reply, block, message[3])
-            last = seq
-            count_left -= 1
-            bytes_left -= len(message[1]) + len(message[2]) + len(message[3])
+                ticker.send_many(log, parcels)
+                if sent:
+                    last = int(seqs[at + sent - 1])
+                at += sent or 1
+                count_left -= sent
+                bytes_left -= size
+                pending = max(pending - sent, 0)
             if count_left <= 0 or bytes_left <= 0:
                 break
         return last, pending
-
-    def _describe(self, seq: int, time_ns: int, subject: bytes, header: bytes) -> bytes:
-        """The stored headers with the message's whereabouts appended."""
-        stored = header[:-2] if header else b"NATS/1.0\r\n"
-        return b"%b%b%b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n\r\n" % (
-            stored,
-            self._fixed,
-            subject,
-            seq,
-            _time_text(time_ns),
-        )
 
     def _end(self, reply: bytes, pending: int, last: int, more: bytes) -> None:
         self._status(
@@ -225,11 +219,12 @@ def find(stream: Stream, request: MessageGetRequest) -> int:
     return stream.last_matching(request.last_by_subj.encode("utf-8", "surrogateescape"))
 
 
-def _matches(log: Log, wanted: Filter | None, start: int) -> Iterator[int]:
-    seq = log.next(wanted, start)
-    while seq:
-        yield seq
-        seq = log.next(wanted, seq + 1)
+def _matches(log: Log, wanted: Filter | None, seq: int, most: int) -> Iterator[Array]:
+    """The sequences of live matches from `seq` on, some at a time; those who want few need not look far."""
+    look = min(max(most, _LOOK_MIN), _LOOK_MAX)
+    while seq := log.next(wanted, seq):
+        yield log.seqs(wanted, seq, seq + look - 1)
+        seq += look
 
 
 def _check(request: MessageGetRequest) -> bytes:

@@ -129,6 +129,16 @@ class Ticker:
         else:
             self._sealed.append((subject, reply, header, payload))
 
+    def send_many(self, log: Log, parcels: list[Parcel]) -> None:
+        """`send` for each."""
+        changed = log.changed_frame
+        if changed <= self._store.committed:
+            self._hub.publish_many(parcels)
+        elif changed == self._store.frame:
+            self.outbox.held += parcels
+        else:
+            self._sealed += parcels
+
     def send_settled(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """Publish once everything admitted so far is durable."""
         store = self._store

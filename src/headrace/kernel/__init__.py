@@ -24,6 +24,8 @@ __all__ = [
     "Subscription",
     "Window",
     "ack_parts",
+    "answer",
+    "answers",
     "encode",
     "nats_headers",
     "subjects_of",
@@ -42,6 +44,7 @@ def twin(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
+    from headrace.kernel.answers import answer, answers
     from headrace.kernel.arrivals import Pool, Staged, Window, nats_headers
     from headrace.kernel.delivery import ack_parts, encode, subjects_of
     from headrace.kernel.lanes import Lane, Outbox
@@ -50,6 +53,8 @@ else:
     _wire = twin("wire")
     Parser, Peer = _wire.Parser, _wire.Peer
     Route, RouteTable, Subscription = _wire.Route, _wire.RouteTable, _wire.Subscription
+    _answers = twin("answers")
+    answer, answers = _answers.answer, _answers.answers
     _arrivals = twin("arrivals")
     Pool, Staged, Window = _arrivals.Pool, _arrivals.Staged, _arrivals.Window
     nats_headers = _arrivals.nats_headers

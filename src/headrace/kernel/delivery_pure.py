@@ -15,7 +15,7 @@ _RECORD = struct.Struct("<IHHIIQQ")
 _ACK = b"$JS.ACK."
 
 
-def _records(view: memoryview) -> Iterator[tuple[int, int, bytes, bytes, bytes]]:
+def records(view: memoryview) -> Iterator[tuple[int, int, bytes, bytes, bytes]]:
     """Sequence, time, subject, header and payload of every whole record."""
     at, end = 0, len(view)
     while end - at >= _RECORD.size:
@@ -73,7 +73,7 @@ def encode(
     start, stop, total = at, min(at + most, len(seqs)), 0
     if at >= stop or not targets:
         return 0, 0
-    for seq, time_ns, subject, header, payload in _records(view):
+    for seq, time_ns, subject, header, payload in records(view):
         wanted = int(seqs[at])
         if seq < wanted:
             continue
@@ -120,7 +120,7 @@ def ack_parts(subject: bytes) -> tuple[bytes, int, int, int] | None:
 def subjects_of(view: memoryview, last: int, found: set[bytes]) -> int:
     """Add the subjects of the records in `view` up to sequence `last`; the sequence to go on with."""
     seq = last
-    for seq, _, subject, _, _ in _records(view):
+    for seq, _, subject, _, _ in records(view):
         if seq > last:
             return last + 1
         found.add(subject)

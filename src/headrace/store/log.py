@@ -219,13 +219,19 @@ class Log(Questions):
         """(time_ns, subject, header, payload, ttl_s); None if absent; `Corrupt` if it is there but
         unreadable.
         """
-        segment = self._find(seq)
-        if segment is None:
+        found = self.place(seq)
+        return unpack(*found) if found is not None else None
+
+    def place(self, seq: int) -> tuple[Buffer, int] | None:
+        """The bytes that hold a record, and where in them it begins; None if it is absent."""
+        segment = self._segment(seq)
+        row = segment.columns.find(seq) if segment is not None else -1
+        if segment is None or row < 0:
             self._check_lost(seq)
             return None
-        offset = segment.columns.where(segment.columns.index(seq))
-        data, place = self._bytes(segment, offset)
-        return unpack(data, offset - place)
+        offset = segment.columns.where(row)
+        data, start = self._bytes(segment, offset)
+        return data, offset - start
 
     def view(self, seq: int, max_bytes: int) -> tuple[memoryview, int]:
         """Raw records from that of `seq` on, as far as they lie together, and how many; dead ones included.

@@ -1,0 +1,2 @@
+from headrace.kernel.answers_pure import answer as answer
+from headrace.kernel.answers_pure import answers as answers

@@ -1,0 +1,77 @@
+"""Stored records as answers to a direct get, in plain Python; see `answers.pyx`."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from headrace.kernel.delivery_pure import records
+
+Parcel = tuple[bytes, bytes, bytes, bytes]
+_SECOND_NS = 1_000_000_000
+_EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
+
+
+def _stamp(time_ns: int) -> bytes:
+    """RFC 3339 in UTC with up to nine digits, trailing zeros trimmed."""
+    second, fraction = divmod(time_ns, _SECOND_NS)
+    days, rest = divmod(second, 86_400)
+    date = datetime.date.fromordinal(days + _EPOCH_DAY).isoformat()
+    text = f"{date}T{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    if fraction:
+        text += f".{fraction:09}".rstrip("0")
+    return text.encode() + b"Z"
+
+
+def _describe(
+    seq: int, time_ns: int, subject: bytes, header: bytes, fixed: bytes, more: bytes = b""
+) -> bytes:
+    """The stored headers with the record's whereabouts, and `more`."""
+    stored = header[:-2] if header else b"NATS/1.0\r\n"
+    where = b"\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n" % (seq, _stamp(time_ns))
+    return b"".join((stored, fixed, subject, where, more, b"\r\n"))
+
+
+def answer(data: bytes | bytearray | memoryview, at: int, fixed: bytes) -> tuple[bytes, bytes]:
+    """Header block and payload of the answer that is the record at a place; `fixed` goes before its subject."""
+    found = next(records(memoryview(data)[at:]), None) if at >= 0 else None
+    if found is None:
+        raise ValueError("no record there")
+    seq, time_ns, subject, header, payload = found
+    return _describe(seq, time_ns, subject, header, fixed), payload
+
+
+def answers(
+    parcels: list[Parcel],
+    view: memoryview,
+    seqs: Any,
+    at: int,
+    most: int,
+    bytes_max: int,
+    reply: bytes,
+    fixed: bytes | None,
+    pending: int,
+    last: int,
+) -> tuple[int, int]:
+    """Add the records of `view` that are in `seqs` from index `at` on, as answers to `reply`, at most `most` and no
+    more once `bytes_max` is reached.
+
+    `fixed` is None for payloads alone; `pending` counts the messages before these, `last` is the sequence of the one
+    sent before. Returns how many were added and their size, which is that of subjects, stored headers and payloads.
+    """
+    start, stop, size = at, min(at + most, len(seqs)), 0
+    for seq, time_ns, subject, header, payload in records(view):
+        if at >= stop or size >= bytes_max or seq > int(seqs[at]):
+            break
+        if seq < int(seqs[at]):
+            continue
+        pending = max(pending - 1, 0)
+        block = b""
+        if fixed is not None:
+            more = b"Nats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n" % (pending, last)
+            block = _describe(seq, time_ns, subject, header, fixed, more)
+        parcels.append((reply, b"", block, payload))
+        size += len(subject) + len(header) + len(payload)
+        last = seq
+        at += 1
+    return at - start, size

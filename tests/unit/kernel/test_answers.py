@@ -1,0 +1,119 @@
+"""Answers to direct gets, compiled and pure: the same bytes from both."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.api import times
+
+FIXED = b"Nats-Stream: S\r\nNats-Subject: "
+TIME_NS = 1_700_000_000_123_456_000
+
+
+@pytest.fixture(params=["answers", "answers_pure"])
+def kernel(request: pytest.FixtureRequest) -> Any:
+    return pytest.importorskip(f"headrace.kernel.{request.param}")
+
+
+def record(seq: int, header: bytes = b"", payload: bytes = b"hi", time_ns: int = TIME_NS) -> bytes:
+    size = 32 + 3 + len(header) + len(payload)
+    return struct.pack("<IHHIIQQ", size, 3, 0, len(header), 0, seq, time_ns) + b"s.a" + header + payload
+
+
+def where(seq: int, time_ns: int = TIME_NS) -> bytes:
+    return FIXED + b"s.a\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n" % (
+        seq,
+        times.text(time_ns).encode(),
+    )
+
+
+def batch(pending: int, last: int) -> bytes:
+    return b"Nats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n" % (pending, last)
+
+
+def run(kernel: Any, records: list[bytes], seqs: list[int], **over: Any) -> tuple[list[Any], tuple[int, int]]:
+    options = {"at": 0, "most": 100, "bytes_max": 1_000, "fixed": FIXED, "pending": 10, "last": 0} | over
+    parcels: list[Any] = []
+    wanted = np.array(seqs, dtype=np.uint64)
+    view = memoryview(b"".join(records))
+    first = [options[key] for key in ("at", "most", "bytes_max")]
+    rest = [options[key] for key in ("fixed", "pending", "last")]
+    return parcels, kernel.answers(parcels, view, wanted, *first, b"r", *rest)
+
+
+def test_one_answer_says_where_the_message_is(kernel: Any) -> None:
+    data = b"junk" + record(7) + record(8, b"NATS/1.0\r\nA: 1\r\n\r\n", b"")
+    assert kernel.answer(data, 4, FIXED) == (b"NATS/1.0\r\n" + where(7) + b"\r\n", b"hi")
+    at = 4 + len(record(7))
+    for view in (data, bytearray(data), memoryview(data)):
+        assert kernel.answer(view, at, FIXED) == (b"NATS/1.0\r\nA: 1\r\n" + where(8) + b"\r\n", b"")
+
+
+@pytest.mark.parametrize(
+    "time_ns",
+    [
+        0,
+        1,
+        999_999_999,
+        TIME_NS,
+        951_782_399_000_000_000,  # the day before a leap day
+        951_782_400_100_000_000,  # 2000-02-29
+        951_868_800_000_000_000,
+        4_107_542_400_000_000_000,  # 2100-03-01, in a year that does not leap
+        1_704_067_199_999_999_990,  # the end of a year
+        1_704_067_200_000_000_000,
+        (1 << 63) - 1,
+    ],
+)
+def test_times_are_those_of_the_api(kernel: Any, time_ns: int) -> None:
+    block, _ = kernel.answer(record(1, time_ns=time_ns), 0, FIXED)
+    assert block == b"NATS/1.0\r\n" + where(1, time_ns) + b"\r\n"
+
+
+@pytest.mark.parametrize("at", [-1, 1, 40, 1_000])
+def test_no_answer_where_no_record_is(kernel: Any, at: int) -> None:
+    with pytest.raises(ValueError, match="no record"):
+        kernel.answer(record(1), at, FIXED)
+
+
+def test_a_run_counts_down_and_points_back(kernel: Any) -> None:
+    parcels, sent = run(kernel, [record(n) for n in (1, 2, 3, 4, 5)], [2, 5])
+    assert sent == (2, 2 * len(b"s.ahi"))
+    assert parcels == [
+        (b"r", b"", b"NATS/1.0\r\n" + where(2) + batch(9, 0) + b"\r\n", b"hi"),
+        (b"r", b"", b"NATS/1.0\r\n" + where(5) + batch(8, 2) + b"\r\n", b"hi"),
+    ]
+
+
+def test_a_run_goes_on_where_the_last_one_ended(kernel: Any) -> None:
+    parcels, sent = run(kernel, [record(5)], [2, 5], at=1, pending=0, last=2)
+    assert sent[0] == 1
+    assert parcels[0][2].endswith(batch(0, 2) + b"\r\n")
+
+
+def test_payloads_alone(kernel: Any) -> None:
+    header = b"NATS/1.0\r\nA: 1\r\n\r\n"
+    parcels, sent = run(kernel, [record(1, header)], [1], fixed=None)
+    assert parcels == [(b"r", b"", b"", b"hi")]
+    assert sent == (1, len(b"s.a") + len(header) + len(b"hi"))
+
+
+@pytest.mark.parametrize(
+    ("over", "count"),
+    [({"most": 2}, 2), ({"most": 0}, 0), ({"bytes_max": 6}, 2), ({"bytes_max": 5}, 1), ({"bytes_max": 0}, 0)],
+)
+def test_a_run_ends_when_it_is_large_enough(kernel: Any, over: dict[str, int], count: int) -> None:
+    parcels, sent = run(kernel, [record(n) for n in (1, 2, 3)], [1, 2, 3], **over)
+    assert len(parcels) == sent[0] == count
+
+
+def test_what_is_not_in_the_view_ends_the_run(kernel: Any) -> None:
+    assert run(kernel, [record(3)], [1, 3])[1] == (0, 0)
+    assert run(kernel, [record(1)], [1, 3])[1][0] == 1
+    assert run(kernel, [record(1), record(2)[:-1]], [1, 2])[1][0] == 1
+    assert run(kernel, [], [1])[1] == (0, 0)
+    assert run(kernel, [record(1)], [])[1] == (0, 0)
