@@ -1,16 +1,24 @@
-"""A claim's reference comes as a column."""
+"""Claims in a query: references as a column, payloads in the rows, and functions that run where they are."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import asdict
+from pathlib import Path
 
+import nats
 import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
-from headrace.claims import reference
-from headrace.spark import claims
+from headrace.claims import ClaimConfig, Claims, reference
+from headrace.claims.floors import readers
+from headrace.claims.wire import Wire
+from headrace.spark import claims, resolve
 from headrace.spark.schema import CLAIM
-from spark.conftest import Broker
+from spark.conftest import Broker, eventually
 from spark.test_batch import Load
 
 REFERENCE = reference.Reference("id1", "bucket", "ns/t/2026111500/id1", 5, "none", "c", 5, "s", 10, 20)
@@ -41,3 +49,118 @@ def test_references_are_read_by_both_paths(ours: Broker, load: Load, name: str) 
         assert (first.claim.claim_id, first.claim.original_size) == ("id1", 5)
         assert first.claim.expires_at.second == 20
         assert second.claim is None
+
+
+async def _published(url: str, config: ClaimConfig, stream: str, payloads: list[bytes]) -> None:
+    connection = await nats.connect(url)
+    try:
+        async with await Claims.open(connection, config) as opened:
+            for number, payload in enumerate(payloads):
+                await opened.producer.publish(f"{stream}.{number}", payload, headers={"No": str(number)})
+            await connection.flush()
+    finally:
+        await connection.close()
+
+
+async def _floors(url: str, stream: str) -> list[int]:
+    connection = await nats.connect(url)
+    try:
+        wire = Wire(connection)
+        try:
+            return [floor.acked for floor in await readers(wire, stream)]
+        finally:
+            await wire.close()
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def config(name: str, tmp_path: Path) -> ClaimConfig:
+    return ClaimConfig(name, threshold=1000, compression="gzip", store={"path": str(tmp_path / "claims")})
+
+
+@pytest.fixture
+def settings(config: ClaimConfig, tmp_path: Path) -> str:
+    """The configuration as a file."""
+    path = tmp_path / "claims.yaml"
+    check = {"threshold": 1000, "compression": "gzip", "store": dict(config.store)}
+    path.write_text(json.dumps({"namespace": config.namespace, "claim_check": check}))
+    return str(path)
+
+
+@pytest.fixture
+def stocked(broker: Broker, name: str, config: ClaimConfig) -> list[bytes]:
+    """A stream of three claims and a small message between them."""
+    broker.create(name, allow_msg_ttl=True)
+    payloads = [b"a" * 5000, b"small", b"b" * 70_000, b"c" * 2000]
+    asyncio.run(_published(broker.url, config, name, payloads))
+    return payloads
+
+
+def test_payloads_come_in_the_rows(
+    broker: Broker, load: Load, name: str, stocked: list[bytes], settings: str
+) -> None:
+    for path in ("", broker.path) if broker.server.is_ours else ("",):
+        options = {"path": path} if path else {}
+        rows = load(broker, name, claims="inline", claimConfig=settings, **options).orderBy("seq").collect()
+        assert [row.data for row in rows] == stocked
+        assert [row.headers["No"] for row in rows] == [["0"], ["1"], ["2"], ["3"]]
+        assert not any(claims.CLAIM_HEADER in row.headers for row in rows), "they are claims no more"
+        assert [row.claim is not None for row in rows] == [True, False, True, True]
+    few = load(
+        broker, name, claims="inline", claimConfig=settings, claimErrors="column", maxClaimBytes="10KB"
+    )
+    told = few.select("data", "claim_error").orderBy("seq").collect()
+    assert [row.data for row in told] == [stocked[0], stocked[1], None, stocked[3]]
+    assert "too-large: " in told[2].claim_error
+
+
+def test_a_function_runs_where_the_payloads_are(
+    broker: Broker, load: Load, name: str, stocked: list[bytes], config: ClaimConfig
+) -> None:
+    frame = load(broker, name)
+    found = resolve(frame, lambda data, no: [len(data), no], "array<bigint>", claims=config, columns=["seq"])
+    assert [row.result for row in found.orderBy("seq").collect()] == [
+        [len(payload), seq] for seq, payload in enumerate(stocked, 1)
+    ]
+    store = Path(config.store["path"])
+    largest = max((path for path in store.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.unlink()
+    lacking = resolve(frame.select("claim", "data"), len, "int", claims=config, errors="column")
+    sizes = [(row.result, (row.claim_error or "").partition(":")[0]) for row in lacking.collect()]
+    assert sorted(sizes, key=str) == sorted([(5000, ""), (5, ""), (None, "not-found"), (2000, "")], key=str)
+    with pytest.raises(PySparkException, match="is not in the store"):
+        resolve(frame, len, "int", claims=config).collect()
+
+
+def test_what_a_query_may_read_again_is_protected(
+    broker: Broker, spark: SparkSession, name: str, stocked: list[bytes], settings: str, tmp_path: Path
+) -> None:
+    reader = spark.readStream.format("headrace").option("servers", broker.url).option("stream", name)
+    frame = reader.options(starting="earliest", claims="inline", claimConfig=settings, claimReader="q").load()
+    floors: list[int] = []
+    seen: list[bytes] = []
+
+    def batch(rows: DataFrame, _: int) -> None:
+        floors.extend(asyncio.run(_floors(broker.url, name)))
+        seen.extend(row.data for row in rows.orderBy("seq").collect())
+
+    writer = frame.writeStream.foreachBatch(batch).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    assert seen == stocked
+    assert floors == [0], "nothing is finished while the first batch runs"
+    eventually(lambda: asyncio.run(_floors(broker.url, name)) == [len(stocked)])
+
+
+def test_what_is_wrong_with_claims_is_said_at_once(ours: Broker, load: Load, tmp_path: Path) -> None:
+    for options, complaint in (
+        ({"claims": "all"}, "is neither ref .* nor inline"),
+        ({"claims": "inline"}, "option `claimConfig` is missing"),
+        ({"claims": "inline", "claimConfig": str(tmp_path / "none.yaml")}, "there is no such file"),
+        (
+            {"claims": "inline", "claimConfig": "namespace: n\nclaim_check: {backend: memory}"},
+            "cannot be reached from other processes",
+        ),
+    ):
+        with pytest.raises(PySparkException, match=complaint):
+            load(ours, "STAYS", **options)

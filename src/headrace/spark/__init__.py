@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+    from headrace.spark.resolving import resolve
+
+__all__ = ["register", "resolve"]
 
 
 def register(spark: SparkSession) -> None:
@@ -25,3 +27,12 @@ def _sources() -> list[type[Any]]:
     from headrace.spark.provider import HeadraceSource, JetStreamSource
 
     return [HeadraceSource, JetStreamSource, KvSource]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: it brings the object stores' clients, which few queries need.
+    if name == "resolve":
+        from headrace.spark.resolving import resolve
+
+        return resolve
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from headrace.spark import direct, wire
 from headrace.spark.doors import Door, door_of
 from headrace.spark.filters import narrowed
+from headrace.spark.leases import protect_once
 from headrace.spark.offsets import resolve
 from headrace.spark.options import EARLIEST, Options
 from headrace.spark.planning import Range, divide
@@ -32,6 +33,8 @@ class StreamReader(DataSourceReader):
         facts = door.facts()
         pin = door.pin()
         start, end = self._span(facts, door)
+        if "claim" in self.schema.names or self.options.claims == "inline":
+            protect_once(self.options, start - 1)
         return divide(start, end, self.options, first_seq=facts.first_seq, pin=pin)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -55,6 +58,14 @@ class FilteringReader(StreamReader):
 
 def rows(options: Options, part: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a partition, by the path that the options choose."""
+    if options.claims == "inline":
+        from headrace.spark.resolving import inlined, needed_for
+
+        return inlined(_plain(options, part, needed_for(schema)), schema, options)
+    return _plain(options, part, schema)
+
+
+def _plain(options: Options, part: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     if options.path:
         return direct.read_range(options, part, schema)
     return wire.read_range(options, part, schema)

@@ -10,6 +10,8 @@ import json
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,12 +39,19 @@ def claim_column(headers: pa.Array, data: pa.Array) -> pa.Array:
     """References of the messages that carry one, null for the others."""
     if headers.null_count == len(headers):
         return _nothing(len(headers))
-    told = pc.list_element(pc.fill_null(pc.map_lookup(headers, pa.scalar(CLAIM_HEADER), "first"), [None]), 0)
-    marked = pc.fill_null(pc.equal(told, "true"), False)
-    if not pc.any(marked).as_py():
+    marks = marked(headers)
+    if not marks.any():
         return _nothing(len(headers))
-    pairs = zip(marked.to_pylist(), data.to_pylist(), strict=True)
+    pairs = zip(marks, data.to_pylist(), strict=True)
     return pa.array([_reference(payload) if is_claim else None for is_claim, payload in pairs], _KIND)
+
+
+def marked(headers: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which messages say that they carry a reference."""
+    if headers.null_count == len(headers):
+        return np.zeros(len(headers), bool)
+    told = pc.list_element(pc.fill_null(pc.map_lookup(headers, pa.scalar(CLAIM_HEADER), "first"), [None]), 0)
+    return np.asarray(pc.fill_null(pc.equal(told, "true"), False).to_numpy(zero_copy_only=False), bool)
 
 
 @lru_cache(maxsize=8)

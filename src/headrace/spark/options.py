@@ -9,14 +9,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.durations import duration_ns, size_bytes
 from headrace.errors import HeadraceError
 from headrace.spark.link import Address, servers_of
+
+if TYPE_CHECKING:
+    from headrace.claims.config import ClaimConfig
 
 NS = 1_000_000_000
 LOCAL = "nats://127.0.0.1:4222"
@@ -75,6 +78,12 @@ class Options:
     partition_messages_max: int = 0
     fail_on_data_loss: bool = True
     claims: str = "ref"
+    claim_config: str = field(default="", repr=False)
+    claim_configs: tuple[ClaimConfig, ...] = field(default=(), compare=False)
+    claim_errors: str = "fail"
+    claim_parallel: int = 8
+    claim_bytes_max: int = 256 << 20
+    claim_reader: str = ""
     path: str = ""
     pushdown: bool = False
     consumer: str = ""
@@ -105,8 +114,24 @@ def _count(text: str) -> int:
 
 
 def _claims(text: str) -> str:
-    if text != "ref":
-        raise ValueError(f"{text!r} is not ref, the only way so far: the reference comes in column `claim`")
+    if text not in ("ref", "inline"):
+        raise ValueError(
+            f"{text!r} is neither ref (the reference comes in column `claim`) nor inline (the payload in `data`)"
+        )
+    return text
+
+
+def _claim_errors(text: str) -> str:
+    if text not in ("fail", "column"):
+        raise ValueError(
+            f"{text!r} is neither fail nor column (bad claims are told of in column `claim_error`)"
+        )
+    return text
+
+
+def _reader_name(text: str) -> str:
+    if not re.fullmatch(r"[\w-]+", text):
+        raise ValueError(f"{text!r} may have letters, digits, - and _ only")
     return text
 
 
@@ -146,6 +171,11 @@ _SOURCE: dict[str, tuple[str, Callable[[str], Any]]] = {
     "maxmessagesperpartition": ("partition_messages_max", _count),
     "failondataloss": ("fail_on_data_loss", _flag),
     "claims": ("claims", _claims),
+    "claimconfig": ("claim_config", _text),
+    "claimerrors": ("claim_errors", _claim_errors),
+    "claimparallel": ("claim_parallel", _count),
+    "maxclaimbytes": ("claim_bytes_max", size_bytes),
+    "claimreader": ("claim_reader", _reader_name),
     "path": ("path", _text),
     "pushdown": ("pushdown", _flag),
     "consumer": ("consumer", _text),
@@ -169,6 +199,11 @@ _SPELLING = {
         "minPartitions",
         "maxMessagesPerPartition",
         "failOnDataLoss",
+        "claimConfig",
+        "claimErrors",
+        "claimParallel",
+        "maxClaimBytes",
+        "claimReader",
         "batchRows",
         "writeId",
         "batchSize",
@@ -232,7 +267,24 @@ def source_options(raw: Mapping[str, str]) -> Options:
         address_of(options), stream, "servers" in options, **read(options, _SOURCE), given=dict(options)
     )
     _check_together(made)
-    return made
+    return _with_claims(made)
+
+
+def _with_claims(options: Options) -> Options:
+    """The configuration of claims goes to the tasks with the options: the file may be on the driver only."""
+    if options.claims != "inline":
+        return options
+    if not options.claim_config:
+        raise OptionError(
+            "option `claimConfig` is missing: with claims=inline it names the YAML file of the claims"
+        )
+    from headrace.claims.errors import ConfigError
+    from headrace.spark.payloads import configs_of
+
+    try:
+        return replace(options, claim_configs=configs_of(options.claim_config))
+    except ConfigError as error:
+        raise OptionError(f"option `claimConfig`: {error}") from error
 
 
 def _check_together(options: Options) -> None:

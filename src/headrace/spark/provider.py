@@ -24,17 +24,16 @@ class HeadraceSource(DataSource):
         return "headrace"
 
     def schema(self) -> StructType:
-        source_options(self.options)
-        return schemas.STREAM
+        return schemas.stream_schema(source_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = source_options(self.options)
         kind = FilteringReader if options.pushdown else StreamReader
-        return kind(options, schemas.arrow_schema(schema, schemas.STREAM))
+        return kind(options, schemas.arrow_schema(schema, schemas.stream_schema(options)))
 
     def streamReader(self, schema: StructType) -> StreamStreamReader:
         options = source_options(self.options)
-        return StreamStreamReader(options, schemas.arrow_schema(schema, schemas.STREAM))
+        return StreamStreamReader(options, schemas.arrow_schema(schema, schemas.stream_schema(options)))
 
     def writer(self, schema: StructType, overwrite: bool) -> StreamWriter:
         return StreamWriter(sink_options(self.options), schema, overwrite)

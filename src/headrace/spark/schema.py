@@ -21,6 +21,7 @@ from pyspark.sql.types import (
 
 from headrace.errors import HeadraceError
 from headrace.spark.columns import assemble as assemble
+from headrace.spark.options import Options
 
 #: What a claim's reference says; null in messages that carry their payload themselves.
 CLAIM = StructType(
@@ -50,6 +51,16 @@ STREAM = StructType(
         StructField("claim", CLAIM),
     ]
 )
+
+
+#: Where bad claims go if they are not to fail the query; only in reads that ask for it.
+CLAIM_ERROR = StructField("claim_error", StringType())
+
+
+def stream_schema(options: Options) -> StructType:
+    """The columns of a stream when it is read with these options."""
+    asked = options.claims == "inline" and options.claim_errors == "column"
+    return StructType([*STREAM.fields, CLAIM_ERROR]) if asked else STREAM
 
 
 class SchemaError(HeadraceError):

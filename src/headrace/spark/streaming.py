@@ -25,6 +25,7 @@ from headrace.errors import StoreError
 from headrace.spark.batch import rows
 from headrace.spark.consuming import Acknowledger
 from headrace.spark.doors import Door, door_of
+from headrace.spark.leases import Lease
 from headrace.spark.offsets import Offset, offset_at, resolve, surviving_end, surviving_start
 from headrace.spark.options import EARLIEST, LATEST, Bound, OptionError, Options
 from headrace.spark.planning import Range, divide
@@ -49,13 +50,16 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pins: dict[str, int] = {}
         self._batch_s = time.monotonic()
         self._acknowledger: Acknowledger | None = None
+        self._lease: Lease | None = None
 
     # What Spark asks, in the order in which it does
 
     def initialOffset(self) -> dict[str, Any]:
         facts = self._facts()
         start = resolve(self._starting(facts), facts, self._entry().seq_at)
-        return offset_at(facts, min(max(start, facts.first_seq), facts.next_seq)).to_json()
+        begin = min(max(start, facts.first_seq), facts.next_seq)
+        self._protect(begin - 1)
+        return offset_at(facts, begin).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._facts().next_seq
@@ -87,6 +91,7 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, to = Offset.from_json(start, self.options), Offset.from_json(end, self.options)
+        self._protect(begin.next_seq - 1)
         if begin.identity == to.identity and self._still_pinned(to.pin):
             # What the batch was planned on is held, whatever became of the stream since.
             return divide(begin.next_seq, to.next_seq, self.options, first_seq=begin.next_seq, pin=to.pin)
@@ -104,7 +109,9 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._finished(Offset.from_json(end, self.options))
 
     def stop(self) -> None:
-        """Pins of what is not finished stay until their leases end: a restart reads the same rows through them."""
+        """Pins and claims of what is not finished stay until their leases end: a restart reads the same rows."""
+        if self._lease is not None:
+            self._lease.close()
 
     # How it is found out
 
@@ -181,11 +188,20 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _finished(self, position: Offset) -> None:
         """Spark will not ask for anything below this position again."""
+        self._protect(position.next_seq - 1)
         for pin in [pin for pin, covered in self._pins.items() if covered <= position.next_seq]:
             del self._pins[pin]
             self._entry().unpin(pin)
         if self._acknowledger is not None:
             self._acknowledger.finish(position.next_seq)
+
+    def _protect(self, finished: int) -> None:
+        """Claims of messages behind what is finished may be read again, so that no collector takes them."""
+        if self._lease is None:
+            if "claim" not in self.schema.names and self.options.claims != "inline":
+                return
+            self._lease = Lease(self.options)
+        self._lease.hold(finished)
 
     def _need_consumer(self, facts: Facts) -> None:
         """Streams that keep messages only for their consumers need one that speaks for this query."""

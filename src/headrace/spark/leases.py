@@ -1,0 +1,123 @@
+"""Spark as a reader that collectors of claims know of: what it may still read, or read again, is not collected.
+
+Owns the leases `$CLAIMS.reader.<stream>.<reader>` of this process's queries (see `headrace.claims.floors`). Invariants: a
+lease is there before the first position it protects is handed out; its floor only rises, and only to what Spark has
+finished; it is renewed while the query lives, and left to run out when it stops, so that a restart finds its claims.
+Where the server keeps no claims nothing is done. It has connections of its own: a refusal here must not end a query.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+
+from headrace.spark.link import Link, LinkError, Refused
+from headrace.spark.options import Options
+from headrace.spark.streams import StreamError, call
+
+_log = logging.getLogger("headrace.spark")
+_REGISTRY = "CLAIMS"
+_LOOK_S = 5.0
+
+
+class Lease:
+    """What one query protects. Used by the driver's process only."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._subject = _subject(options)
+        self._floor = self._told = -1
+        self._told_s = 0.0
+        self._is_kept = True
+        self._link: Link | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, finished: int) -> None:
+        """Everything up to `finished` may be collected, nothing behind it."""
+        self._floor = max(self._floor, finished)
+        if self._is_kept and self._floor > self._told:
+            self._tell()
+        if self._is_kept and self._thread is None:
+            self._thread = threading.Thread(target=self._renew, name="headrace-lease", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Renew it no more; it lasts on for its time."""
+        self._ended.set()
+        with self._lock:
+            self._drop()
+
+    def _renew(self) -> None:
+        third_s = self._options.lease_s / 3
+        while self._is_kept and not self._ended.wait(min(_LOOK_S, third_s)):
+            if self._floor > self._told or time.monotonic() - self._told_s > third_s:
+                self._tell()
+
+    def _tell(self) -> None:
+        """A query whose server is away notices by itself; the lease is told again with the next look."""
+        with self._lock:
+            floor = self._floor
+            try:
+                self._link = self._link or Link(self._options.address)
+                self._is_kept = _write(self._link, self._options, self._subject, floor)
+                self._told, self._told_s = floor, time.monotonic()
+            except LinkError as error:
+                _log.warning("claims of stream %r may lose their lease: %s", self._options.stream, error)
+                self._drop()
+            if not self._is_kept:
+                self._drop()
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+def protect_once(options: Options, finished: int) -> None:
+    """For a batch read: hold what is behind `finished` for one lease."""
+    if options.path and not options.servers_given:
+        return
+    try:
+        link = Link(options.address)
+    except LinkError as error:
+        _log.warning("claims of stream %r are not protected: %s", options.stream, error)
+        return
+    try:
+        _write(link, options, _subject(options), finished)
+    except LinkError as error:
+        _log.warning("claims of stream %r are not protected: %s", options.stream, error)
+    finally:
+        link.close()
+
+
+def _subject(options: Options) -> str:
+    return f"$CLAIMS.reader.{options.stream}.{options.claim_reader or uuid.uuid4().hex}"
+
+
+def _write(link: Link, options: Options, subject: str, finished: int) -> bool:
+    """Write a lease down; False where nobody keeps claims, or this user may not say what it reads."""
+    try:
+        found = call(link, f"{options.api}.STREAM.NAMES", {"subject": subject})
+        if _REGISTRY not in (found.get("streams") or ()):
+            return False
+        _store(link, subject, max(finished, 0), options.lease_s)
+        return True
+    except (Refused, StreamError) as error:
+        _log.warning("claims of stream %r are not protected: %s", options.stream, error)
+        return False
+
+
+def _store(link: Link, subject: str, finished: int, lease_s: float) -> None:
+    header = b"NATS/1.0\r\nNats-TTL: %ds\r\n\r\n" % max(1, round(lease_s))
+    body = json.dumps({"acked": finished}).encode()
+    reply = link.new_inbox()
+    sizes = (subject.encode(), reply, len(header), len(header) + len(body), header, body)
+    link.send(b"HPUB %s %s %d %d\r\n%s%s\r\n" % sizes)
+    answer = json.loads(link.answer(reply, subject).payload)
+    if "error" in answer:
+        raise StreamError(f"the lease {subject} is refused: {answer['error'].get('description')}")
