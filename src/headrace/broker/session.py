@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headrace.broker.permissions import Permissions
+from headrace.broker.permissions import Permissions, Replies
 from headrace.broker.router import Hub
 from headrace.errors import ProtocolError
 from headrace.kernel import Peer, Subscription
@@ -52,6 +52,9 @@ class Owner(Protocol):
 
     client_ip: str
 
+    def now_ns(self) -> int:
+        """The time, for what lasts only so long."""
+
     def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
         """Who a CONNECT (keys in lower case) proves to be; None is a violation."""
 
@@ -79,6 +82,7 @@ class Session(Peer):
         "permissions",
         "pings_out",
         "protocol",
+        "replies",
         "stamped",
         "subs",
         "version",
@@ -95,6 +99,7 @@ class Session(Peer):
         self.subs: dict[bytes, Subscription] = {}
         self.identity: Identity | None = None
         self.permissions: Permissions | None = None
+        self.replies: Replies | None = None
         self.protocol = 0
         self.name = self.lang = self.version = ""
         self.activity = self.pings_out = 0
@@ -156,8 +161,11 @@ class Session(Peer):
     def admit_as(self, identity: Identity) -> None:
         """From now on speak for somebody."""
         self.identity = identity
-        self.permissions = identity.permissions
-        self.guarded = self.permissions is not None
+        self.permissions = rules = identity.permissions
+        self.guarded = rules is not None
+        self.replies = Replies(rules.responses) if rules is not None and rules.responses is not None else None
+        for sub in self.subs.values():
+            sub.watched = self._watches(sub.pattern, sub.queue)
 
     def _adopt(self, fields: Mapping[str, Any]) -> None:
         self.verbose = fields.get("verbose", self.verbose)
@@ -193,7 +201,7 @@ class Session(Peer):
                 self.complain("Invalid Subject")
                 return
             sub = Subscription(self, subject, queue, sid)
-            sub.watched = self.permissions is not None and self.permissions.withholds_from(subject)
+            sub.watched = self._watches(subject, queue)
             self.subs[sid] = sub
             self.hub.subscribe(sub)
         self._ok()
@@ -234,7 +242,9 @@ class Session(Peer):
             self.complain("Invalid Publish Subject")
 
     def may_publish(self, subject: bytes) -> bool:
-        return self.permissions is None or self.permissions.may_publish(subject)
+        if self.permissions is None or self.permissions.may_publish(subject):
+            return True
+        return self.replies is not None and self.replies.take(subject, self.owner.now_ns())
 
     def refuse_publish(self, subject: bytes) -> None:
         self.complain(b'Permissions Violation for Publish to "%s"' % subject)
@@ -243,8 +253,18 @@ class Session(Peer):
         self.complain(b'Permissions Violation for Publish with Reply of "%s"' % reply)
 
     def admit(self, sub: Subscription, subject: bytes, reply: bytes) -> bool:
-        """Whether a watched subscription gets a message."""
-        return self.permissions is None or not self.permissions.withheld(subject)
+        """Whether a watched subscription gets a message; with a reply to it the client may answer."""
+        rules = self.permissions
+        if rules is not None and rules.withheld(subject, sub.queue):
+            return False
+        if reply and self.replies is not None and rules is not None and not rules.may_publish(reply):
+            self.replies.asked(reply, self.owner.now_ns())
+        return True
+
+    def _watches(self, pattern: bytes, queue: bytes | None) -> bool:
+        """Whether a delivery to a subscription has to be looked at."""
+        rules = self.permissions
+        return rules is not None and (self.replies is not None or rules.withholds_from(pattern, queue))
 
     def spent(self, sub: Subscription) -> None:
         """A subscription had the last delivery it asked for."""

@@ -280,6 +280,9 @@ class Connection(asyncio.BufferedProtocol):
 
     # What the session asks of its owner
 
+    def now_ns(self) -> int:
+        return int(self._listener.loop.time() * 1e9)
+
     def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
         identity = self._listener.authenticator.check(fields)
         if identity is not None:

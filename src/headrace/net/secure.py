@@ -20,7 +20,9 @@ class Channel:
         """With the name of a host this is the end that dialled it; else the other."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=host is None, server_hostname=host
+        )
         self.open = False
         self.ended = False
 

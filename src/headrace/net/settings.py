@@ -17,8 +17,22 @@ from headrace.net.settings_accounts import accounts
 from headrace.net.settings_doors import tls, websocket
 from headrace.net.settings_trust import operator, resolver, resolver_preload
 from headrace.net.settings_users import authorization
-from headrace.net.values import Draft, Keys, address, each, fail, integer, read, seconds, section, switch, text
-from headrace.net.values import texts, without
+from headrace.net.values import (
+    Draft,
+    Keys,
+    address,
+    each,
+    fail,
+    integer,
+    read,
+    seconds,
+    section,
+    switch,
+    text,
+    texts,
+    without,
+)
+
 
 def load(path: str, environment: Mapping[str, str]) -> Draft:
     """The settings of a configuration file; ConfigError tells what is wrong and where."""

@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import ssl
 
-from headrace.net.options import Options, OptionsError
+from headrace.net.options import Options, OptionsError, TlsFiles
 
 
 def server_context(options: Options) -> ssl.SSLContext | None:
-    """The context of a listener; None when the options ask for no TLS."""
-    if not options.tls_enabled:
-        return None
+    """The context of the door for clients; None when the options ask for no TLS."""
+    return context_of(options.tls_files) if options.tls_enabled else None
+
+
+def context_of(files: TlsFiles) -> ssl.SSLContext:
+    """The context of a listener with these certificates."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load_certificate(context, options)
-    if options.tls_ca:
-        _load_authority(context, options)
-    if options.tls_verify:
+    _load_certificate(context, files)
+    if files.ca:
+        _load_authority(context, files)
+    if files.verify:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def _load_certificate(context: ssl.SSLContext, options: Options) -> None:
+def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
     try:
-        context.load_cert_chain(options.tls_cert, options.tls_key)
+        context.load_cert_chain(files.cert, files.key)
     except (OSError, ssl.SSLError) as error:
         raise OptionsError(
-            f"cannot use certificate {options.tls_cert!r} with key {options.tls_key!r}: {error}"
+            f"cannot use certificate {files.cert!r} with key {files.key!r}: {error}"
         ) from error
 
 
-def _load_authority(context: ssl.SSLContext, options: Options) -> None:
+def _load_authority(context: ssl.SSLContext, files: TlsFiles) -> None:
     try:
-        context.load_verify_locations(options.tls_ca)
+        context.load_verify_locations(files.ca)
     except (OSError, ssl.SSLError) as error:
-        raise OptionsError(f"cannot use certificate authority {options.tls_ca!r}: {error}") from error
+        raise OptionsError(f"cannot use certificate authority {files.ca!r}: {error}") from error

@@ -3,8 +3,8 @@
 import pytest
 
 from headrace.errors import AuthError
-from headrace.net.auth import ANONYMOUS, Authenticator, Identity, Standing, is_hash, same_secret
-from headrace.net.options import Options, OptionsError, User
+from headrace.net.auth import ANONYMOUS, Approach, Authenticator, Identity, Standing, is_hash, same_secret
+from headrace.net.options import AccountOptions, Options, OptionsError, User
 
 
 def test_nobody_has_to_say_who_they_are() -> None:
@@ -52,11 +52,25 @@ def test_token(connect: dict[str, object], known: bool) -> None:
 
 def test_several_users_with_accounts_and_one_for_strangers() -> None:
     users = (User("a", "1", "A"), User("guest", "2"))
-    authenticator = Authenticator(Options(users=users, no_auth_user="guest"))
+    options = Options(users=users, accounts=(AccountOptions("A"),), no_auth_user="guest")
+    authenticator = Authenticator(options)
     assert not authenticator.required
     assert authenticator.check({"user": "a", "pass": "1"}) == Identity("a", "A")
     assert authenticator.check({}) == Identity("guest")
     assert authenticator.check({"user": "a", "pass": "wrong"}) is None
+
+
+def test_a_user_without_a_password_needs_a_certificate() -> None:
+    authenticator = Authenticator(Options(users=(User("a"),)))
+    for credentials in ({"user": "a"}, {"user": "a", "pass": ""}, {}, {"user": ""}):
+        assert authenticator.check(credentials) is None
+    approach = Approach(certificate={"subjectAltName": (("DNS", "a"),)}, map_users=True)
+    assert authenticator.check({}, approach) == Identity("a")
+
+
+def test_a_user_of_an_unknown_account_is_refused() -> None:
+    with pytest.raises(OptionsError, match="'B'"):
+        Authenticator(Options(users=(User("a", "1", "B"),)))
 
 
 def test_the_user_for_strangers_has_to_exist() -> None:

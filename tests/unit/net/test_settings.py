@@ -103,12 +103,29 @@ def test_users_with_permissions() -> None:
         ("debug: 1", "true or false"),
         ("ping_interval: soon", "is not a duration"),
         ("listen: nowhere", "'listen'"),
-        ("accounts { A {} }", "server.conf:1:1: 'accounts' is not supported yet"),
-        ("websocket { port: 1 }", "not supported yet"),
-        ("tls { verify_and_map: true }", "server.conf:1:7: unknown field 'verify_and_map' in 'tls'"),
+        ("mappings { a: b }", "server.conf:1:1: 'mappings' is not supported yet"),
+        ("accounts { A { user: x } }", "server.conf:1:16: unknown field 'user' in 'accounts.A'"),
+        ("accounts { $G { } }", "'$G' is the account of those who are in no other"),
+        ("accounts { A { exports: [{stream: a, service: b}] } }", "either a stream or a service"),
+        ("accounts { A { exports: [{stream: a..b}] } }", "'a..b' is no subject"),
+        ("accounts { A { exports: [{stream: a, accounts: [B]}] } }", "'B' is no account"),
+        ("accounts { A { imports: [{stream: {account: B, subject: x}}] } }", "'B' is no account"),
+        (
+            "accounts { B { exports: [{stream: y}] }, A { imports: [{stream: {account: B, subject: x}}] } }",
+            "'A' may not import 'x' of 'B'",
+        ),
+        ("websocket { port: 1, odd: 2 }", "server.conf:1:22: unknown field 'odd' in 'websocket'"),
+        ("tls { verify_or_not: true }", "server.conf:1:7: unknown field 'verify_or_not' in 'tls'"),
         ("tls: true", "'tls' is a section"),
-        ("authorization { users: [{user: a}] }", "a user needs a name and a password"),
-        ("authorization { users: [{nkey: UABC}] }", "unknown field 'nkey'"),
+        ("authorization { users: [{password: a}] }", "a user needs a name and a password"),
+        ("authorization { users: [{nkey: UABC}] }", "'UABC' is no public nkey of a user"),
+        (
+            "authorization { users: [{user: a, connection_types: [CARRIER_PIGEON]}] }",
+            "unknown connection type",
+        ),
+        ("authorization { users: [{user: a, permissions: {publish: 'a b'}}] }", "'a b' is no subject"),
+        ("resolver: URL(http://x)", "the resolver is MEMORY"),
+        ("operator: eyJx", "the operator's token is not valid"),
         (
             "authorization { user: a, password: b, users: [{user: c, password: d}] }",
             "cannot be used together",
@@ -129,11 +146,11 @@ def test_what_cannot_be_used_says_why_and_where(text: str, message: str) -> None
 
 def test_keys_without_effect_are_reported() -> None:
     draft = interpret(
-        parse("leafnodes { listen: 1 }\njetstream { sync_interval: 1s }", "x", lambda path: "", {})
+        parse("max_closed_clients: 1\njetstream { sync_interval: 1s }", "x", lambda path: "", {})
     )
     assert draft.settings == {"jetstream": True}
     assert draft.warnings == [
-        "x:1:1: 'leafnodes' has no effect here",
+        "x:1:1: 'max_closed_clients' has no effect here",
         "x:2:13: 'sync_interval' has no effect here",
     ]
 

@@ -1,0 +1,241 @@
+"""The keys of `accounts`: who is in them, what they may keep, what they show each other."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from headrace.api.limits import NO_LIMITS, Limits
+from headrace.broker.accounts import GLOBAL, AccountLimits
+from headrace.broker.exports import (
+    PATIENCE_NS,
+    ExchangeError,
+    Export,
+    Import,
+    check_cycles,
+    find_export,
+    inward,
+    outward,
+)
+from headrace.durations import duration_ns
+from headrace.net.conf import Place, Section
+from headrace.net.options import AccountOptions
+from headrace.net.settings_users import users
+from headrace.net.values import Draft, Keys, anything, each, fail, integer, section, switch, text, texts
+from headrace.protocol import subjects
+
+_ACCOUNT: Keys = {
+    "users": ("users", anything),
+    "nkey": ("nkey", text),
+    "jetstream": ("jetstream", anything),
+    "exports": ("exports", anything),
+    "imports": ("imports", anything),
+    "limits": ("limits", anything),
+    "default_permissions": ("default", anything),
+}
+_STREAMS: Keys = {
+    **dict.fromkeys(("max_memory", "max_mem", "mem", "memory"), ("max_memory", integer)),
+    **dict.fromkeys(("max_store", "max_file", "max_disk", "store", "disk"), ("max_storage", integer)),
+    **dict.fromkeys(("max_streams", "streams"), ("max_streams", integer)),
+    **dict.fromkeys(("max_consumers", "consumers"), ("max_consumers", integer)),
+    **dict.fromkeys(("max_bytes_required", "max_stream_bytes", "max_bytes"), ("max_bytes_required", switch)),
+    **dict.fromkeys(
+        ("mem_max_stream_bytes", "memory_max_stream_bytes"), ("memory_max_stream_bytes", integer)
+    ),
+    **dict.fromkeys(
+        ("disk_max_stream_bytes", "store_max_stream_bytes"), ("storage_max_stream_bytes", integer)
+    ),
+    "max_ack_pending": ("max_ack_pending", integer),
+}
+_LIMITS: Keys = {
+    **dict.fromkeys(("max_connections", "max_conn"), ("connections", integer)),
+    **dict.fromkeys(("max_leafnodes", "max_leafs"), ("leafs", integer)),
+    **dict.fromkeys(("max_subscriptions", "max_subs"), ("subscriptions", integer)),
+    **dict.fromkeys(("max_payload", "max_pay"), ("payload", integer)),
+}
+_SWITCH_WORDS = {"enabled": True, "enable": True, "disabled": False, "disable": False}
+
+
+class _Found(NamedTuple):
+    account: AccountOptions
+    place: Place
+
+
+def accounts(draft: Draft, value: object, place: Place) -> None:
+    """`accounts { A { ... } }`, or a list of names."""
+    found: list[_Found] = []
+    if isinstance(value, list):
+        found = [_Found(AccountOptions(_name(each_name, place)), place) for each_name in value]
+    else:
+        written = section(value, "accounts", place)
+        for name, inner in written.items():
+            if name not in written.referred:
+                found.append(_account(draft, _name(name, place), inner, written.places[name]))
+    _check_exchange(found)
+    draft.settings["accounts"] = tuple(entry.account for entry in found)
+
+
+def _name(value: object, place: Place) -> str:
+    name = text(value)
+    if name == GLOBAL:
+        fail(place, f"{GLOBAL!r} is the account of those who are in no other; it is not configured")
+    return name
+
+
+def _account(draft: Draft, name: str, value: object, place: Place) -> _Found:
+    written = section(value, "accounts", place)
+    found = each(written, _ACCOUNT, f"accounts.{name}")
+    if "users" in found:
+        listed = users(found["users"], found.get("default"), name, written.places.get("users", place))
+        draft.settings["users"] = draft.settings.get("users", ()) + listed
+    limits = found.get("limits")
+    account = AccountOptions(
+        name,
+        streams=_streams(found.get("jetstream", False), place),
+        limits=None
+        if limits is None
+        else AccountLimits(**each(section(limits, "limits", place), _LIMITS, "limits")),
+        exports=tuple(_export(entry, place) for entry in _list(found, "exports", place)),
+        imports=tuple(_import(entry, place) for entry in _list(found, "imports", place)),
+    )
+    return _Found(account, place)
+
+
+def _list(found: dict[str, Any], key: str, place: Place) -> list[object]:
+    value = found.get(key, [])
+    if not isinstance(value, list):
+        fail(place, f"{key!r} is a list: {key} [ {{stream: a}} ]")
+    return value
+
+
+def _streams(value: object, place: Place) -> Limits | None:
+    """`enabled`, `disabled`, or limits."""
+    if isinstance(value, str) and value.lower() in _SWITCH_WORDS:
+        value = _SWITCH_WORDS[value.lower()]
+    if isinstance(value, bool):
+        return NO_LIMITS if value else None
+    written = Section()
+    source = section(value, "jetstream", place)
+    written.places, written.referred = source.places, source.referred
+    written.update((key, inner) for key, inner in source.items() if key.lower() != "cluster_traffic")
+    return Limits(**each(written, _STREAMS, "jetstream"))
+
+
+# Exports and imports
+
+_EXPORT: Keys = {
+    "stream": ("stream", text),
+    "service": ("service", text),
+    "accounts": ("accounts", texts),
+    "account_token_position": ("account_token", integer),
+    **dict.fromkeys(("response", "response_type"), ("response", text)),
+    **dict.fromkeys(
+        ("threshold", "response_threshold", "response_max_time", "response_time"),
+        ("patience_ns", lambda value: duration_ns(text(value))),
+    ),
+    # Tracing and latency are not measured here; what an export allows is the same without.
+    "allow_trace": ("ignored", switch),
+    "latency": ("ignored", anything),
+}
+_RESPONSE_TYPES = {
+    "single": "singleton",
+    "singleton": "singleton",
+    "stream": "stream",
+    "chunk": "chunked",
+    "chunked": "chunked",
+}
+_IMPORT: Keys = {
+    "stream": ("stream", anything),
+    "service": ("service", anything),
+    "prefix": ("prefix", text),
+    "to": ("to", text),
+    "share": ("share", switch),
+    "allow_trace": ("ignored", switch),
+}
+_FROM: Keys = {"account": ("account", text), "subject": ("subject", text)}
+
+
+def _one_kind(found: dict[str, Any], what: str, place: Place) -> str:
+    kinds = [kind for kind in ("stream", "service") if kind in found]
+    if len(kinds) != 1:
+        fail(place, f"an {what} is either a stream or a service")
+    return kinds[0]
+
+
+def _subject(value: str, place: Place) -> bytes:
+    if not subjects.valid(value.encode()):
+        fail(place, f"{value!r} is no subject")
+    return value.encode()
+
+
+def _export(value: object, place: Place) -> Export:
+    written = section(value, "exports", place)
+    here = next(iter(written.places.values()), place)
+    found = each(written, _EXPORT, "exports")
+    kind = _one_kind(found, "export", here)
+    response = found.get("response", "singleton").lower()
+    if response not in _RESPONSE_TYPES:
+        fail(here, f"unknown response type {response!r}; there are singleton, stream and chunked")
+    if kind == "stream" and ("response" in found or "patience_ns" in found):
+        fail(here, "only services have a response")
+    names = found.get("accounts")
+    return Export(
+        kind,  # type: ignore[arg-type]
+        _subject(found[kind], here),
+        accounts=frozenset(names) if names else None,
+        account_token=found.get("account_token", 0),
+        response=_RESPONSE_TYPES[response],  # type: ignore[arg-type]
+        patience_ns=found.get("patience_ns", PATIENCE_NS),
+    )
+
+
+def _import(value: object, place: Place) -> Import:
+    written = section(value, "imports", place)
+    here = next(iter(written.places.values()), place)
+    found = each(written, _IMPORT, "imports")
+    kind = _one_kind(found, "import", here)
+    origin = each(section(found[kind], kind, here), _FROM, kind)
+    if "account" not in origin or "subject" not in origin:
+        fail(here, "an import names an account and a subject")
+    if "prefix" in found and ("to" in found or kind == "service"):
+        fail(here, "a prefix is for streams, and not together with 'to'")
+    subject = _subject(origin["subject"], here)
+    local = found.get("to", f"{found['prefix'].rstrip('.')}.{origin['subject']}" if "prefix" in found else "")
+    made = Import(
+        kind,  # type: ignore[arg-type]
+        origin["account"],
+        subject,
+        _subject(local, here) if local else subject,
+        share=found.get("share", False),
+    )
+    try:
+        (outward(subject, made.local) if kind == "stream" else inward(made.local, subject))
+    except ExchangeError as error:
+        fail(here, str(error))
+    return made
+
+
+def _check_exchange(found: list[_Found]) -> None:
+    """Whether every import is there to be had, and none leads back to itself."""
+    exports = {entry.account.name: entry.account.exports for entry in found}
+    for account, place in found:
+        for export in account.exports:
+            unknown = sorted((export.accounts or frozenset()) - set(exports))
+            if unknown:
+                fail(place, f"{unknown[0]!r} is no account")
+        seen: set[tuple[str, str, bytes]] = set()
+        for wanted in account.imports:
+            if wanted.account not in exports:
+                fail(place, f"{wanted.account!r} is no account")
+            if find_export(exports[wanted.account], wanted, account.name) is None:
+                fail(
+                    place,
+                    f"{account.name!r} may not import {wanted.subject.decode()!r} of {wanted.account!r}",
+                )
+            key = (wanted.kind, wanted.account, wanted.local if wanted.kind == "service" else wanted.subject)
+            if key in seen:
+                fail(place, f"{key[2].decode()!r} is imported twice")
+            seen.add(key)
+    try:
+        check_cycles({entry.account.name: entry.account.imports for entry in found})
+    except ExchangeError as error:
+        fail(found[0].place, str(error))

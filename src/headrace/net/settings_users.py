@@ -1,0 +1,158 @@
+"""The keys that say who may connect: `authorization`, users, their permissions and responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.broker import Permissions
+from headrace.broker.permissions import Responses
+from headrace.durations import duration_ns
+from headrace.net.conf import Place, Section
+from headrace.net.nkeys import is_public_key
+from headrace.net.options import User
+from headrace.net.values import (
+    Draft,
+    Keys,
+    anything,
+    each,
+    fail,
+    integer,
+    read,
+    seconds,
+    section,
+    text,
+    texts,
+)
+from headrace.protocol import subjects
+
+#: The kinds of connection a user may be bound to; those that this server has not got can be named all the same.
+CONNECTIONS = frozenset(("STANDARD", "WEBSOCKET", "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS"))
+
+_AUTHORIZATION: Keys = {
+    "user": ("user", text),
+    "username": ("user", text),
+    "pass": ("password", text),
+    "password": ("password", text),
+    "token": ("token", text),
+    "timeout": ("auth_timeout_s", seconds),
+    "users": ("users", anything),
+    "default_permissions": ("default_permissions", anything),
+    "default_permission": ("default_permissions", anything),
+    "permissions": ("default_permissions", anything),
+}
+_USER: Keys = {
+    "user": ("name", text),
+    "username": ("name", text),
+    "nkey": ("nkey", text),
+    "pass": ("password", text),
+    "password": ("password", text),
+    "permissions": ("permissions", anything),
+    "permission": ("permissions", anything),
+    "authorization": ("permissions", anything),
+    "allowed_connection_types": ("connections", texts),
+    "connection_types": ("connections", texts),
+    "clients": ("connections", texts),
+}
+
+
+def authorization(draft: Draft, value: object, place: Place) -> None:
+    """`authorization { ... }`: one user, a token, or a list of users of the global account."""
+    found = each(section(value, "authorization", place), _AUTHORIZATION, "authorization")
+    listed = found.pop("users", [])
+    default = found.pop("default_permissions", None)
+    if listed and "user" in found:
+        fail(place, "a single user and a list of users cannot be used together")
+    draft.settings |= found
+    draft.settings["users"] = draft.settings.get("users", ()) + users(listed, default, "", place)
+
+
+def users(value: object, default: object, account: str, place: Place) -> tuple[User, ...]:
+    """A list of users, all of one account."""
+    if not isinstance(value, list):
+        fail(place, "'users' is a list: users [ {user: a, password: b} ]")
+    return tuple(_user(user, default, account, place) for user in value)
+
+
+def _user(value: object, default: object, account: str, place: Place) -> User:
+    written = section(value, "users", place)
+    here = next(iter(written.places.values()), place)
+    found = each(written, _USER, "users")
+    rules = found.get("permissions", default)
+    allowed = None if rules is None else permissions(rules, here)
+    kinds = _kinds(found.get("connections", ()), here)
+    if "nkey" in found:
+        if "name" in found or "password" in found:
+            fail(here, "a user has either a name with a password or an nkey")
+        if not is_public_key(found["nkey"], "U"):
+            fail(here, f"{found['nkey']!r} is no public nkey of a user")
+        return User(found["nkey"], account=account, permissions=allowed, nkey=True, connections=kinds)
+    if "name" not in found:
+        fail(here, "a user needs a name and a password")
+    return User(found["name"], found.get("password", ""), account, allowed, connections=kinds)
+
+
+def _kinds(names: tuple[str, ...], place: Place) -> frozenset[str]:
+    found = frozenset(name.upper() for name in names)
+    unknown = sorted(found - CONNECTIONS)
+    if unknown:
+        fail(place, f"unknown connection type {unknown[0]!r}; there are {', '.join(sorted(CONNECTIONS))}")
+    return found
+
+
+# Permissions
+
+_PERMISSIONS: Keys = {
+    "publish": ("publish", anything),
+    "pub": ("publish", anything),
+    "import": ("publish", anything),
+    "subscribe": ("subscribe", anything),
+    "sub": ("subscribe", anything),
+    "export": ("subscribe", anything),
+    "allow_responses": ("responses", anything),
+    "publish_allow_responses": ("responses", anything),
+}
+_RESPONSES: Keys = {
+    **dict.fromkeys(("max", "max_msgs", "max_messages", "max_responses"), ("most", integer)),
+    **dict.fromkeys(("expires", "expiration", "ttl"), ("expires", lambda value: duration_ns(text(value)))),
+}
+
+
+def permissions(value: object, place: Place) -> Permissions:
+    """What may be published to and subscribed to, and whether requests may be answered."""
+    found = each(section(value, "permissions", place), _PERMISSIONS, "permissions")
+    rules: dict[str, Any] = {}
+    for kind in ("publish", "subscribe"):
+        if kind in found:
+            rules |= _allow_deny(kind, found[kind], place)
+    responses = _responses(found.get("responses", False), place)
+    if responses is not None:
+        rules["responses"] = responses
+        rules.setdefault("publish_allow", [])
+    return Permissions(**rules)
+
+
+def _responses(value: object, place: Place) -> Responses | None:
+    if isinstance(value, bool):
+        return Responses() if value else None
+    if not isinstance(value, Section):
+        fail(place, "'allow_responses' is true, false or a section with max and expires")
+    found = each(value, _RESPONSES, "allow_responses")
+    default = Responses()
+    return Responses(found.get("most") or default.most, found.get("expires") or default.expires_ns)
+
+
+def _allow_deny(kind: str, value: object, place: Place) -> dict[str, list[bytes]]:
+    def rules(value: object) -> list[bytes]:
+        return [_rule(kind, entry) for entry in texts(value)]
+
+    if not isinstance(value, Section):
+        return {f"{kind}_allow": read(rules, value, kind, place)}
+    return each(value, {part: (f"{kind}_{part}", rules) for part in ("allow", "deny")}, kind)
+
+
+def _rule(kind: str, entry: str) -> bytes:
+    """A subject, for subscriptions optionally with a queue behind it."""
+    words = entry.encode().split()
+    if not 1 <= len(words) <= (2 if kind == "subscribe" else 1) or not all(map(subjects.valid, words)):
+        raise ValueError(f"{entry!r} is no subject")
+    return b" ".join(words)
