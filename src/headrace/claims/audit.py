@@ -6,14 +6,13 @@ never fails because its event did. The server's time on the message is the event
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.claims.clock import SECOND_NS
 from headrace.claims.registry import ensure_stream, scan_subjects
-from headrace.claims.wire import Stored, Wire
+from headrace.claims.wire import Stored, Wire, decoded, encoded
 
 STREAM = "CLAIMS_AUDIT"
 EVENTS = ("created", "retrieved", "released", "deleted", "expired", "failed", "collected")
@@ -52,7 +51,7 @@ class Audit:
     async def tell(self, namespace: str, claim_id: str, event: str, **facts: Any) -> None:
         if self._enabled and not self._wire.connection.is_closed:
             subject = f"$CLAIMS.audit.{namespace}.{claim_id}.{event}"
-            await self._wire.connection.publish(subject, json.dumps(facts, separators=(",", ":")).encode())
+            await self._wire.connection.publish(subject, encoded(facts))
 
     async def events(self, namespace: str = "*", claim_id: str = "*") -> AsyncIterator[Event]:
         """What is known, oldest first."""
@@ -63,4 +62,4 @@ class Audit:
 
 def _event(item: Stored) -> Event:
     _, _, namespace, claim_id, event = item.subject.split(".")
-    return Event(namespace, claim_id, event, item.seq, item.time_ns, json.loads(item.data or b"{}"))
+    return Event(namespace, claim_id, event, item.seq, item.time_ns, decoded(item.data or b"{}"))

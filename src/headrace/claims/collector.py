@@ -25,6 +25,7 @@ from headrace.errors import RequestError
 
 _LOG = logging.getLogger("headrace.claims")
 _BATCH = 1000
+_AT_ONCE = 3
 _ACK_WAIT_S = 60
 _RETRY_S = 30.0
 
@@ -64,7 +65,6 @@ class Collector:
                     "ack_policy": "explicit",
                     "ack_wait": _ACK_WAIT_S * SECOND_NS,
                     "max_ack_pending": 20 * _BATCH,
-                    "headers_only": True,
                 },
             },
         )
@@ -81,11 +81,15 @@ class Collector:
     async def collect_due(self, expires_s: float = 0) -> Report:
         """All markers that are there; with `expires_s`, those that come within that time."""
         report = Report()
-        while messages := await self._pull(expires_s):
-            await self._work_off(messages, report)
-            if expires_s:
-                break
+        if expires_s:
+            await self._work_off(await self._pull(expires_s), report)
+        # Several at once: one is deleting while the server answers another.
+        await asyncio.gather(*(self._drain(report) for _ in range(_AT_ONCE)))
         return report
+
+    async def _drain(self, report: Report) -> None:
+        while messages := await self._pull(0):
+            await self._work_off(messages, report)
 
     async def watch(self, sweep_every_s: float = 300.0, poll_s: float = 5.0) -> None:
         """Collect for ever. What fails now is tried again; the store or the server may come back."""
@@ -113,6 +117,8 @@ class Collector:
         return await self._wire.pull(STREAM, self._name, _BATCH, expires_s)
 
     async def _work_off(self, messages: Sequence[Msg], report: Report) -> None:
+        if not messages:
+            return
         markers = {
             message.subject.rpartition(".")[2]: message
             for message in messages

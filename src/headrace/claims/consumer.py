@@ -29,7 +29,7 @@ from headrace.claims.metrics import Metrics
 from headrace.claims.reference import Reference
 from headrace.claims.registry import Entry, Registry, keep_s
 from headrace.claims.stores import ObjectMissing, ObjectStore, StoreError
-from headrace.claims.transfer import THREAD_MIN, ahead
+from headrace.claims.transfer import ahead, worked
 from headrace.claims.verdicts import RECHECK_S
 from headrace.claims.wire import NoAnswer, Wire
 from headrace.errors import RequestError
@@ -173,11 +173,16 @@ class Consumer:
         place = message.metadata
         retention_s = self._config.ttl.retention_after_read
         for _ in range(_ATTEMPTS):
-            entry = await self._registry.find(self._config.namespace, reference.claim_id)
+            floors = Floors(self._wire)
+            finding = self._registry.find(self._config.namespace, reference.claim_id)
+            # The floors are looked at only now, after the ack, and while the facts come.
+            entry = (
+                await finding if retention_s else (await asyncio.gather(finding, floors.of(place.stream)))[0]
+            )
             if entry is None or entry.object_key != reference.object_key:
                 return  # gone already, by its age or by someone else's ack
             entry = entry.at(place.stream, place.sequence.stream, message.subject)
-            if not retention_s and await self._delete_now(entry, place.consumer):
+            if not retention_s and await self._delete_now(entry, place.consumer, floors):
                 return
             if await self._mark(entry, retention_s or RECHECK_S):
                 await self._audit.tell(entry.namespace, entry.claim_id, "released", by=_consumer_of(message))
@@ -188,14 +193,10 @@ class Consumer:
         now_ns = self._clock.now_ns()
         released = replace(entry, state="released", released_ns=now_ns)
         kept_s = keep_s(entry, self._config.ttl.grace_period, now_ns)
-        if await self._registry.change(released, kept_s) is None:
-            return False
-        await self._registry.arm(released, seconds)
-        return True
+        return await self._registry.release(released, kept_s, seconds)
 
-    async def _delete_now(self, entry: Entry, consumer: str) -> bool:
+    async def _delete_now(self, entry: Entry, consumer: str, floors: Floors) -> bool:
         """At retention 0 the last reader deletes; whether it was the last."""
-        floors = Floors(self._wire)
         for stream, (seq, subject) in entry.places.items():
             if await floors.needed_by(stream, subject, seq, but=consumer):
                 return False
@@ -249,11 +250,11 @@ async def _verified(reference: Reference, stored: AsyncIterator[Piece]) -> Async
     try:
         async for data in ahead(stored):
             stored_size += len(data)
-            await _hash(outer, data)
+            await worked(len(data), outer.update, data)
             for piece in decompressor.feed(data):
                 size += len(piece)
                 if not is_plain:
-                    await _hash(inner, piece)
+                    await worked(len(piece), inner.update, piece)
                 yield piece
     except ClaimFailure as error:
         error.claim_id = error.claim_id or claim_id
@@ -266,13 +267,6 @@ async def _verified(reference: Reference, stored: AsyncIterator[Piece]) -> Async
         )
     if found != reference.checksum or size != reference.original_size:
         raise ChecksumMismatch(f"claim {claim_id} has {size} bytes that are not those published", claim_id)
-
-
-async def _hash(digest: Any, data: Piece) -> None:
-    if len(data) > THREAD_MIN:
-        await asyncio.to_thread(digest.update, data)
-    else:
-        digest.update(data)
 
 
 def _consumer_of(message: Msg) -> str:

@@ -7,6 +7,7 @@ made for a batch of decisions and thrown away.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,13 +61,16 @@ class Floors:
 
     async def was_read(self, stream: str, subject: str, seq: int) -> bool:
         """Whether somebody concerned has read the message and nobody is left who needs it; or it is gone."""
-        if not await self._wire.message(stream, seq):
+        concerned = [item for item in await self.of(stream) or () if item.concerns(subject)]
+        if concerned and not any(item.needs(subject, seq) for item in concerned):
             return True
-        floors = await self.of(stream) or ()
-        concerned = [item for item in floors if item.concerns(subject)]
-        return bool(concerned) and not any(item.needs(subject, seq) for item in concerned)
+        return await self._wire.message(stream, seq) is None
 
     async def _read(self, stream: str) -> list[Floor] | None:
+        consumers, leases = await asyncio.gather(self._consumers(stream), readers(self._wire, stream))
+        return None if consumers is None else consumers + leases
+
+    async def _consumers(self, stream: str) -> list[Floor] | None:
         floors: list[Floor] = []
         while True:
             try:
@@ -78,7 +82,7 @@ class Floors:
             infos = page.get("consumers") or []
             floors += [floor_of(info) for info in infos]
             if not infos or len(floors) >= page.get("total", 0):
-                return floors + await readers(self._wire, stream)
+                return floors
 
 
 def floor_of(info: dict[str, Any]) -> Floor:

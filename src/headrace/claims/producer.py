@@ -1,15 +1,16 @@
 """Publishing: small payloads as they are, large ones as claims.
 
-Order of an offload: object stored, facts registered with a timer, reference published, facts told where it is. So at
-every moment a crash leaves either nothing, or an object that the registry or its key's hour will end. A refused
+Order of an offload: object stored and facts registered with a timer, reference published, facts told where it is. So at
+every moment a crash leaves either nothing, or an object or facts that a timer or the key's hour will end. A refused
 publish removes the object again; an unknown outcome keeps it, and a retry with the same message id finds it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +21,10 @@ from headrace.claims.config import ClaimConfig
 from headrace.claims.errors import PublishFailed, PublishUnknown, TooLarge, Unavailable
 from headrace.claims.metrics import Metrics
 from headrace.claims.reference import Reference
-from headrace.claims.registry import Entry, Registry, entry_of, keep_s
-from headrace.claims.stores import ObjectStore, Plain, StoreError
+from headrace.claims.registry import Entry, Registry, keep_s
+from headrace.claims.stores import ObjectStore, StoreError
 from headrace.claims.transfer import Encoder, Payload, chunks_of, size_of, whole_or_stream
+from headrace.claims.upload import Upload
 from headrace.claims.wire import NoAnswer, Wire
 from headrace.errors import RequestError
 
@@ -154,65 +156,73 @@ class Producer:
     async def _store_and_register(
         self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str, replaces: bool
     ) -> Entry:
-        config, started = self._config, time.perf_counter()
+        upload = self._planned(subject, payload, headers, claim_id)
+        started = time.perf_counter()
+        encoded = await whole_or_stream(upload.encoder.encode(chunks_of(payload)))
+        if isinstance(encoded, bytes | bytearray | memoryview):
+            # All is known: the facts are on their way while the store writes.
+            storing = self._store.put(upload.key, encoded, upload.attributes, replace=replaces)
+            registering = self._register(upload.entry())
+            results = await asyncio.gather(
+                self._stored(storing, upload, started), registering, return_exceptions=True
+            )
+            return await self._agreed(upload.entry(), *results)
+        await self._stored(self._store.put_stream(upload.key, encoded, upload.attributes), upload, started)
+        entry = upload.entry()
+        try:
+            return await self._register(entry)
+        except PublishFailed:
+            await self._undo(entry)
+            raise
+
+    async def _agreed(
+        self, entry: Entry, stored: BaseException | None, registered: Entry | BaseException
+    ) -> Entry:
+        """What came of storing and registering at once; one without the other is undone."""
+        if isinstance(registered, PublishFailed) and stored is None:
+            await self._undo(entry)
+        if isinstance(stored, Unavailable) and isinstance(registered, Entry):
+            await self._forget(registered)
+        if isinstance(stored, BaseException):
+            raise stored
+        if isinstance(registered, BaseException):
+            raise registered
+        return registered
+
+    def _planned(self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str) -> Upload:
         created_ns = self._clock.now_ns()
-        expires_at = created_ns // SECOND_NS + config.ttl.max_age
-        key = references.key_of(config.namespace, subject, expires_at, claim_id)
+        expires_at = created_ns // SECOND_NS + self._config.ttl.max_age
+        key = references.key_of(self._config.namespace, subject, expires_at, claim_id)
         content_type = headers.get(references.CONTENT_TYPE, references.DEFAULT_CONTENT_TYPE)
-        encoder = await self._upload(key, payload, created_ns, expires_at, content_type, replaces)
-        reference = Reference(
+        encoder = Encoder(self._config.compression)
+        return Upload(
+            self._config,
+            subject,
             claim_id,
-            config.bucket,
             key,
-            encoder.original_size,
-            config.compression,
-            encoder.checksum,
-            encoder.stored_size,
-            encoder.stored_checksum,
-            created_ns // SECOND_NS,
+            created_ns,
             expires_at,
             content_type,
+            size_of(payload),
+            encoder,
         )
-        namespace = config.namespace
-        self._metrics.upload_duration.labels(namespace).observe(time.perf_counter() - started)
-        self._metrics.upload_bytes.labels(namespace).observe(encoder.stored_size)
-        entry = entry_of(reference, namespace, subject, created_ns)
+
+    async def _register(self, entry: Entry) -> Entry:
         try:
-            return await self._registry.register(entry, config.ttl.max_age, self._keep_s(entry))
+            return await self._registry.register(entry, self._config.ttl.max_age, self._keep_s(entry))
         except (NoAnswer, RequestError) as error:
-            await self._undo(entry)
-            raise PublishFailed(f"claim {claim_id} could not be registered: {error}", claim_id) from error
+            text = f"claim {entry.claim_id} could not be registered: {error}"
+            raise PublishFailed(text, entry.claim_id) from error
 
-    async def _upload(
-        self,
-        key: str,
-        payload: Payload,
-        created_ns: int,
-        expires_at: int,
-        content_type: str,
-        replaces: bool,
-    ) -> Encoder:
-        encoder = Encoder(self._config.compression)
-
-        def metadata() -> dict[str, str]:
-            done = encoder.is_finished
-            facts = {
-                "original-size": encoder.original_size if done else size_of(payload),
-                "checksum": encoder.checksum if done else None,
-            }
-            return references.metadata_of(self._config.namespace, created_ns, encoder.compression, facts)
-
-        attributes = Plain(content_type=content_type, tags={"expires-at": str(expires_at)}, late=metadata)
+    async def _stored(self, storing: Awaitable[None], upload: Upload, started: float) -> None:
         try:
-            encoded = await whole_or_stream(encoder.encode(chunks_of(payload)))
-            if isinstance(encoded, bytes | bytearray | memoryview):
-                await self._store.put(key, encoded, attributes, replace=replaces)
-            else:
-                await self._store.put_stream(key, encoded, attributes)
+            await storing
         except StoreError as error:
             self._metrics.errors.labels(self._config.namespace, "upload").inc()
             raise Unavailable(f"the payload could not be stored: {error}") from error
-        return encoder
+        namespace = self._config.namespace
+        self._metrics.upload_duration.labels(namespace).observe(time.perf_counter() - started)
+        self._metrics.upload_bytes.labels(namespace).observe(upload.encoder.stored_size)
 
     async def _publish_reference(
         self, subject: str, reference: Reference, headers: dict[str, str], entry: Entry, is_new: bool
@@ -267,9 +277,12 @@ class Producer:
             await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="undo", error=str(error))
             return  # its timer runs: the collector tries again
         if entry.revision:
-            await self._registry.remove([entry])
-            await self._registry.stop_timers([entry])
+            await self._forget(entry)
         await self._audit.tell(entry.namespace, entry.claim_id, "deleted", reason="not published")
+
+    async def _forget(self, entry: Entry) -> None:
+        await self._registry.remove([entry])
+        await self._registry.stop_timers([entry])
 
     async def _note(self, entry: Entry, is_new: bool) -> None:
         live = replace(entry, state="live") if entry.state == "pending" else entry

@@ -8,7 +8,6 @@ a claim's state happens once. Nothing here decides when a claim may go.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -24,6 +23,8 @@ from headrace.claims.wire import (
     Stored,
     Wire,
     checked,
+    decoded,
+    encoded,
 )
 from headrace.errors import RequestError
 
@@ -64,6 +65,10 @@ class Entry:
     def at(self, stream: str, seq: int, subject: str) -> Entry:
         """The same claim, known to be referred to from there as well."""
         return replace(self, places={**self.places, stream: (seq, subject)})
+
+
+#: What of an entry is written down.
+_FACTS = frozenset(item.name for item in fields(Entry)) - {"revision"}
 
 
 def entry_of(reference: Reference, namespace: str, subject: str, created_ns: int) -> Entry:
@@ -130,6 +135,22 @@ class Registry:
             if error.err_code == WRONG_LAST_SEQUENCE:
                 return None
             raise
+
+    async def release(self, entry: Entry, keep_s: float, seconds: float) -> bool:
+        """Replace the facts and let the claim fall due in so many seconds; False if someone changed them meanwhile.
+
+        Both are sent at once: a timer beside facts that another reader changed is the one that reader set, or nearly.
+        """
+        due = due_subject(entry.namespace, entry.claim_id)
+        timer = (due, entry.state.encode(), {"Nats-TTL": _ttl(seconds)})
+        facts, armed = await self.wire.publish_all([self._facts(entry, keep_s, entry.revision), timer])
+        if facts is None or armed is None:
+            raise NoAnswer(f"nobody said whether claim {entry.claim_id} was released")
+        checked(armed)
+        if facts.get("error", {}).get("err_code") == WRONG_LAST_SEQUENCE:
+            return False
+        checked(facts)
+        return True
 
     async def note(self, entry: Entry, keep_s: float) -> None:
         """Replace the facts without waiting; whoever changed them meanwhile knew better."""
@@ -202,9 +223,8 @@ class Registry:
         headers = {"Nats-TTL": _ttl(keep_s)}
         if revision is not None:
             headers[_EXPECTED] = str(revision)
-        facts = {key: value for key, value in asdict(entry).items() if key != "revision"}
-        subject = claim_subject(entry.namespace, entry.claim_id)
-        return subject, json.dumps(facts, separators=(",", ":")).encode(), headers
+        facts = {name: getattr(entry, name) for name in _FACTS}
+        return claim_subject(entry.namespace, entry.claim_id), encoded(facts), headers
 
     async def _arm(self, entry: Entry, seconds: float) -> None:
         subject = due_subject(entry.namespace, entry.claim_id)
@@ -276,9 +296,8 @@ async def scan_subjects(wire: Wire, stream: str, subject: str) -> AsyncIterator[
 def _entry(found: Stored) -> Entry | None:
     if not found.data:
         return None  # a tombstone, or the marker of facts that ran out
-    document = json.loads(found.data)
-    known = {item.name for item in fields(Entry)}
-    return Entry(**{key: value for key, value in document.items() if key in known} | {"revision": found.seq})
+    facts = {name: value for name, value in decoded(found.data).items() if name in _FACTS}
+    return Entry(**facts, revision=found.seq)
 
 
 def _ttl(seconds: float) -> str:

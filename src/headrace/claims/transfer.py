@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 from headrace.claims.compression import compressor
 from headrace.claims.stores.base import CHUNK, WHOLE_MAX, Chunk
@@ -17,7 +18,17 @@ from headrace.claims.stores.base import CHUNK, WHOLE_MAX, Chunk
 Payload = bytes | bytearray | memoryview | Path | AsyncIterable[Chunk]
 
 #: Smaller pieces are not worth a thread.
-THREAD_MIN = 1024 * 1024
+THREAD_MIN = 256 * 1024
+#: Pieces of a source that are at least this long pass as they are; smaller ones are joined.
+_JOIN_BELOW = 1024 * 1024
+_T = TypeVar("_T")
+
+
+async def worked(size: int, work: Callable[[Chunk], _T], data: Chunk) -> _T:
+    """Work on a piece of that size: here if it is small, else in a thread, while the event loop goes on."""
+    if size < THREAD_MIN:
+        return work(data)
+    return await asyncio.get_running_loop().run_in_executor(None, work, data)
 
 
 class Encoder:
@@ -56,8 +67,7 @@ class Encoder:
 
     async def encode(self, source: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
         async for data in source:
-            large = len(data) > THREAD_MIN
-            out = await asyncio.to_thread(self.step, data) if large else self.step(data)
+            out = await worked(len(data), self.step, data)
             if len(out):
                 yield out
         out = await asyncio.to_thread(self.end) if self._compressor else self.end()
@@ -75,7 +85,7 @@ def size_of(payload: Payload) -> int | None:
 def chunks_of(payload: Payload) -> AsyncIterator[Chunk]:
     """A payload in chunks of useful size."""
     if isinstance(payload, Path):
-        return _of_file(payload)
+        return ahead(_of_file(payload))
     if isinstance(payload, bytes | bytearray | memoryview):
         return _of_bytes(memoryview(payload))
     return _of_iterator(payload)
@@ -131,14 +141,23 @@ async def _of_file(path: Path) -> AsyncIterator[Chunk]:
 
 
 async def _of_iterator(source: AsyncIterable[Chunk]) -> AsyncIterator[Chunk]:
-    held = bytearray()
+    held: list[Chunk] = []
+    size = 0
     async for piece in source:
-        if not held and len(piece) >= CHUNK:
-            yield piece
+        kept = _lasting(piece)
+        if not held and len(kept) >= _JOIN_BELOW:
+            yield kept
             continue
-        held += piece
-        if len(held) >= CHUNK:
-            yield bytes(held)
-            held.clear()
+        held.append(kept)
+        size += len(piece)
+        if size >= CHUNK:
+            yield b"".join(held)
+            held, size = [], 0
     if held:
-        yield bytes(held)
+        yield held[0] if len(held) == 1 else b"".join(held)
+
+
+def _lasting(piece: Chunk) -> Chunk:
+    """A piece that stays what it is: bytes as they are (a copy costs as much as writing them), the rest copied."""
+    is_fixed = isinstance(piece, bytes) or (isinstance(piece, memoryview) and piece.readonly)
+    return piece if is_fixed else bytes(piece)

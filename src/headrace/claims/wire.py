@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from nats.aio.client import Client as Connection
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -23,6 +23,7 @@ from headrace.errors import RequestError
 
 _NO_RESPONDERS = "503"
 _MULTI_MAX = 500
+_NOBODY = {"error": {"code": 503, "err_code": 0, "description": "no stream takes it, or JetStream is off"}}
 STREAM_MISSING = 10059
 MESSAGE_MISSING = 10037
 WRONG_LAST_SEQUENCE = 10071
@@ -79,7 +80,7 @@ class Wire:
     async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer to an API request; `RequestError` when it is refused."""
         answer = await self._answer(f"{self._prefix}.{verb}", _json(body))
-        return checked(json.loads(answer.data))
+        return checked(decoded(answer.data))
 
     async def post(self, verb: str, body: Mapping[str, Any]) -> None:
         """An API request whose answer nobody needs."""
@@ -89,37 +90,43 @@ class Wire:
         self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Store a message; `RequestError` if it was refused, `NoAnswer` if nobody knows."""
-        return checked(json.loads((await self._answer(subject, data, headers)).data))
+        return checked(decoded((await self._answer(subject, data, headers)).data))
 
     async def publish_all(
-        self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]]
+        self, messages: Iterable[tuple[str, bytes, dict[str, str]]]
     ) -> list[dict[str, Any] | None]:
         """Store many; an answer for each, None where none came. Refusals are in the answers."""
-        replies: dict[str, bytes | None] = {}
+        answers: list[dict[str, Any] | None] = []
         left = 0
         finished = asyncio.Event()
+        prefix = await self._replies()
 
         def arrive(message: Msg) -> None:
             nonlocal left
-            replies[message.subject] = message.data
+            del self._waiting[message.subject]
+            answers[places.pop(message.subject)] = decoded(message.data) if message.data else _NOBODY
             left -= 1
             if left == 0:
                 finished.set()
 
-        for subject, data, headers in messages:
-            reply = await self._reply(arrive)
-            replies[reply] = None
-            left += 1
-            await self.connection.publish(subject, data, reply=reply, headers=dict(headers) or None)
+        places: dict[str, int] = {}
+        publish = self.connection.publish
         try:
-            if replies:
+            for subject, data, headers in messages:
+                reply = f"{prefix}{next(self._numbers)}"
+                self._waiting[reply] = arrive
+                places[reply] = len(answers)
+                answers.append(None)
+                left += 1
+                await publish(subject, data, reply=reply, headers=headers or None)
+            if left:
                 await asyncio.wait_for(finished.wait(), self.timeout_s)
         except TimeoutError:
             pass  # those without an answer are None
         finally:
-            for reply in replies:
+            for reply in places:
                 self._waiting.pop(reply, None)
-        return [json.loads(data or b"{}") if data is not None else None for data in replies.values()]
+        return answers
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         answer = await self._answer(f"{self._prefix}.DIRECT.GET.{stream}.{subject}", b"")
@@ -230,11 +237,15 @@ class Wire:
         return answer
 
     async def _reply(self, arrive: Callable[[Msg], None]) -> str:
-        if self._subscription is None:
-            self._subscription = await self.connection.subscribe(f"{self._inbox}.*", cb=self._arrive)
-        reply = f"{self._inbox}.{next(self._numbers)}"
+        reply = f"{await self._replies()}{next(self._numbers)}"
         self._waiting[reply] = arrive
         return reply
+
+    async def _replies(self) -> str:
+        """What subjects for answers begin with; from now on somebody listens there."""
+        if self._subscription is None:
+            self._subscription = await self.connection.subscribe(f"{self._inbox}.*", cb=self._arrive)
+        return f"{self._inbox}."
 
     async def _arrive(self, message: Msg) -> None:
         waiting = self._waiting.get(message.subject)
@@ -242,8 +253,18 @@ class Wire:
             waiting(message)
 
 
+def encoded(document: Any) -> bytes:
+    """A document as JSON."""
+    return msgspec.json.encode(document)
+
+
+def decoded(data: bytes) -> Any:
+    """The document in some JSON."""
+    return msgspec.json.decode(data)
+
+
 def _json(body: Mapping[str, Any] | None) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode() if body is not None else b""
+    return encoded(body) if body is not None else b""
 
 
 def checked(answer: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from headrace.claims.stores.base import (
 
 _PAGE = 10_000
 _HIDDEN = ".headrace"
+_NO_SEGMENTS = frozenset(("", ".", ".."))
 _ATTRIBUTE = "user.headrace.metadata"
 _OUT_OF_SPACE = {28, 122}  # ENOSPC, EDQUOT
 
@@ -124,10 +125,14 @@ class FolderStore:
         """Nothing is held open."""
 
     def _path(self, key: str) -> Path:
+        self._check(key)
+        return self._root / key
+
+    def _check(self, key: str) -> None:
+        """Refuse what would leave the bucket or meet our own files."""
         parts = key.split("/")
-        if any(part in ("", ".", "..") for part in parts) or parts[0] == _HIDDEN or "\0" in key:
+        if not _NO_SEGMENTS.isdisjoint(parts) or parts[0] == _HIDDEN or "\0" in key:
             raise StoreError(f"{key!r} is no key: segments are neither empty nor dots")
-        return self._root.joinpath(*parts)
 
     def _temporary(self) -> Path:
         if not self._hidden.is_dir():
@@ -219,16 +224,20 @@ class FolderStore:
 
     def _delete(self, keys: Sequence[str]) -> None:
         has_metadata = (self._hidden / "metadata").is_dir()
-        folders = set()
+        root, folders = str(self._root), set()
         for key in keys:
-            path = self._path(key)
-            folders.add(path.parent)
-            with _explained(key), contextlib.suppress(FileNotFoundError):
-                path.unlink()
+            self._check(key)
+            try:
+                os.unlink(f"{root}/{key}")
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise _translated(error, key) from error
+            folders.add(key.rpartition("/")[0])
             if has_metadata:
                 self._beside(key).unlink(missing_ok=True)
         for folder in folders:
-            self._drop_empty(folder)
+            self._drop_empty(self._root / folder)
 
     def _drop_empty(self, folder: Path) -> None:
         """Folders of passed hours go; one that a writer fills meanwhile stays, as rmdir refuses it."""
@@ -266,15 +275,18 @@ class FolderStore:
 def _explained(what: str) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError as error:
-        raise ObjectMissing(f"there is no object {what!r}") from error
-    except FileExistsError as error:
-        raise ObjectThere(f"object {what!r} exists already") from error
-    except PermissionError as error:
-        raise Denied(f"{what!r}: {error}") from error
     except OSError as error:
-        kind = QuotaExceeded if error.errno in _OUT_OF_SPACE else StoreError
-        raise kind(f"{what!r}: {error}") from error
+        raise _translated(error, what) from error
+
+
+def _translated(error: OSError, what: str) -> StoreError:
+    if isinstance(error, FileNotFoundError):
+        return ObjectMissing(f"there is no object {what!r}")
+    if isinstance(error, FileExistsError):
+        return ObjectThere(f"object {what!r} exists already")
+    if isinstance(error, PermissionError):
+        return Denied(f"{what!r}: {error}")
+    return (QuotaExceeded if error.errno in _OUT_OF_SPACE else StoreError)(f"{what!r}: {error}")
 
 
 def _write(descriptor: int, data: Chunk) -> None:
