@@ -6,11 +6,13 @@ task recognises what it has already written. Must not know batches, progress or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from headrace.client.durations import ttl_text
@@ -23,6 +25,7 @@ _COLUMNS = {"subject", "data", "headers", "ttl", "msg_id"}
 _RESERVED = ("nats-batch-", "nats-expected-", "nats-msg-id", "nats-ttl", "nats-rollup")
 
 Message = tuple[bytes, bytes, bytes]
+Column = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,64 @@ def shape_of(schema: StructType, subject: str) -> Shape:
     return Shape(names, subject)
 
 
-def messages(batch: pa.RecordBatch, shape: Shape) -> Iterator[Message]:
-    """(subject, header lines, payload) of each row."""
-    count = batch.num_rows
-    subjects = _column(batch, shape, "subject") or [shape.subject] * count
-    payloads = _column(batch, shape, "data") or []
-    lines = _header_lines(batch, shape) or [b""] * count
-    for subject, payload, header in zip(subjects, payloads, lines, strict=True):
-        if not subject:
-            raise SchemaError("a row has no subject; set one, or filter such rows out")
-        body = payload if isinstance(payload, bytes) else b"" if payload is None else payload.encode()
-        yield subject.encode(), header, body
+@dataclass(frozen=True)
+class Lot:
+    """Messages in columns, all of Arrow's `binary`; `lines` is None where no message has headers of its own."""
+
+    subjects: pa.Array
+    lines: pa.Array | None
+    payloads: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+    def part(self, start: int, stop: int) -> Lot:
+        """Some of them; nothing is copied."""
+        lines = None if self.lines is None else self.lines[start:stop]
+        return Lot(self.subjects[start:stop], lines, self.payloads[start:stop])
+
+    def columns(self) -> tuple[Column, Column, Column]:
+        """(offsets, bytes) of subjects, lines and payloads; () for lines that are not there."""
+        lines: Column = () if self.lines is None else ends_and_bytes(self.lines)
+        return ends_and_bytes(self.subjects), lines, ends_and_bytes(self.payloads)
+
+
+def ends_and_bytes(array: pa.Array) -> tuple[Any, Any]:
+    """What a `binary` array is made of: its offsets, and the bytes they refer to."""
+    _, ends, data = array.buffers()
+    offsets = np.frombuffer(ends, np.int32)[array.offset : array.offset + len(array) + 1]
+    return offsets, np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+
+
+def lot_of(messages: Sequence[Message]) -> Lot:
+    """Messages that came one by one, as columns."""
+    subjects, lines, payloads = zip(*messages, strict=True)
+    return Lot(*(pa.array(each, pa.binary()) for each in (subjects, lines, payloads)))
+
+
+def lot(batch: pa.RecordBatch, shape: Shape) -> Lot:
+    """The messages that the rows of a batch are."""
+    lines = _header_lines(batch, shape)
+    return Lot(
+        _subjects(batch, shape),
+        None if lines is None else pa.array(lines, pa.binary()),
+        _filled(batch.column(shape.names.index("data")), b""),
+    )
+
+
+def _subjects(batch: pa.RecordBatch, shape: Shape) -> pa.Array:
+    if "subject" not in shape.names:
+        return pa.repeat(pa.scalar(shape.subject.encode(), pa.binary()), batch.num_rows)
+    found = _filled(batch.column(shape.names.index("subject")), shape.subject.encode())
+    if pc.any(pc.equal(pc.binary_length(found), 0)).as_py():
+        raise SchemaError("a row has no subject; set one, or filter such rows out")
+    return found
+
+
+def _filled(column: pa.Array, nothing: bytes) -> pa.Array:
+    """A column of strings or bytes as bytes, without nulls."""
+    raw = column.cast(pa.binary())
+    return pc.fill_null(raw, nothing) if raw.null_count else raw
 
 
 def _column(batch: pa.RecordBatch, shape: Shape, name: str) -> list[Any] | None:

@@ -21,7 +21,7 @@ from headrace.durations import duration_ns
 from headrace.spark import options as o
 from headrace.spark.link import Address
 from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target
-from headrace.spark.rows import Shape, messages, shape_of
+from headrace.spark.rows import Shape, lot, shape_of
 from headrace.spark.streams import Facts, StreamError, call, expect, facts_of, persistently
 
 _MODES = ("auto", "true", "false")
@@ -182,4 +182,4 @@ def _write(
     )
     expect(options.address)
     publisher = AtomicPublisher(target) if options.progress else IdPublisher(target)
-    return Written(publisher.publish(each for batch in batches for each in messages(batch, shape)))
+    return Written(publisher.publish_lots(lot(batch, shape) for batch in batches if batch.num_rows))

@@ -1,0 +1,132 @@
+"""A client's hot path in plain Python: what `frames` does, with the same names and results."""
+
+from __future__ import annotations
+
+from array import array
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+#: How many numbers `Frames.table` has for each message.
+WIDTH = 8
+#: What a server adds to the headers of a stored message, last line first.
+_NAMES = (
+    b"Nats-Last-Sequence: ",
+    b"Nats-Num-Pending: ",
+    b"Nats-Time-Stamp: ",
+    b"Nats-Sequence: ",
+    b"Nats-Subject: ",
+    b"Nats-Stream: ",
+)
+_OPENING = 10
+_LENGTHS = 24
+_SPACE = 32
+
+Column = tuple[Any, ...]
+
+
+class Frames:
+    """The messages of one request's answers, found in a buffer that is still being filled."""
+
+    def __init__(self, reply: bytes) -> None:
+        self.at = 0
+        self.count = 0
+        self.status = b""
+        self._line = b"HMSG %s 1 " % reply
+        self._rows = array("q")
+
+    def scan(self, buffer: bytearray) -> bool:
+        """Go on as far as there are whole frames; True once the answer that ends the block was found."""
+        line, skip = self._line, len(self._line)
+        while buffer.startswith(line, self.at):
+            end = buffer.find(b"\r\n", self.at + skip, self.at + skip + _LENGTHS)
+            if end < 0:
+                break
+            words = buffer[self.at + skip : end].split(b" ")
+            if len(words) != 2:
+                raise ValueError("a frame without its lengths")
+            head, total = int(words[0]), int(words[1])
+            if head < _OPENING or total < head:
+                raise ValueError("a frame with strange lengths")
+            after = end + 4 + total
+            if after > len(buffer):
+                break
+            if buffer[end + 10] == _SPACE:
+                self.status = bytes(buffer[end + 2 : after - 2])
+                self.at = after
+                return True
+            self._note(buffer, end + 2, head, total)
+            self.at = after
+        return False
+
+    def _note(self, buffer: bytearray, at: int, head: int, total: int) -> None:
+        """Read the lines that the server added, from the last one back."""
+        end = at + head - 4
+        found = {}
+        for name in _NAMES:
+            begin = buffer.rfind(b"\n", at, end) + 1
+            if not begin or not buffer.startswith(name, begin):
+                raise ValueError(name.decode())
+            found[name] = begin + len(name), end
+            end = begin - 2
+        place, stop = found[b"Nats-Subject: "]
+        low, high = found[b"Nats-Sequence: "]
+        from_, to = found[b"Nats-Time-Stamp: "]
+        seq = buffer[low:high]
+        time_ns = _nanoseconds(buffer[from_:to].decode("latin-1"))
+        if not seq.isdigit() or time_ns < 0:
+            raise ValueError("a sequence and a time")
+        self._rows.extend((at, head, total, int(seq), time_ns, place, stop - place, end + 2))
+        self.count += 1
+
+    def table(self) -> bytes:
+        """Eight numbers a message: where its header begins, the length of that and of all, sequence, time in nanoseconds,
+        where the subject is and its length, and where the headers end that were stored with it."""
+        return self._rows.tobytes()
+
+
+def _nanoseconds(text: str) -> int:
+    """A server's time; -1 if it is written otherwise."""
+    whole, _, part = text.removesuffix("Z").partition(".")
+    try:
+        return _second(whole) * 1_000_000_000 + int(part.ljust(9, "0"))
+    except ValueError:
+        return -1
+
+
+@lru_cache(maxsize=64)
+def _second(text: str) -> int:
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
+
+
+def publishes(
+    subjects: Column, lines: Column, payloads: Column, reply: bytes, mark: bytes, first: int
+) -> bytearray:
+    """An HPUB frame for each row. A column is (offsets, bytes), as Arrow has it; `lines` are headers of its own, or ().
+
+    `mark` is a header's beginning that a number, counting from `first`, completes; b"" adds none.
+    """
+    names, bodies = _values(subjects), _values(payloads)
+    headers = _values(lines) if lines else [b""] * len(names)
+    if not len(names) == len(bodies) == len(headers):
+        raise ValueError("columns of different lengths")
+    out = bytearray()
+    to = b" %s" % reply if reply else b""
+    for row, (subject, header, payload) in enumerate(zip(names, headers, bodies, strict=True), first):
+        if not subject:
+            raise ValueError("a row has no subject")
+        if min(subject) <= _SPACE:
+            raise ValueError(f"{subject!r} cannot be a subject")
+        number = b"%s%d\r\n" % (mark, row) if mark else b""
+        head = b"NATS/1.0\r\n%s%s\r\n" % (header, number)
+        size = len(head)
+        out += b"HPUB %s%s %d %d\r\n%s%s\r\n" % (subject, to, size, size + len(payload), head, payload)
+    return out
+
+
+def _values(column: Column) -> list[bytes]:
+    offsets, data = column
+    ends = [int(each) for each in offsets]
+    whole = bytes(data)
+    return [whole[low:high] for low, high in pairwise(ends)]
