@@ -36,8 +36,20 @@ class Answer(NamedTuple):
 class SimBroker:
     """One server. `answers` holds what was answered, by the number that `publish` or `api` gave."""
 
-    def __init__(self, disk: SimDisk, options: StoreOptions, clock: SimClock | None = None) -> None:
+    #: Other servers are not told of its inbox.
+    announced = False
+
+    def __init__(
+        self,
+        disk: SimDisk,
+        options: StoreOptions,
+        clock: SimClock | None = None,
+        *,
+        name: str = "SIM",
+        domain: str = "",
+    ) -> None:
         self.disk = disk
+        self.name, self.domain = name, domain
         self.clock = clock or SimClock()
         self.answers: dict[int, Answer] = {}
         self._soon: deque[Callable[[], None]] = deque()
@@ -46,7 +58,13 @@ class SimBroker:
         self.timers = Timers(self.clock)
         self.store = Store.open(disk, self.clock, options)
         self.jetstream = JetStream(
-            self.hub, self.store, self.clock, self.timers, self._soon.append, server_name="SIM"
+            self.hub,
+            self.store,
+            self.clock,
+            self.timers,
+            self._soon.append,
+            server_name=name,
+            domain=domain,
         )
         self.hub.subscribe_internal(_INBOX + b"*", self)
 
