@@ -46,6 +46,12 @@ Streams
     -js, --jetstream                 durable streams
     -sd, --store_dir <dir>           where they are kept
 
+        --domain <name>              their JetStream domain
+
+Other servers (more in the configuration file, section leafnodes)
+        --leaf_listen <[host:]port>  let leafnodes dial in (-1 is any free port)
+        --leaf_remotes <url,...>     join these servers as a leafnode
+
 Limits and patience (the configuration file's keys, as flags; sizes like 64MB, durations like 2s)
         --max_payload <size>         --max_control_line <size>      --max_pending <size>
         --max_connections <n>        --max_subscriptions <n>        --max_subscription_tokens <n>
@@ -141,6 +147,10 @@ def _switch(text: str) -> bool:
     raise ValueError(text)
 
 
+def _urls(text: str) -> tuple[str, ...]:
+    return tuple(url.strip() for url in text.split(",") if url.strip())
+
+
 def _log_format(text: str) -> LogFormat:
     return LogFormat(text.lower())
 
@@ -198,6 +208,9 @@ _ROWS: tuple[tuple[str, Flag], ...] = (
     ("tls_handshake_first", _sets(_switch, "tls_handshake_first")),
     ("js jetstream", _sets(_switch, "jetstream")),
     ("sd store_dir", _sets(_text, "store_dir")),
+    ("domain", _sets(_text, "domain")),
+    ("leaf_listen", _sets(_text, "leaf_listen")),
+    ("leaf_remotes", _sets(_urls, "leaf_remotes")),
     ("l log log_file", _sets(_text, "log_file")),
     ("log_format", _sets(_log_format, "log_format")),
     ("T logtime", _sets(_switch, "log_time")),

@@ -139,7 +139,7 @@ def test_flags_without_effect_are_mentioned() -> None:
 
 def test_flags_override_the_configuration_file(tmp_path: Path) -> None:
     file = tmp_path / "server.conf"
-    file.write_text("port: 1\nserver_name: mill\nleafnodes { port: 1 }\n")
+    file.write_text("port: 1\nserver_name: mill\nmqtt { port: 1 }\n")
     options, warnings = parse(["-c", str(file), "-p", "2"]).resolve()
     assert (options.port, options.server_name) == (2, "mill")
-    assert warnings == (f"{file}:3:1: 'leafnodes' has no effect here",)
+    assert warnings == (f"{file}:3:1: 'mqtt' has no effect here",)
