@@ -1,124 +1,168 @@
-"""Every command but `serve`, on typer. Each imports what it needs when it runs."""
+"""The table of commands, on typer. A command's module is imported when it is called, or when its own help is asked for.
+
+`serve` is not here but in `headrace.cli.serve`: it does not pay for the framework.
+"""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import logging
+import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from headrace.cli.claims import claims_app
-from headrace.cli.pipeline import pipeline
+from headrace.cli import target as targets
+from headrace.cli.failures import CLOSED_PIPE, explain
+from headrace.cli.link import root_flags, silence
+from headrace.cli.show import note
 
-app = typer.Typer(
-    name="headrace",
-    help="Durable streams that speak NATS/JetStream and feed Apache Spark.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(claims_app)
-app.add_typer(pipeline, name="pipeline")
+#: Panels of the help, and in them the commands: name, module, the typer application in it, what it does.
+COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
+    "Broker": [
+        (
+            "serve",
+            "commands",
+            "serve_app",
+            "Run a broker; takes nats-server's flags (headrace serve --help).",
+        ),
+        ("fsck", "commands", "fsck_app", "Check a store that no broker has open, and repair it if told to."),
+    ],
+    "Streams": [
+        ("stream", "stream", "stream_app", "Streams: make them, look at them, change them."),
+        (
+            "consumer",
+            "consumer",
+            "consumer_app",
+            "Consumers of a stream: make them, read through them, reset them.",
+        ),
+        ("kv", "kv", "kv_app", "Buckets of keys and values."),
+        ("object", "objects", "objects_app", "Buckets of large objects."),
+        ("batch", "batch", "batch_app", "Store lines, JSON or files as one atomic batch."),
+    ],
+    "Messages": [
+        ("pub", "messages", "pub_app", "Publish messages."),
+        ("sub", "messages", "sub_app", "Show the messages of a subject as they come."),
+        ("req", "messages", "req_app", "Ask, and show the answer."),
+        ("reply", "messages", "reply_app", "Answer requests on a subject."),
+    ],
+    "Data": [
+        (
+            "claims",
+            "claims",
+            "claims_app",
+            "Payloads in an object store: what there is, what is wrong, what is due.",
+        ),
+        ("pipeline", "pipeline", "pipeline", "Move streams with Apache Spark."),
+    ],
+    "Look and measure": [
+        ("top", "top", "top_app", "Streams and consumers live: rates, sizes, lag."),
+        ("bench", "bench", "bench_app", "Measure a server quickly."),
+        ("server", "server", "server_app", "Is the server well? Reach it, ask it, check it."),
+        ("account", "server", "account_app", "What the account uses and may use."),
+    ],
+    "This tool": [
+        ("context", "context", "context_app", "Saved connections; shared with the nats tool."),
+        ("completion", "commands", "completion_app", "Print the script that completes commands in a shell."),
+        ("version", "commands", "version_app", "Say which version this is, and what it is compatible with."),
+    ],
+}
+_PLACES = {name: (module, app) for group in COMMANDS.values() for name, module, app, _ in group}
+#: Groups that read --server and NATS_URL themselves; the other ways to name a server reach them as their default.
+_OWN_SERVER_OPTION = {"claims", "pipeline"}
 
 
-ServerUrl = Annotated[
-    str,
-    typer.Option(
-        "--server", "-s", envvar="NATS_URL", help="Where the server is; nats://user:pass@host:port."
-    ),
-]
-Subject = Annotated[str, typer.Argument(help="The subject; * stands for a token, > for the rest.")]
-Payload = Annotated[str | None, typer.Argument(help="The payload; standard input when left out.")]
-Headers = Annotated[list[str] | None, typer.Option("--header", "-H", help="Name:value, as often as needed.")]
-LOCAL = "nats://127.0.0.1:4222"
+class LazyGroup(TyperGroup):
+    """The commands by name and purpose; the real ones are loaded when they are called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._real: dict[str, Any] = {}
+        for panel, group in COMMANDS.items():
+            for name, _, _, purpose in group:
+                stub = TyperCommand(name, help=purpose, rich_help_panel=panel)
+                stub.rich_markup_mode = self.rich_markup_mode
+                self.commands[name] = stub
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Names and purposes are enough for the help: nothing is loaded for it."""
+        ctx.meta["headrace.names"] = True
+        super().format_help(ctx, formatter)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands or ctx.meta.get("headrace.names"):
+            return self.commands.get(cmd_name)
+        if cmd_name not in self._real:
+            self._real[cmd_name] = load(cmd_name, self.rich_markup_mode)
+        if cmd_name in _OWN_SERVER_OPTION and not ctx.resilient_parsing:
+            _tell_server(ctx, self._real[cmd_name])
+        return self._real[cmd_name]
+
+
+def _tell_server(ctx: Any, group: Any) -> None:
+    """Let a group's own --server default to what was said before it, in HEADRACE_URL or in a context."""
+    logging.getLogger("nats").addHandler(logging.NullHandler())
+    server = targets.resolve(root_flags(ctx)).server
+    if server != targets.LOCAL:
+        defaults = {name: {"server": server} for name in group.commands}
+        ctx.default_map = {**(ctx.default_map or {}), group.name: defaults}
+
+
+def load(name: str, markup: Any = None) -> Any:
+    """The real command or group of a name."""
+    module, attribute = _PLACES[name]
+    instance: typer.Typer = getattr(importlib.import_module(f"headrace.cli.{module}"), attribute)
+    instance.rich_markup_mode = markup
+    command = typer.main.get_command(instance)
+    command.name = name
+    return command
+
+
+def root(**flags: Any) -> None:
+    """Durable streams that speak NATS/JetStream and feed Apache Spark.
+
+    Every command that talks to a server takes --server, credentials or --context; HEADRACE_URL and NATS_URL are read too.
+    """
+
+
+def command() -> Any:
+    """The whole command line; drawn with rich where a person sees it."""
+    seen = sys.stdout.isatty() and sys.stderr.isatty()
+    app = typer.Typer(
+        name="headrace",
+        cls=LazyGroup,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich" if seen else None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    kinds = targets.OPTIONS
+    root.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None)
+            for name, kind in kinds.items()
+        ]
+    )
+    root.__annotations__ = dict(kinds)
+    app.callback()(root)
+    return typer.main.get_command(app)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code. What the user got wrong is explained, never a traceback."""
-    if not arguments:
-        arguments = ["--help"]
     try:
-        app(list(arguments), prog_name="headrace")
+        command()(list(arguments) or ["--help"], prog_name="headrace")
+        sys.stdout.flush()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BrokenPipeError:
+        silence()
+        return CLOSED_PIPE
+    except Exception as error:
+        failure = explain(error)
+        note(f"headrace: {failure}")
+        return failure.code
     return 0
-
-
-@app.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-    add_help_option=False,
-)
-def serve(context: typer.Context) -> None:
-    """Run a broker; takes nats-server's flags (headrace serve --help)."""
-    from headrace.cli.serve import serve
-
-    raise typer.Exit(serve(context.args))
-
-
-@app.command()
-def version() -> None:
-    """Say which version this is, and which nats-server it is compatible with."""
-    from headrace.cli.serve import version_text
-
-    print(version_text())
-
-
-@app.command()
-def fsck(
-    directory: Annotated[Path, typer.Argument(help="The store's folder (-sd of serve).")],
-    accept_loss: Annotated[
-        bool, typer.Option(help="Let go of what is damaged, so that the rest can start.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
-) -> None:
-    """Check a store that no broker has open; report damage, and repair only when told to accept the loss."""
-    try:
-        from headrace.store.fsck import main as check
-    except ModuleNotFoundError:
-        typer.echo("headrace fsck: this build has no store to check", err=True)
-        raise typer.Exit(1) from None
-    raise typer.Exit(check(str(directory), accept_loss, json))
-
-
-@app.command()
-def pub(
-    subject: Subject,
-    payload: Payload = None,
-    header: Headers = None,
-    count: Annotated[int, typer.Option(min=1, help="How often.")] = 1,
-    server: ServerUrl = LOCAL,
-) -> None:
-    """Publish a message."""
-    from headrace.cli import talk
-
-    headers = talk.headers_of(header or ())
-    talk.converse(talk.publish(server, subject, talk.payload_of(payload), headers, count))
-
-
-@app.command()
-def sub(
-    subject: Subject,
-    queue: Annotated[str, typer.Option(help="Share the messages with others of this queue group.")] = "",
-    count: Annotated[int, typer.Option(min=0, help="End after so many; 0 goes on until Ctrl-C.")] = 0,
-    server: ServerUrl = LOCAL,
-) -> None:
-    """Show the messages of a subject as they come."""
-    from headrace.cli import talk
-
-    talk.converse(talk.subscribe(server, subject, queue, count))
-
-
-@app.command()
-def req(
-    subject: Subject,
-    payload: Payload = None,
-    header: Headers = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 2.0,
-    server: ServerUrl = LOCAL,
-) -> None:
-    """Ask, and show the answer."""
-    from headrace.cli import talk
-
-    headers = talk.headers_of(header or ())
-    talk.converse(talk.request(server, subject, talk.payload_of(payload), headers, timeout))

@@ -43,7 +43,7 @@ async def test_a_request_shows_the_answer(headrace_url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
-        (["req", "nobody", "x"], 1, "no responders"),
+        (["req", "nobody", "x"], 6, "no responders"),
         (["pub", "a", "x", "-H", "wrong"], 2, "is not a header"),
     ],
 )
@@ -57,7 +57,7 @@ def test_what_goes_wrong_is_said(
 
 
 def test_no_server_is_said(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["pub", "a", "x", "-s", "nats://127.0.0.1:1"]) == 1
+    assert main(["pub", "a", "x", "-s", "nats://127.0.0.1:1"]) == 5
     shown = capfd.readouterr().err
     assert "headrace: " in shown
     assert "Traceback" not in shown

@@ -1,0 +1,147 @@
+"""`headrace batch`: many messages stored as one atomic batch, all or none."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli import show
+from headrace.cli.failures import MISUSED, Failure
+from headrace.cli.link import Link, connected
+
+if TYPE_CHECKING:
+    from headrace.client import Message
+
+batch_app = typer.Typer()
+
+_FIELDS = {
+    "subject",
+    "headers",
+    "ttl",
+    "msg_id",
+    "stream",
+    "expect_last_sequence",
+    "expect_last_subject_sequence",
+    "expect_last_subject",
+}
+_PAYLOADS = {"payload", "payload_base64", "data"}
+
+
+class Form(StrEnum):
+    """What the input is made of."""
+
+    LINES = "lines"
+    NDJSON = "ndjson"
+    FILES = "files"
+
+
+@batch_app.command()
+@connected
+async def batch(
+    link: Link,
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE]...", help="Where the messages are; standard input if none."),
+    ] = None,
+    subject: Annotated[str, typer.Option("--subject", help="The subject of messages that name none.")] = "",
+    form: Annotated[
+        Form, typer.Option("--format", help="A message is a line, a JSON object on a line, or a whole file.")
+    ] = Form.LINES,
+    ack_every: Annotated[int, typer.Option(min=1, help="How often the server is asked on the way.")] = 100,
+) -> None:
+    """Store messages as one atomic batch: all of them with consecutive sequences, or none.
+
+    A JSON line has "subject", "payload" (or "payload_base64"), and if wanted "headers", "ttl", "msg_id",
+    "expect_last_sequence", "expect_last_subject_sequence". The stream must allow it: stream add --allow-atomic.
+    """
+    messages = list(_READERS[form](inputs or [], subject))
+    if not messages:
+        raise Failure("there is nothing to store: the input is empty", MISUSED)
+    ack = await link.js.publish_batch(messages, ack_every=ack_every, timeout=link.timeout)
+    facts = {"stream": ack.stream, "first_seq": ack.first_seq, "last_seq": ack.seq, "count": len(messages)}
+    text = f"stored {len(messages):,} messages in {ack.stream}, sequences {ack.first_seq:,} to {ack.seq:,}"
+    show.done(link.json, facts, text)
+
+
+def _input(paths: list[Path]) -> Iterator[tuple[str, int, bytes]]:
+    """Every line, with where it stands."""
+    if not paths:
+        for number, line in enumerate(sys.stdin.buffer, 1):
+            yield "standard input", number, line.rstrip(b"\r\n")
+    for path in paths:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                yield str(path), number, line.rstrip(b"\r\n")
+
+
+def _need_subject(subject: str) -> str:
+    if not subject:
+        raise Failure("on which subject? Give --subject", MISUSED)
+    return subject
+
+
+def _lines(paths: list[Path], subject: str) -> Iterator[Message]:
+    from headrace.client import Message
+
+    _need_subject(subject)
+    for _, _, line in _input(paths):
+        yield Message(subject, line)
+
+
+def _files(paths: list[Path], subject: str) -> Iterator[Message]:
+    from headrace.client import Message
+
+    _need_subject(subject)
+    if not paths:
+        raise Failure("which files? Name them after the options", MISUSED)
+    for path in paths:
+        yield Message(subject, path.read_bytes(), {"File-Name": path.name})
+
+
+def _objects(paths: list[Path], subject: str) -> Iterator[Message]:
+    from headrace.client import Message
+
+    for source, number, line in _input(paths):
+        if not line.strip():
+            continue
+        try:
+            values = _checked(json.loads(line))
+            values.setdefault("subject", subject)
+            yield Message(
+                payload=_payload(values), **{"subject": _need_subject(values.pop("subject")), **values}
+            )
+        except (ValueError, Failure) as error:
+            raise Failure(f"{source}, line {number}: {error}", MISUSED) from None
+
+
+def _checked(values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise ValueError("a JSON object was expected")
+    if unknown := values.keys() - _FIELDS - _PAYLOADS:
+        raise ValueError(
+            f"unknown {', '.join(sorted(unknown))}; known are {', '.join(sorted(_FIELDS | _PAYLOADS))}"
+        )
+    return values
+
+
+def _payload(values: dict[str, Any]) -> bytes:
+    """The payload, taken out of the values: text as it is, anything else as JSON."""
+    encoded = values.pop("payload_base64", None)
+    payload = values.pop("payload", None)
+    data = values.pop("data", None)
+    if encoded is not None:
+        return base64.b64decode(encoded, validate=True)
+    chosen = data if payload is None else payload
+    if chosen is None:
+        return b""
+    return chosen.encode() if isinstance(chosen, str) else json.dumps(chosen).encode()
+
+
+_READERS = {Form.LINES: _lines, Form.NDJSON: _objects, Form.FILES: _files}

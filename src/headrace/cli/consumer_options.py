@@ -1,0 +1,164 @@
+"""The options of a consumer's configuration: how each is written on the command line, and what it sets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+import typer
+
+from headrace.cli.failures import MISUSED, Failure
+from headrace.cli.stream_options import pairs
+from headrace.durations import duration_ns, size_bytes
+
+Setter = Callable[[dict[str, Any], Any], None]
+_STARTS = {"all": "all", "new": "new", "last": "last", "subject": "last_per_subject"}
+_SECOND_NS = 1_000_000_000
+
+
+def _option(*flags: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(*flags, help=help, metavar=metavar, show_default=False)
+
+
+_Text = str | None
+_Count = int | None
+_Switch = bool | None
+
+OPTIONS: dict[str, Any] = {
+    "filters": Annotated[
+        list[str] | None, _option("--filter", metavar="SUBJECT", help="Only these subjects; repeatable.")
+    ],
+    "start": Annotated[
+        _Text,
+        _option(
+            "--start",
+            metavar="WHERE",
+            help="all, new, last, subject (last of each), a sequence, 1h (ago), a time.",
+        ),
+    ],
+    "ack": Annotated[
+        Literal["explicit", "all", "none"] | None, _option("--ack", help="How messages are acknowledged.")
+    ],
+    "ack_wait": Annotated[
+        _Text, _option("--wait", metavar="DURATION", help="How long for an acknowledgement.")
+    ],
+    "deliver": Annotated[_Text, _option("--deliver", metavar="SUBJECT", help="Push to this subject.")],
+    "group": Annotated[_Text, _option("--group", help="Push to one of this queue group.")],
+    "flow_control": Annotated[
+        _Switch, _option("--flow-control/--no-flow-control", help="Pace what is pushed.")
+    ],
+    "heartbeat": Annotated[
+        _Text, _option("--heartbeat", metavar="DURATION", help="Say so when nothing is to push.")
+    ],
+    "max_deliver": Annotated[_Count, _option("--max-deliver", help="Deliveries of a message at most.")],
+    "backoff": Annotated[
+        _Text, _option("--backoff", metavar="DURATIONS", help="Waits between deliveries: 1s,10s,1m.")
+    ],
+    "max_pending": Annotated[_Count, _option("--max-pending", help="Unacknowledged messages at most.")],
+    "max_waiting": Annotated[_Count, _option("--max-waiting", help="Waiting pulls at most.")],
+    "max_batch": Annotated[_Count, _option("--max-batch", help="Messages of a pull at most.")],
+    "max_expires": Annotated[
+        _Text, _option("--max-expires", metavar="DURATION", help="How long a pull waits at most.")
+    ],
+    "max_pull_bytes": Annotated[
+        _Text, _option("--max-bytes", metavar="SIZE", help="Size of a pull at most.")
+    ],
+    "replay": Annotated[
+        Literal["instant", "original"] | None, _option("--replay", help="At once, or as it was published.")
+    ],
+    "headers_only": Annotated[_Switch, _option("--headers-only/--no-headers-only", help="Without payloads.")],
+    "inactive": Annotated[
+        _Text, _option("--inactive", metavar="DURATION", help="Remove it when unused so long.")
+    ],
+    "rate_limit": Annotated[
+        _Count, _option("--rate-limit", metavar="BITS", help="Push so many bits a second.")
+    ],
+    "sample": Annotated[
+        _Text, _option("--sample", metavar="PERCENT", help="Advise of so many acknowledgements.")
+    ],
+    "priority_policy": Annotated[
+        Literal["overflow", "pinned_client", "prioritized"] | None,
+        _option("--priority-policy", help="How pulls of a group are chosen."),
+    ],
+    "priority_group": Annotated[_Text, _option("--priority-group", help="The group of pulls.")],
+    "pinned_ttl": Annotated[
+        _Text, _option("--pinned-ttl", metavar="DURATION", help="How long a client stays pinned.")
+    ],
+    "replicas": Annotated[_Count, _option("--replicas", help="Copies in a cluster.")],
+    "memory": Annotated[_Switch, _option("--memory/--no-memory", help="Keep its state in memory.")],
+    "description": Annotated[_Text, _option("--description", help="What it is for.")],
+    "metadata": Annotated[
+        list[str] | None, _option("--metadata", metavar="NAME=VALUE", help="A note for programs; repeatable.")
+    ],
+}
+
+
+def apply(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with the options that were given."""
+    result = dict(config)
+    for name, value in given.items():
+        _SETTERS[name](result, value)
+    return result
+
+
+def start_of(text: str) -> dict[str, Any]:
+    """Where a consumer begins: a word, a sequence, a while ago, or a time."""
+    if text in _STARTS:
+        return {"deliver_policy": _STARTS[text]}
+    if text.isdigit():
+        return {"deliver_policy": "by_start_sequence", "opt_start_seq": int(text)}
+    return {"deliver_policy": "by_start_time", "opt_start_time": f"{time_of(text):%Y-%m-%dT%H:%M:%S.%fZ}"}
+
+
+def time_of(text: str, *, future: bool = False) -> datetime:
+    """A time: as in ISO 8601, or as a duration from now, backward or forward."""
+    try:
+        if re.match(r"\d+(\.\d+)?[a-zµ]", text):
+            away = timedelta(microseconds=duration_ns(text) / 1000)
+            return datetime.now(UTC) + (away if future else -away)
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        example = "1h or 2030-01-31T12:00:00Z"
+        raise Failure(f"{text!r} says no time: write for example {example}", MISUSED) from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+
+
+def _set(key: str, convert: Callable[[Any], Any] = lambda value: value) -> Setter:
+    def setter(config: dict[str, Any], value: Any) -> None:
+        config[key] = convert(value)
+
+    return setter
+
+
+def _filters(config: dict[str, Any], subjects: list[str]) -> None:
+    config.pop("filter_subject", None)
+    config.pop("filter_subjects", None)
+    config.update({"filter_subject": subjects[0]} if len(subjects) == 1 else {"filter_subjects": subjects})
+
+
+_SETTERS: dict[str, Setter] = {
+    "filters": _filters,
+    "start": lambda config, text: config.update(start_of(text)),
+    "ack": _set("ack_policy"),
+    "ack_wait": _set("ack_wait", duration_ns),
+    "deliver": _set("deliver_subject"),
+    "group": _set("deliver_group"),
+    "heartbeat": _set("idle_heartbeat", duration_ns),
+    "backoff": _set("backoff", lambda text: [duration_ns(part.strip()) for part in text.split(",")]),
+    "max_pending": _set("max_ack_pending"),
+    "max_expires": _set("max_expires", duration_ns),
+    "max_pull_bytes": _set("max_bytes", size_bytes),
+    "replay": _set("replay_policy"),
+    "inactive": _set("inactive_threshold", duration_ns),
+    "rate_limit": _set("rate_limit_bps"),
+    "sample": _set("sample_freq"),
+    "priority_group": _set("priority_groups", lambda name: [name]),
+    "pinned_ttl": _set("priority_timeout", duration_ns),
+    "replicas": _set("num_replicas"),
+    "memory": _set("mem_storage"),
+    "metadata": _set("metadata", pairs),
+}
+for _name in OPTIONS:
+    _SETTERS.setdefault(_name, _set(_name))
