@@ -8,8 +8,8 @@ To replay a seed: `pytest tests/sim/test_sourcing_pair.py -k "<name>"`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import pytest
 
@@ -29,12 +29,24 @@ WAYS: dict[str, dict[str, Any]] = {
 RETENTIONS = ("limits", "workqueue", "interest")
 
 
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """Nothing of a test is kept for the next."""
+    yield
+    for copying in Copying.made:
+        copying.pair.close()
+    Copying.made.clear()
+
+
 class Copying:
     """A stream O on one side and its copy A on the other. `acked` is what publishers were told is stored in O."""
+
+    made: ClassVar[list[Copying]] = []
 
     def __init__(self, seed: str, *, way: str, retention: str, mirror: bool, upward: bool) -> None:
         random.seed(seed)  # the broker's own jitter
         self.pair = SimPair(seed, SIZES[1])
+        self.made.append(self)
         self.rng = self.pair.rng
         self.upward = upward  # the copy is where the connection leads to
         self.retention = retention

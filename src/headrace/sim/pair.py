@@ -186,10 +186,22 @@ class SimPair:
         """The other side does."""
         self.far = self._crashed(self.far)
 
+    def kill_near(self) -> None:
+        """The process of the side that dialled is killed and started again."""
+        self.cut()
+        self.near = self._open(self.near.disk.kill(), self.near.name)
+
     def _crashed(self, broker: SimBroker) -> SimBroker:
         self.cut()
+        broker.hub.table.clear()  # the collector does not see what the kernel's cache holds
         disk = broker.disk.crash(self.rng.choice(OUTCOMES), self.rng.randrange(1 << 30))
         return self._open(disk, broker.name)
+
+    def close(self) -> None:
+        """The end; both can be forgotten."""
+        self.cut()
+        for broker in (self.near, self.far):
+            broker.hub.table.clear()
 
     # Time
 
