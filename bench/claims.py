@@ -3,7 +3,9 @@
     python bench/claims.py [--sizes 1,16,256,1024] [--store folder|s3|both] [--collect 10000]
 
 Every pair is measured in turn in one process, repeated, and the best of each counts, because the machine is shared.
-nats-server is started on a free port; SeaweedFS (`weed`) for s3.
+nats-server is started on a free port; SeaweedFS (`weed`) for s3. Like is compared with like: a folder that syncs with
+obstore's files synced, one that does not with obstore as it is. SHA-256 alone is measured too: no upload of one payload
+can be faster than that.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import hashlib
+import os
 import resource
 import shutil
 import sys
@@ -18,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +35,19 @@ from obstore.store import LocalStore
 
 from claims.objects import Weed
 from claims.world import reference_server
-from headrace.claims import ClaimConfig, Claims, FakeClock, Ttl
+from headrace.claims import ClaimConfig, Claims, FakeClock, FolderStore, Ttl
 from headrace.claims.registry import Entry, claim_subject, due_subject
 from headrace.claims.stores import Plain
 from headrace.claims.stores.s3 import s3_store
+from headrace.claims.wire import encoded
 
 MIB = 1024 * 1024
 PIECE = 4 * MIB
+#: Payloads up to this size are also moved four at a time.
+SMALL = 8
+LANES = 4
+_BLOCK = bytes(bytearray(__import__("random").Random(7).randbytes(PIECE)))
+AT_ACK = Ttl(3600, True, 0, 300)
 
 
 def payload(size: int) -> AsyncIterator[bytes]:
@@ -51,9 +62,6 @@ def payload(size: int) -> AsyncIterator[bytes]:
             left -= count
 
     return pieces()
-
-
-_BLOCK = bytes(bytearray(__import__("random").Random(7).randbytes(PIECE)))
 
 
 class Peak:
@@ -88,47 +96,82 @@ async def timed(work: Callable[[], Awaitable[Any]]) -> float:
     return time.perf_counter() - started
 
 
-async def transfer(claims: Claims, raw: Any, size: int, repeats: int, world: Any) -> dict[str, float]:
+def sha256_rate() -> float:
+    """MB/s of the checksum alone."""
+    best = 0.0
+    for _ in range(10):
+        digest, started = hashlib.sha256(), time.perf_counter()
+        for _ in range(8):
+            digest.update(_BLOCK)
+        best = max(best, 8 * PIECE / 1e6 / (time.perf_counter() - started))
+    return best
+
+
+class Raw:
+    """obstore as it is; `folder` syncs what it wrote there, as our folder store does."""
+
+    def __init__(self, client: Any, folder: Path | None = None) -> None:
+        self._client = client
+        self._folder = folder
+
+    async def put(self, key: str, size: int) -> None:
+        await obstore.put_async(self._client, key, payload(size), chunk_size=5 * MIB)
+        if self._folder is not None:
+            await asyncio.to_thread(self._sync, self._folder / key)
+
+    @staticmethod
+    def _sync(path: Path) -> None:
+        for item, sync in ((path, os.fdatasync), (path.parent, os.fsync)):
+            descriptor = os.open(item, os.O_RDONLY)
+            sync(descriptor)
+            os.close(descriptor)
+
+    async def get(self, key: str) -> None:
+        async for _ in (await obstore.get_async(self._client, key)).stream(min_chunk_size=4 * MIB):
+            pass
+
+    async def delete(self, keys: list[str]) -> None:
+        await obstore.delete_async(self._client, keys)
+
+
+async def at_once(work: Callable[[int], Awaitable[Any]], lanes: int) -> float:
+    return await timed(lambda: asyncio.gather(*(work(lane) for lane in range(lanes))))
+
+
+async def transfer(
+    claims: Claims, raw: Raw, size: int, repeats: int, stream: str, lanes: int
+) -> dict[str, float]:
     """Best rates in MB/s of raw obstore and of claims, both ways, and the memory that claims took."""
     best = dict.fromkeys(("raw put", "claim put", "raw get", "claim get"), 0.0)
     memory = 0.0
+    moved = size * lanes / 1e6
+
+    async def claim_get(message: Any) -> None:
+        async for _ in claims.consumer.stream(message):
+            pass
+
     for number in range(repeats):
-        key = f"raw/{number}"
-
-        async def raw_put(key: str = key) -> None:
-            await obstore.put_async(raw, key, payload(size), chunk_size=5 * MIB)
-
-        async def raw_get(key: str = key) -> None:
-            async for _ in (await obstore.get_async(raw, key)).stream(min_chunk_size=MIB):
-                pass
-
-        async def claim_put() -> None:
-            await claims.producer.publish(f"{world}.a", payload(size))
-
-        async def claim_get(message: Any) -> None:
-            async for _ in claims.consumer.stream(message):
-                pass
-
+        keys = [f"raw/{number}-{lane}" for lane in range(lanes)]
         with Peak() as peak:
-            best["claim put"] = max(best["claim put"], size / 1e6 / await timed(claim_put))
-            (message,) = await claims.wire.pull(world, "bench", 1, 2)
-            best["claim get"] = max(
-                best["claim get"], size / 1e6 / await timed(lambda got=message: claim_get(got))
-            )
-        await claims.consumer.ack(message)
+            put_s = await at_once(lambda _: claims.producer.publish(f"{stream}.a", payload(size)), lanes)
+            got: list[Any] = []
+            while len(got) < lanes:
+                got += await claims.wire.pull(stream, "bench", lanes - len(got), 2)
+            get_s = await at_once(lambda lane, got=got: claim_get(got[lane]), lanes)
+        for message in got:
+            await claims.consumer.ack(message)
         memory = max(memory, peak.mib)
-        for name, work in (("raw put", raw_put), ("raw get", raw_get)):
-            best[name] = max(best[name], size / 1e6 / await timed(work))
-        await obstore.delete_async(raw, key)
+        raw_put_s = await at_once(lambda lane, keys=keys: raw.put(keys[lane], size), lanes)
+        raw_get_s = await at_once(lambda lane, keys=keys: raw.get(keys[lane]), lanes)
+        await raw.delete(keys)
+        for name, spent in zip(best, (raw_put_s, put_s, raw_get_s, get_s), strict=True):
+            best[name] = max(best[name], moved / spent)
     return {**best, "memory MiB": memory}
 
 
-async def bench_transfer(
-    connection: Any, store: Any, raw: Any, name: str, sizes: list[int], repeats: int
-) -> None:
-    config = ClaimConfig(
-        f"bench{name}", bucket=store.bucket, backend="memory", ttl=Ttl(3600, True, 0, 300), threshold=0
-    )
+async def set_up(connection: Any, store: Any, name: str) -> tuple[Claims, str]:
+    """Claims on a store of their own, with a stream and a consumer."""
+    config = ClaimConfig(f"bench{name}", bucket=store.bucket, backend="memory", ttl=AT_ACK, threshold=0)
     claims = await Claims.open(connection, config, store=store)
     stream = f"BENCH{name}"
     await claims.wire.api(
@@ -138,49 +181,48 @@ async def bench_transfer(
     await claims.wire.api(
         f"CONSUMER.DURABLE.CREATE.{stream}.bench", {"stream_name": stream, "config": consumer}
     )
+    return claims, stream
+
+
+async def bench_transfer(
+    connection: Any, store: Any, raw: Raw, name: str, sizes: list[int], repeats: int
+) -> None:
+    claims, stream = await set_up(connection, store, name)
     for size in sizes:
-        times = max(2, min(repeats * 8, 512 // size)) if size < 512 else 2
-        got = await transfer(claims, raw, size * MIB, times, stream)
-        print(
-            f"{name:12} {size:5} MiB  offload {got['claim put']:6.0f} MB/s ({got['claim put'] / got['raw put']:.2f} of raw)"
-            f"  resolve {got['claim get']:6.0f} MB/s ({got['claim get'] / got['raw get']:.2f} of raw)"
-            f"  memory +{got['memory MiB']:.0f} MiB",
-            flush=True,
-        )
+        times = repeats if size >= 256 else max(repeats, min(repeats * 8, 512 // size))
+        for lanes in (1, LANES) if size <= SMALL else (1,):
+            got = await transfer(claims, raw, size * MIB, times, stream, lanes)
+            print(
+                f"{name:13} {size:5} MiB x{lanes}  offload {got['claim put']:5.0f} MB/s "
+                f"({got['claim put'] / got['raw put']:.2f} of raw {got['raw put']:.0f})  "
+                f"resolve {got['claim get']:5.0f} MB/s ({got['claim get'] / got['raw get']:.2f} of raw "
+                f"{got['raw get']:.0f})  memory +{got['memory MiB']:.0f} MiB",
+                flush=True,
+            )
     await claims.close()
 
 
-async def bench_object_store(connection: Any, store: Any, repeats: int) -> None:
-    """1 MiB payloads, one after the other: claims on a folder against nats-py's object store.
-
-    Neither syncs here: the object store lives in nats-server, which syncs every two minutes.
-    """
-    data = _BLOCK[:MIB]
-    config = ClaimConfig(
-        "benchobj", backend="folder", bucket=store.bucket, ttl=Ttl(3600, True, 0, 300), threshold=0
-    )
-    claims = await Claims.open(connection, config, store=store)
-    js = connection.jetstream()
-    bucket = await js.create_object_store("bench")
-    stream = "BENCHOBJ"
-    await claims.wire.api(
-        f"STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.>"], "allow_msg_ttl": True}
-    )
-    consumer = {"durable_name": "bench", "ack_policy": "explicit"}
-    await claims.wire.api(
-        f"CONSUMER.DURABLE.CREATE.{stream}.bench", {"stream_name": stream, "config": consumer}
-    )
-    best = dict.fromkeys(("claims put", "theirs put", "claims get", "theirs get"), 0.0)
-    count = 20
+async def bench_object_store(connection: Any, store: Any, repeats: int, name: str) -> None:
+    """1 MiB payloads, one after the other: claims on a folder against nats-py's object store."""
+    data, count = _BLOCK[:MIB], 20
+    claims, stream = await set_up(connection, store, f"obj{name}")
+    bucket = await connection.jetstream().create_object_store(f"bench{name}")
+    best = dict.fromkeys(("claims put", "theirs put", "claims get", "theirs get", "claims ack"), 0.0)
+    held: list[Any] = []
 
     async def put() -> None:
         for _ in range(count):
             await claims.producer.publish(f"{stream}.a", data)
 
     async def get() -> None:
-        for message in await claims.wire.pull(stream, "bench", count, 5):
-            assert len((await claims.consumer.read(message)).data) == MIB
-            held.append(message)
+        while len(held) < count:
+            for message in await claims.wire.pull(stream, "bench", count, 5):
+                assert len((await claims.consumer.read(message)).data) == MIB
+                held.append(message)
+
+    async def ack() -> None:
+        for message in held:
+            await claims.consumer.ack(message)
 
     async def their_put() -> None:
         for number in range(count):
@@ -190,59 +232,88 @@ async def bench_object_store(connection: Any, store: Any, repeats: int) -> None:
         for number in range(count):
             assert len((await bucket.get(f"o{number}")).data or b"") == MIB
 
-    for _ in range(repeats):
-        held: list[Any] = []
-        works = {"claims put": put, "theirs put": their_put, "claims get": get, "theirs get": their_get}
-        for name, work in works.items():
-            best[name] = max(best[name], count / await timed(work))
-        for message in held:
-            await claims.consumer.ack(message)
+    works = {
+        "claims put": put,
+        "theirs put": their_put,
+        "claims get": get,
+        "theirs get": their_get,
+        "claims ack": ack,
+    }
+    for _ in range(repeats * 2):
+        held.clear()
+        for key, work in works.items():
+            best[key] = max(best[key], count / await timed(work))
     for verb in ("put", "get"):
         ours, theirs = best[f"claims {verb}"], best[f"theirs {verb}"]
         print(
-            f"1 MiB {verb}: claims {ours:.0f}/s, nats-py's object store {theirs:.0f}/s: {ours / theirs:.1f} times",
+            f"1 MiB {verb}, {name}: claims {ours:.0f}/s, nats-py's object store {theirs:.0f}/s: "
+            f"{ours / theirs:.1f} times",
             flush=True,
         )
+    theirs = 1 / (1 / best["theirs put"] + 1 / best["theirs get"])
+    ours = 1 / sum(1 / best[f"claims {verb}"] for verb in ("put", "get", "ack"))
+    print(
+        f"1 MiB round trip, {name}: claims {ours:.0f}/s (ack, release and deletion included), "
+        f"theirs {theirs:.0f}/s (nothing deleted): {ours / theirs:.1f} times",
+        flush=True,
+    )
     await claims.close()
 
 
-async def bench_collect(connection: Any, folder: Path, count: int) -> None:
-    """Small claims whose timers have run out, collected from a folder; and as many orphans, swept."""
+async def bench_collect(connection: Any, folder: Path, count: int, repeats: int) -> None:
+    """Small claims, read by everybody, whose timers have run out: collected from a folder; and orphans, swept."""
     clock = FakeClock()
-    config = ClaimConfig(
-        "benchgc", ttl=Ttl(3600, True, 0, 60), store={"path": str(folder / "gc"), "sync": False}
-    )
+    settings = {"path": str(folder / "gc"), "sync": False}
+    config = ClaimConfig("benchgc", ttl=Ttl(3600, True, 0, 60), store=settings)
     claims = await Claims.open(connection, config, clock=clock)
-    now_ns = clock.now_ns()
-    expires_at = now_ns // 10**9 - 7200
-    marker = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1h"}
-    for start in range(0, count, 1000):
-        entries = [
-            Entry(
-                f"c{number}",
-                "benchgc",
-                "a",
-                "claims",
-                f"benchgc/a/2026010100/c{number}",
-                100,
-                100,
-                now_ns - 7200 * 10**9,
-                expires_at,
-                "live",
-            )
-            for number in range(start, min(start + 1000, count))
-        ]
-        await asyncio.gather(*(claims.store.put(entry.object_key, b"x" * 100, Plain()) for entry in entries))
-        messages = [(claim_subject("benchgc", entry.claim_id), _facts(entry), {}) for entry in entries]
-        messages += [(due_subject("benchgc", entry.claim_id), b"", marker) for entry in entries]
-        await claims.wire.publish_all(messages)
-    await _timed_removal("collected", lambda: claims.collector.collect(sweep=False))
+    stream = "BENCHGC"
+    await claims.wire.api(f"STREAM.CREATE.{stream}", {"name": stream, "subjects": [stream]})
+    await claims.wire.publish(stream, b"x")
+    body = {"stream_name": stream, "config": {"durable_name": "c", "ack_policy": "explicit"}}
+    await claims.wire.api(f"CONSUMER.DURABLE.CREATE.{stream}.c", body)
+    (message,) = await claims.wire.pull(stream, "c", 1, 5)
+    await message.ack_sync()
+    for _ in range(repeats):
+        for start in range(0, count, 1000):
+            await _released(claims, stream, range(start, min(start + 1000, count)))
+        await _timed_removal("collected", lambda: claims.collector.collect(sweep=False))
     for start in range(0, count, 1000):
         keys = [f"benchgc/b/2026010100/o{number}" for number in range(start, min(start + 1000, count))]
         await asyncio.gather(*(claims.store.put(key, b"x" * 100, Plain()) for key in keys))
     clock.advance(7200)
     await _timed_removal("swept", claims.collector.collect)
     await claims.close()
+
+
+async def _released(claims: Claims, stream: str, numbers: range) -> None:
+    """Claims that were released a minute ago, with the markers of their timers."""
+    now_ns = int(time.time() * 1e9)
+    marker = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1h"}
+    entries = [
+        Entry(
+            f"c{number}",
+            "benchgc",
+            stream,
+            "claims",
+            f"benchgc/a/2026010100/c{number}",
+            100,
+            100,
+            now_ns - 120 * 10**9,
+            now_ns // 10**9 + 3000,
+            "released",
+            now_ns - 60 * 10**9,
+            {stream: (1, stream)},
+        )
+        for number in numbers
+    ]
+    await asyncio.gather(*(claims.store.put(entry.object_key, b"x" * 100, Plain()) for entry in entries))
+    messages: list[Any] = [(claim_subject("benchgc", item.claim_id), _facts(item), {}) for item in entries]
+    messages += [(due_subject("benchgc", item.claim_id), b"", marker) for item in entries]
+    await claims.wire.publish_all(messages)
+
+
+def _facts(entry: Entry) -> bytes:
+    return encoded({key: value for key, value in asdict(entry).items() if key != "revision"})
 
 
 async def _timed_removal(verb: str, work: Callable[[], Awaitable[Any]]) -> None:
@@ -257,35 +328,35 @@ async def _timed_removal(verb: str, work: Callable[[], Awaitable[Any]]) -> None:
     )
 
 
-def _facts(entry: Entry) -> bytes:
-    import json
-    from dataclasses import asdict
-
-    return json.dumps({key: value for key, value in asdict(entry).items() if key != "revision"}).encode()
-
-
 async def main(options: argparse.Namespace, url: str, folder: Path, weed: Weed | None) -> None:
-    from headrace.claims import FolderStore
-
     connection = await nats.connect(url)
     sizes = [int(text) for text in options.sizes.split(",")]
-    if options.collect:
-        await bench_collect(connection, folder, options.collect)
-    if not options.only_collect:
+    if "collect" in options.parts:
+        await bench_collect(connection, folder, options.collect, options.repeats)
+    if "object-store" in options.parts:
         store = FolderStore(folder, "objects", sync=False)
-        await bench_object_store(connection, store, options.repeats)
+        await bench_object_store(connection, store, options.repeats, "unsynced")
+    if "transfer" in options.parts:
+        print(f"SHA-256 alone: {sha256_rate():.0f} MB/s", flush=True)
         if options.store in ("folder", "both"):
-            (folder / "raw").mkdir()
+            place = folder / "raw"
+            (place / "raw").mkdir(parents=True)
             for sync in (False, True):
                 store = FolderStore(folder, "objects", sync=sync)
+                raw = Raw(LocalStore(place), place if sync else None)
                 name = "folder" if sync else "folder-nosync"
-                await bench_transfer(
-                    connection, store, LocalStore(folder / "raw"), name, sizes, options.repeats
-                )
+                await bench_transfer(connection, store, raw, name, sizes, options.repeats)
         if weed is not None:
             made = s3_store("bench", weed.settings)
             await made.ensure_bucket()
-            await bench_transfer(connection, made, made._client, "s3", sizes, options.repeats)
+            await bench_transfer(connection, made, Raw(made._client), "s3", sizes, options.repeats)
+    await connection.close()
+
+
+async def synced(options: argparse.Namespace, url: str, folder: Path) -> None:
+    """The same with everything synced before it is answered, on both sides."""
+    connection = await nats.connect(url)
+    await bench_object_store(connection, FolderStore(folder, "objects"), options.repeats, "synced")
     await connection.close()
 
 
@@ -295,16 +366,19 @@ if __name__ == "__main__":
     parser.add_argument("--store", default="both", choices=("folder", "s3", "both"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--collect", type=int, default=10_000)
-    parser.add_argument("--only-collect", action="store_true")
+    parser.add_argument("--parts", default="collect,object-store,transfer", help="what to measure")
     parser.add_argument(
         "--folder", default=None, help="Where the folder store lies; a temporary folder otherwise"
     )
     chosen = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="claims-bench-", dir=chosen.folder))
-    running = Weed() if chosen.store != "folder" and not chosen.only_collect else None
+    running = Weed() if chosen.store != "folder" and "transfer" in chosen.parts else None
     try:
         with reference_server() as address:
             uvloop.run(main(chosen, address, place, running))
+        if "object-store" in chosen.parts:
+            with reference_server(sync_always=True) as address:
+                uvloop.run(synced(chosen, address, place))
     finally:
         if running:
             running.close()

@@ -29,14 +29,18 @@ THRESHOLD = 64 * 1024
 
 
 @contextlib.contextmanager
-def reference_server() -> Iterator[str]:
-    """A real nats-server with JetStream, for as long as the block lasts."""
+def reference_server(*, sync_always: bool = False) -> Iterator[str]:
+    """A real nats-server with JetStream, for as long as the block lasts; syncing its disk as it does, or always."""
     with tempfile.TemporaryDirectory(prefix="claims-nats-") as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
         binary = Path(sys.executable).with_name("nats-server")
         command = [str(binary), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", folder]
+        if sync_always:
+            config = Path(folder) / "server.conf"
+            config.write_text("jetstream { sync_interval: always }\n")
+            command += ["-c", str(config)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + 20

@@ -12,7 +12,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,8 +48,11 @@ class Reference:
     content_type: str = DEFAULT_CONTENT_TYPE
     version: int = FORMAT
 
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
     def encode(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return json.dumps(self.as_dict(), separators=(",", ":")).encode()
 
 
 def decode(payload: bytes) -> Reference:

@@ -9,7 +9,7 @@ a claim's state happens once. Nothing here decides when a claim may go.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from headrace.claims.clock import SECOND_NS
@@ -82,7 +82,7 @@ def entry_of(reference: Reference, namespace: str, subject: str, created_ns: int
         reference.stored_size,
         created_ns,
         reference.expires_at,
-        reference=asdict(reference),
+        reference=reference.as_dict(),
     )
 
 
