@@ -287,6 +287,20 @@ def kv_get(port: int, scale: float) -> float:
         return total / seconds
 
 
+@workload("direct_batch")
+def direct_batch(port: int, scale: float) -> float:
+    """Batched direct get, 1,000 messages a request, as a reader over the wire does it."""
+    total = int(200 * scale) * CHUNK
+    publish(port, total // CHUNK, 128, allow_direct=True)
+    with Connection(port) as connection:
+        reply = connection.inbox + b".a"
+        asks = [
+            publication(b"$JS.API.DIRECT.GET.B", b'{"seq":%d,"batch":%d}' % (first, CHUNK), reply)
+            for first in range(1, total, CHUNK)
+        ]
+        return total / pump(connection, asks, b"Nats-Time-Stamp:", total, window=4 * CHUNK)
+
+
 @workload("mirror", 1.0, 1.5)
 def mirror(port: int, scale: float) -> float:
     """A mirror on the same server catches up with a full stream."""

@@ -18,7 +18,7 @@ from headrace.api.requests import MessageGetRequest
 from headrace.broker.levels import level_too_high
 from headrace.broker.ticks import Parcel
 from headrace.errors import RequestError, StoreError
-from headrace.kernel import answer, answers
+from headrace.kernel import answer, answers, newest
 from headrace.store import Filter, Log
 
 if TYPE_CHECKING:
@@ -64,24 +64,26 @@ class DirectGet:
             return None
         if header and level_too_high(header):
             return self._status(reply, _LEVEL)
-        key = subject[self._prefix_length :]
         try:
-            if key and not payload:
-                self._last_by_subject(reply, key)
+            if payload or len(subject) <= self._prefix_length:
+                self._request(reply, subject[self._prefix_length :], payload)
             else:
-                self._request(reply, key, payload)
+                self._last_by_subject(reply, subject)
         except StoreError:
             self._status(reply, _UNREADABLE)
 
-    def _last_by_subject(self, reply: bytes, subject: bytes) -> None:
+    def _last_by_subject(self, reply: bytes, asked: bytes) -> None:
         stream = self._stream
+        log = stream.log
         stream.retention.enforce()
-        seq = stream.last_matching(subject)
-        found = stream.log.place(seq) if seq else None
-        if found is None:
-            return self._status(reply, _NOT_FOUND)
-        block, payload = answer(*found, self._fixed)
-        stream.ticker.send(stream.log, reply, b"", block, payload)
+        made = newest(log, asked, self._prefix_length, self._fixed)
+        if made is None:
+            seq = stream.last_matching(asked[self._prefix_length :])
+            found = log.place(seq) if seq else None
+            if found is None:
+                return self._status(reply, _NOT_FOUND)
+            made = answer(*found, self._fixed)
+        stream.ticker.send(log, reply, b"", *made)
 
     def _request(self, reply: bytes, key: bytes, payload: bytes) -> None:
         if not key and not payload:

@@ -28,6 +28,7 @@ __all__ = [
     "answers",
     "encode",
     "nats_headers",
+    "newest",
     "subjects_of",
     "twin",
 ]
@@ -44,7 +45,7 @@ def twin(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
-    from headrace.kernel.answers import answer, answers
+    from headrace.kernel.answers import answer, answers, newest
     from headrace.kernel.arrivals import Pool, Staged, Window, nats_headers
     from headrace.kernel.delivery import ack_parts, encode, subjects_of
     from headrace.kernel.lanes import Lane, Outbox
@@ -54,7 +55,7 @@ else:
     Parser, Peer = _wire.Parser, _wire.Peer
     Route, RouteTable, Subscription = _wire.Route, _wire.RouteTable, _wire.Subscription
     _answers = twin("answers")
-    answer, answers = _answers.answer, _answers.answers
+    answer, answers, newest = _answers.answer, _answers.answers, _answers.newest
     _arrivals = twin("arrivals")
     Pool, Staged, Window = _arrivals.Pool, _arrivals.Staged, _arrivals.Window
     nats_headers = _arrivals.nats_headers

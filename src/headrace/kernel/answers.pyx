@@ -5,12 +5,16 @@ Owns the form of such an answer and of its time stamp. Knows no streams and no r
 plain Python and passes the same tests.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memchr, memcpy
+
+from headrace.kernel.records cimport Appender, Columns
 
 cdef enum:
     RECORD = 32
+    BLOCK = 32
     TAIL = 256  # everything of an answer's headers that has a bounded size
     SECOND_NS = 1000000000
 
@@ -137,17 +141,49 @@ cdef bytes describe(Record *record, bytes fixed, int64_t pending, uint64_t last)
     return made
 
 
-def answer(data, Py_ssize_t at, bytes fixed not None):
+cpdef answer(data, Py_ssize_t at, bytes fixed):
     """Header block and payload of the answer that is the record at a place; `fixed` goes before its subject."""
-    cdef const unsigned char[::1] view = data
-    cdef const char *start
+    cdef const unsigned char[::1] view
+    cdef const char *start = NULL
+    cdef Py_ssize_t size
     cdef Record record
-    if not 0 <= at < view.shape[0]:
-        raise ValueError("no record there")
-    start = <const char *>&view[0]
-    if not read(start + at, start + view.shape[0], &record):
+    if type(data) is bytearray:
+        start, size = PyByteArray_AS_STRING(data), PyByteArray_GET_SIZE(data)
+    elif type(data) is bytes:
+        start, size = PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)
+    else:
+        view = data
+        size = view.shape[0]
+        if size:
+            start = <const char *>&view[0]
+    if not 0 <= at < size or not read(start + at, start + size, &record):
         raise ValueError("no record there")
     return describe(&record, fixed, -1, 0), PyBytes_FromStringAndSize(record.payload, record.payload_size)
+
+
+def newest(Appender log not None, bytes subject not None, Py_ssize_t skip, bytes fixed not None):
+    """The answer that is the newest message of a subject, which is given behind `skip` bytes of something else.
+
+    None where the message has to be looked for: a wildcard, no such message, or one that is not in the active segment.
+    """
+    cdef const char *name = PyBytes_AS_STRING(subject) + skip
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(subject) - skip, row
+    cdef Columns columns = log.columns
+    cdef int64_t seq
+    cdef uint64_t offset
+    if size <= 0 or memchr(name, 42, size) != NULL or memchr(name, 62, size) != NULL:
+        return None
+    seq = log.c_newest(name, size)
+    if seq <= 0 or not columns.rows or <uint64_t>seq < columns.base:
+        return None
+    row = columns.c_lower(<uint64_t>seq)
+    if row >= columns.rows or columns.c_seq(row) != <uint64_t>seq or (columns.c_live != NULL and not columns.c_live[row]):
+        return None
+    offset = columns.c_offset[row]
+    if offset >= log.block_at:
+        return answer(log.tail, <Py_ssize_t>(offset - log.block_at) - BLOCK, fixed)
+    data, place = log.block_with(offset)
+    return answer(data, <Py_ssize_t>offset - <Py_ssize_t>place, fixed)
 
 
 def answers(list parcels not None, view, seqs, Py_ssize_t at, Py_ssize_t most, int64_t bytes_max, bytes reply not None,

@@ -6,6 +6,7 @@ import datetime
 from typing import Any
 
 from headrace.kernel.delivery_pure import records
+from headrace.kernel.records_pure import BLOCK_BYTES
 
 Parcel = tuple[bytes, bytes, bytes, bytes]
 _SECOND_NS = 1_000_000_000
@@ -39,6 +40,25 @@ def answer(data: bytes | bytearray | memoryview, at: int, fixed: bytes) -> tuple
         raise ValueError("no record there")
     seq, time_ns, subject, header, payload = found
     return _describe(seq, time_ns, subject, header, fixed), payload
+
+
+def newest(log: Any, subject: bytes, skip: int, fixed: bytes) -> tuple[bytes, bytes] | None:
+    """The answer that is the newest message of a subject, which is given behind `skip` bytes of something else.
+
+    None where the message has to be looked for: a wildcard, no such message, or one that is not in the active segment.
+    """
+    name = subject[skip:]
+    if not name or b"*" in name or b">" in name:
+        return None
+    seq, columns = log.newest(name), log.columns
+    row = columns.find(seq) if seq > 0 and columns.rows and seq >= columns.base else -1
+    if row < 0:
+        return None
+    offset = columns.where(row)
+    if offset >= log.block_at:
+        return answer(log.tail, offset - log.block_at - BLOCK_BYTES, fixed)
+    data, place = log.block_with(offset)
+    return answer(data, offset - place, fixed)
 
 
 def answers(

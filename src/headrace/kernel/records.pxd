@@ -129,3 +129,4 @@ cdef class Appender(Packer):
     cdef char *entry(self, char *p, int kind, Py_ssize_t length) noexcept
     cdef char *pour(self, char *p) except NULL
     cdef int reset(self) except -1
+    cdef int64_t c_newest(self, const char *subject, Py_ssize_t size) noexcept nogil

@@ -1075,6 +1075,16 @@ cdef class Appender(Packer):
         self.gate.pending += 16
         return 0
 
+    def newest(self, bytes subject not None):
+        """The last sequence of a subject; 0 if it has none, -1 when it has to be looked for."""
+        return self.c_newest(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject))
+
+    cdef int64_t c_newest(self, const char *subject, Py_ssize_t size) noexcept nogil:
+        cdef Py_ssize_t sid = self.table.c_find(subject, size, hr_hash(subject, size, SEED))
+        if sid < 0:
+            return 0
+        return -1 if self.table.lasts_[sid] & STALE_BIT else <int64_t>self.table.lasts_[sid]
+
     def trim(self, bytes subject not None, Py_ssize_t most):
         """Removes the oldest message of a subject that has more than `most`, where it lies at hand.
 

@@ -684,6 +684,14 @@ class Appender(Packer):
                 found += 1
         return found
 
+    def newest(self, subject: bytes) -> int:
+        """The last sequence of a subject; 0 if it has none, -1 when it has to be looked for."""
+        sid = self.table.find(subject)
+        if sid < 0:
+            return 0
+        last = int(self.table.lasts[sid])
+        return -1 if last & STALE else last
+
     def trim(self, subject: bytes, most: int) -> int:
         """Removes the oldest message of a subject that has more than `most`, where it lies at hand.
 

@@ -256,6 +256,10 @@ class Log(Questions):
         count = max(int(np.searchsorted(ends, offset + max_bytes, side="right")), 1)
         return memoryview(data)[offset - place : int(ends[count - 1]) - place], count
 
+    def block_with(self, offset: int) -> tuple[Buffer, int]:
+        """(bytes, place of their first byte) of the block of the active segment that holds an offset."""
+        return self._bytes(self.active, offset)
+
     def _bytes(self, segment: Segment, offset: int) -> tuple[Buffer, int]:
         if segment is self.active and offset >= self.block_at:
             return self.tail, self.block_at + BLOCK_BYTES

@@ -89,8 +89,8 @@ class Questions(Appender):
     # Subjects
 
     def last_of(self, subject: bytes) -> int:
-        sid = self.table.find(subject)
-        return self._last(sid) if sid >= 0 else 0
+        last = self.newest(subject)
+        return last if last >= 0 else self._last(self.table.find(subject))
 
     def first_of(self, subject: bytes) -> int:
         sid = self.table.find(subject)

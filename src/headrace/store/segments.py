@@ -133,6 +133,11 @@ class FileSegment(Segment):
         key = (self.ident, self.number, block)
         return self._cache.get(key) or self._read(key, block)
 
+    def find(self, offset: int) -> tuple[Buffer, int]:
+        block = self.blocks[bisect_right(self.blocks, offset) - 1]
+        held = self._cache.get((self.ident, self.number, block))
+        return held or self.fetch(block)
+
     def _read(self, key: tuple[int, int, int], block: int) -> tuple[Buffer, int]:
         at = bisect_right(self.blocks, block)
         end = self.blocks[at] if at < len(self.blocks) else self.end

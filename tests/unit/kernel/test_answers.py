@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import struct
 from typing import Any
 
@@ -117,3 +118,45 @@ def test_what_is_not_in_the_view_ends_the_run(kernel: Any) -> None:
     assert run(kernel, [record(1), record(2)[:-1]], [1, 2])[1][0] == 1
     assert run(kernel, [], [1])[1] == (0, 0)
     assert run(kernel, [record(1)], [])[1] == (0, 0)
+
+
+class TestNewest:
+    """Through a log, whose bytes and rows are the twin's own."""
+
+    @pytest.fixture
+    def log(self, kernel: Any) -> Any:
+        records = importlib.import_module(kernel.__name__.replace("answers", "records"))
+
+        class Log(records.Appender):  # type: ignore[misc,name-defined]
+            def block_with(self, offset: int) -> tuple[Any, int]:
+                block = next(each for each in reversed(self.blocks) if each.offset <= offset)
+                return block.data, block.offset + 32
+
+        return Log(records.Gate(), 1, records.Subjects(), 4096, 1 << 20, False)
+
+    def ask(self, kernel: Any, log: Any, subject: bytes) -> Any:
+        return kernel.newest(log, b"ask." + subject, 4, FIXED)
+
+    def test_wherever_it_lies(self, kernel: Any, log: Any) -> None:
+        for text in (b"one", b"two"):
+            log.append(b"s.b", b"", b"other", TIME_NS)
+            log.append(b"s.a", b"", text, TIME_NS)
+            assert self.ask(kernel, log, b"s.a") == (b"NATS/1.0\r\n" + where(log.last_seq) + b"\r\n", text)
+        before = self.ask(kernel, log, b"s.a")
+        log.cut()
+        log.append(b"s.b", b"", b"other", TIME_NS)
+        assert self.ask(kernel, log, b"s.a") == before
+
+    @pytest.mark.parametrize("subject", [b"", b"s.c", b"s.*", b">", b"s.>"])
+    def test_what_has_to_be_looked_for(self, kernel: Any, log: Any, subject: bytes) -> None:
+        log.append(b"s.a", b"", b"one", TIME_NS)
+        assert self.ask(kernel, log, subject) is None
+
+    def test_what_was_removed_has_to_be_looked_for(self, kernel: Any, log: Any) -> None:
+        for text in (b"one", b"two", b"three"):
+            log.append(b"s.a", b"", text, TIME_NS)
+        log.discount(log.columns, 2, 3)
+        assert log.newest(b"s.a") == -1
+        assert self.ask(kernel, log, b"s.a") is None
+        log.discount(log.columns, 0, 2)
+        assert self.ask(kernel, log, b"s.a") is None
