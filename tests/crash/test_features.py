@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from headrace.api import times
 from headrace.sim.broker import SimBroker
 
 from .points import Checker
@@ -44,7 +45,20 @@ def counters(broker: SimBroker, rng: Random) -> None:
     broker.advance(SECOND)
 
 
-STORIES: dict[str, Story] = {"fast_batches": fast_batches, "counters": counters}
+def schedules(broker: SimBroker, rng: Random) -> None:
+    """Schedules that fire once, often, and are replaced."""
+    broker.call("STREAM.CREATE.P", name="P", subjects=["p.>"], allow_msg_schedules=True)
+    for turn in range(12):
+        moment = times.text(broker.clock.now_ns() + rng.randrange(3 * SECOND))
+        pattern = "@every 1s" if turn % 4 == 0 else f"@at {moment}"
+        target = f"p.out.{turn % 3}"
+        broker.publish(f"p.plan.{turn % 5}", b"x" * 300, Nats_Schedule=pattern, Nats_Schedule_Target=target)
+        if rng.random() < 0.5:
+            broker.advance(rng.randrange(SECOND))
+    broker.advance(3 * SECOND)
+
+
+STORIES: dict[str, Story] = {"fast_batches": fast_batches, "counters": counters, "schedules": schedules}
 
 
 @pytest.mark.slow

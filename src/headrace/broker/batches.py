@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from headrace.api import advisories, errors
 from headrace.api.encode import dumps
 from headrace.api.times import TTL_NEVER, TTL_NONE, TTL_SECONDS, TTL_ZERO, parse_ttl
-from headrace.broker import admission
+from headrace.broker import admission, schedules
 from headrace.broker.counters import Totals
 from headrace.broker.levels import REQUIRED_LEVEL, level_too_high
 from headrace.kernel import Pool, Staged
@@ -348,6 +348,8 @@ class Commit:
         if self._totals is not None:
             member.header, member.payload = self._totals.raise_by(member.subject, member.header, found)
         self._check_sequences(member)
+        if schedules.SCHEDULE in member.header:
+            member.header, member.found = schedules.check(stream, member.subject, member.header, found)
         member.rollup = self._rollup(member)
 
     def _ttl(self, found: Mapping[bytes, bytes]) -> int:

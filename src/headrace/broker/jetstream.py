@@ -27,6 +27,7 @@ from headrace.broker.fast_batches import FastLimits, FastRoom
 from headrace.broker.positions import KEY as ORIGINS_KEY
 from headrace.broker.positions import key_of as origins_key
 from headrace.broker.router import Hub
+from headrace.broker.schedules import KEY as SCHEDULES_KEY
 from headrace.broker.scribe import Scribe
 from headrace.broker.stream import Stream
 from headrace.broker.ticks import Ticker
@@ -248,6 +249,8 @@ class JetStream:
             stream.retention.start()
             self._open_doors(stream)
             stream.readers.open()
+            if stream.schedules is not None:
+                stream.schedules.start()
         for stream in self.streams.values():
             stream.sourcing.configure(stream.config)
 
@@ -257,6 +260,8 @@ class JetStream:
             self._close_doors(stream)
             stream.sourcing.stop()
             stream.retention.stop()
+            if stream.schedules is not None:
+                stream.schedules.stop()
         self.scribe.write()
         self.ticker.tick()
         self.store.close()
@@ -291,6 +296,10 @@ class JetStream:
     @staticmethod
     def duplicates_key(log: Log) -> bytes:
         return _DUPLICATES + b"%d" % log.ident
+
+    @staticmethod
+    def schedules_key(log: Log) -> bytes:
+        return SCHEDULES_KEY + b"%d/" % log.ident
 
     def _fold_duplicates(self, key: bytes) -> bytes:
         ident = int(key[len(_DUPLICATES) :])

@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.api import errors, times
 from headrace.api.configs import ConsumerConfig, StreamConfig
-from headrace.broker import admission, counters
+from headrace.broker import admission, counters, schedules
 from headrace.broker.admission import Duplicate
 from headrace.broker.batches import Batches, Member, batch_id
 from headrace.broker.consumer import Consumer
@@ -23,11 +23,12 @@ from headrace.broker.fast_batches import FastBatches
 from headrace.broker.mappings import mapping
 from headrace.broker.readers import Readers
 from headrace.broker.retention import Retention
+from headrace.broker.schedules import Schedules
 from headrace.broker.sourcing import Sourcing
 from headrace.errors import Corrupt, RequestError, StoreError
 from headrace.kernel import Lane
 from headrace.protocol import headers
-from headrace.store import Log
+from headrace.store import Facts, Log
 
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
@@ -67,6 +68,7 @@ class Stream:
         "name_bytes",
         "readers",
         "retention",
+        "schedules",
         "sourcing",
         "ticker",
     )
@@ -81,6 +83,7 @@ class Stream:
         self.fast = FastBatches(self, jetstream.fast_room)
         self.lane = self._make_lane()
         self.duplicates: DuplicateWindow | None = None
+        self.schedules: Schedules | None = None
         self.consumers: dict[str, Consumer] = {}
         self.batches = Batches(self, jetstream.staging)
         self.retention = Retention(self)
@@ -113,6 +116,12 @@ class Stream:
         self.lane.forget_lifetime()
         self._configure_duplicates(config.duplicate_window)
         self.retention.configure(config)
+        if config.allow_msg_schedules and self.schedules is None:
+            self.schedules = Schedules(self, self._facts(), self.jetstream.schedules_key(self.log))
+
+    def _facts(self) -> Facts | None:
+        """Where it keeps what has to survive; None for a stream in memory."""
+        return None if self.config.storage == "memory" else self.jetstream.store.facts
 
     def _needs_care(self, config: StreamConfig) -> bool:
         """Whether even a message without headers has to pass the checks one by one."""
@@ -122,6 +131,7 @@ class Stream:
             or (config.discard == "new" and _bounded(config))
             or config.subject_delete_marker_ttl > 0
             or config.allow_msg_counter
+            or config.allow_msg_schedules
             or config.persist_mode == "async"
             or config.retention == "interest"
             or self._transform
@@ -132,8 +142,9 @@ class Stream:
         if window_ns <= 0:
             self.duplicates = None
         elif self.duplicates is None:
-            facts = None if self.config.storage == "memory" else self.jetstream.store.facts
-            self.duplicates = DuplicateWindow(facts, self.jetstream.duplicates_key(self.log), window_ns)
+            self.duplicates = DuplicateWindow(
+                self._facts(), self.jetstream.duplicates_key(self.log), window_ns
+            )
         else:
             self.duplicates.window_ns = window_ns
         self.lane.window = self.duplicates
@@ -178,6 +189,8 @@ class Stream:
         self.readers.close()
         self.batches.clear()
         self.fast.clear()
+        if self.schedules is not None:
+            self.schedules.forget()
         self.retention.stop()
 
     # The way of a message
@@ -267,6 +280,8 @@ class Stream:
             else:
                 admission.check_counter(self, found, payload)
                 admission.check_expectations(self, subject, found)
+                if schedules.SCHEDULE in header:
+                    header, found = schedules.check(self, subject, header, found)
             message_id = admission.check_identity(self, found, now_ns)
             rollup = b"" if light else admission.check_rollup(self, found)
         if self.config.allow_msg_counter:
@@ -312,6 +327,8 @@ class Stream:
             self.retention.trim_subject(subject)
         if self._republish is not None:
             self._send_copy(subject, header, payload, seq, time_ns, previous)
+        if self.schedules is not None:
+            self.schedules.stored(subject, header, seq, time_ns)
         return seq
 
     def reserve(self, size: int, count: int) -> None:
