@@ -391,12 +391,61 @@ class TestBatches:
         self.member(origin, 1)
         self.member(origin, 2)
         origin.status(b"FlowControl Request", reply=b"$JS.FC.O.x.abcd")
-        assert origin.answers == [b"NATS/1.0\r\nNats-Last-Consumer: 0\r\nNats-Last-Stream: 0\r\n\r\n"]
+        # They are durable, though nobody sees them: the origin may forget them.
+        assert origin.answers == [b"NATS/1.0\r\nNats-Last-Consumer: 2\r\nNats-Last-Stream: 2\r\n\r\n"]
         assert stored(broker, "A") == []
         self.member(origin, 3, commit=True)
         assert stored(broker, "A") == [b"m1", b"m2", b"m3"]
         origin.status(b"FlowControl Request", reply=b"$JS.FC.O.x.abcd")
         assert origin.answers[1] == b"NATS/1.0\r\nNats-Last-Consumer: 3\r\nNats-Last-Stream: 3\r\n\r\n"
+
+    def test_what_is_kept_back_survives_a_crash(self) -> None:
+        broker = started()
+        origin = Played(broker)
+        entry = {"name": "O", "external": {"api": "X.API", "deliver": ""}}
+        broker.call("STREAM.CREATE.A", name="A", sources=[entry], allow_atomic=True)
+        broker.advance(SECOND // 10)
+        origin.accept()
+        origin.send(1, 1)
+        self.member(origin, 2)
+        self.member(origin, 3)
+        broker = _crashed(broker, Random(1))
+        origin = Played(broker)
+        broker.advance(SECOND // 3)
+        assert origin.accept()["opt_start_seq"] == 4
+        assert stored(broker, "A") == [b"m1"]
+        self.member(origin, 4, dseq=1, commit=True)
+        assert stored(broker, "A") == [b"m1", b"m2", b"m3", b"m4"]
+        assert stored(_crashed(broker, Random(2)), "A") == [b"m1", b"m2", b"m3", b"m4"]
+
+    def test_what_is_kept_back_is_shown_when_its_source_goes(self) -> None:
+        broker = started()
+        origin = Played(broker)
+        entry = {"name": "O", "external": {"api": "X.API", "deliver": ""}}
+        broker.call("STREAM.CREATE.A", name="A", sources=[entry], allow_atomic=True)
+        broker.advance(SECOND // 10)
+        origin.accept()
+        self.member(origin, 1)
+        self.member(origin, 2)
+        broker.call("STREAM.UPDATE.A", name="A", subjects=["a"], allow_atomic=True)
+        assert stored(broker, "A") == [b"m1", b"m2"]
+
+    @pytest.mark.parametrize("pending", [0, 3])
+    def test_a_heartbeat_in_mid_batch(self, pending: int) -> None:
+        """While the origin has more to send a heartbeat, as of a paused consumer, does not break a batch."""
+        broker = started()
+        origin = Played(broker)
+        entry = {"name": "O", "external": {"api": "X.API", "deliver": ""}}
+        broker.call("STREAM.CREATE.A", name="A", sources=[entry], allow_atomic=True)
+        broker.advance(SECOND // 10)
+        origin.accept()
+        self.member(origin, 1, pending=pending)
+        origin.beat(1)
+        assert stored(broker, "A") == ([] if pending else [b"m1"])
+        for _ in range(11):
+            broker.advance(SECOND)
+            origin.beat(1)
+        assert stored(broker, "A") == [b"m1"]
 
     @pytest.mark.parametrize("end", ["another message", "a heartbeat"])
     def test_one_that_stays_incomplete_is_not_lost(self, end: str) -> None:
@@ -415,9 +464,11 @@ class TestBatches:
             origin.send(3, 3)
             assert stored(broker, "A") == [b"m1", b"m2", b"m3"]
 
-    def member(self, origin: Played, seq: int, *, commit: bool = False) -> None:
+    def member(
+        self, origin: Played, seq: int, *, dseq: int = 0, pending: int = 0, commit: bool = False
+    ) -> None:
         pairs = [(b"Nats-Batch-Id", b"b"), (b"Nats-Batch-Sequence", b"%d" % seq)]
         block = headers.build(pairs + ([(b"Nats-Batch-Commit", b"1")] if commit else []))
-        reply = b"$JS.ACK.O.%s.1.%d.%d.%d.0" % (origin.consumer, seq, seq, 10**18)
+        reply = b"$JS.ACK.O.%s.1.%d.%d.%d.%d" % (origin.consumer, seq, dseq or seq, 10**18, pending)
         origin.broker.hub.deliver(origin.deliver, b"o.x", reply, block, b"m%d" % seq)
         origin.broker.settle()

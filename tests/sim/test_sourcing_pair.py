@@ -357,3 +357,55 @@ class TestMidWrite:
             if copying.lost():
                 return
         pytest.fail("the simulation does not see it")
+
+
+class TestBatches:
+    """A sourced batch becomes visible as a whole, also when it is larger than what may be unacknowledged."""
+
+    def visible(self, copying: Copying) -> dict[bytes, int]:
+        """How many members of each batch a reader of the copy could have seen."""
+        log = copying.copy.jetstream.streams["A"].log
+        counts: dict[bytes, int] = {}
+        for seq in log.seqs(None, log.first_seq, log.committed_seq).tolist():
+            message = log.get(seq)
+            assert message is not None
+            counts[message[3]] = counts.get(message[3], 0) + 1
+        return counts
+
+    def batch(self, copying: Copying, number: int, size: int) -> bytes:
+        name = f"b{number}"
+        for position in range(1, size + 1):
+            last = {"Nats_Batch_Commit": "1"} if position == size else {}
+            copying.origin.publish(
+                "o.b", name.encode(), Nats_Batch_Id=name, Nats_Batch_Sequence=str(position), **last
+            )
+        return name.encode()
+
+    @pytest.mark.parametrize("retention", RETENTIONS)
+    @pytest.mark.parametrize("way", ["server-managed", "user-managed"])
+    def test_never_in_parts(self, way: str, retention: str) -> None:
+        copying = Copying(f"batch/{way}/{retention}", way=way, retention=retention, mirror=False, upward=True)
+        copying.call(
+            True, "STREAM.UPDATE.O", name="O", subjects=["o.>"], retention=retention, allow_atomic=True
+        )
+        entry = {"name": "O", "external": {"api": "$JS.NEAR.API", "deliver": ""}, **WAYS[way]}
+        copying.call(False, "STREAM.UPDATE.A", name="A", sources=[entry], allow_atomic=True)
+        copying.pair.advance(SECOND)
+        sizes: dict[bytes, int] = {}
+        for turn in range(16):
+            size = copying.rng.randrange(2, 30)
+            sizes[self.batch(copying, turn, size)] = size
+            for _ in range(copying.rng.randrange(150)):
+                copying.steps(3)
+                seen = self.visible(copying)
+                assert all(seen[name] == sizes[name] for name in seen), seen
+            choice = copying.rng.random()
+            if choice < 0.3:
+                copying.pair.settle()
+                copying.crash(origin=False)
+            elif choice < 0.5:
+                copying.pair.cut()
+            if not copying.pair.joined:
+                copying.pair.join()
+        copying.heal()
+        assert self.visible(copying) == sizes

@@ -15,6 +15,7 @@ from headrace.api.times import TTL_INVALID, TTL_NEVER, parse_ttl
 from headrace.broker import admission
 from headrace.broker.batches import batch_id
 from headrace.broker.counters import Totals
+from headrace.broker.held import Held, Message
 from headrace.broker.mappings import Change, first_of
 from headrace.broker.origin import Origin, Start
 from headrace.broker.positions import Positions
@@ -29,8 +30,8 @@ _NONE: Mapping[bytes, bytes] = {}
 _COMMIT = b"Nats-Batch-Commit"
 #: Members of a batch are kept back as far as this; a larger one becomes visible in parts.
 _HELD_BYTES_MAX = 64 * 1024 * 1024
-
-Message = tuple[int, bytes, bytes, bytes]  # origin sequence, subject, header, payload
+#: And as long as this after the last one came.
+_HELD_NS_MAX = 10 * times.SECOND
 
 
 def cleaned(header: bytes, *, source: bool) -> bytes:
@@ -105,6 +106,11 @@ class MirrorIntake(_Intake):
         return self._stream.log.last_seq
 
     @property
+    def stored(self) -> int:
+        """The newest sequence that the frame under construction makes durable."""
+        return self._stream.log.last_seq
+
+    @property
     def identity(self) -> str:
         return ""
 
@@ -140,10 +146,16 @@ class MirrorIntake(_Intake):
             stream.keep(subject, header, payload, time_ns, ttl_s, found.get(admission.MSG_ID, b""), rollup)
         stream.changed()
 
-    def release(self) -> None:
+    def give_up(self, *, idle: bool) -> None:
         """Nothing is ever kept back."""
 
     def rewind(self) -> None:
+        """Nothing is ever kept back."""
+
+    def adopt(self, other: Intake) -> None:
+        """Nothing is ever kept back."""
+
+    def end(self) -> None:
         """Nothing is ever kept back."""
 
 
@@ -151,18 +163,17 @@ class SourceIntake(_Intake):
     """Adds what one origin has to a stream of its own. `seq` is the newest origin sequence that is settled here.
 
     Members of an atomic batch are kept back until it is complete, if the stream does batches itself, and then stored
-    within one frame (batch.md, 6); `received` counts them already, `seq` does not, so nothing depends on them.
+    within one frame (batch.md, 6); `received` counts them already, `seq` does not. They are durable meanwhile.
     """
 
     __slots__ = (
-        "_batch",
         "_head",
-        "_held",
-        "_held_bytes",
         "_positions",
         "_stamp",
         "_tail",
         "_unfiltered",
+        "batch",
+        "held",
         "identity",
         "received",
         "seq",
@@ -172,12 +183,12 @@ class SourceIntake(_Intake):
         super().__init__(stream, origin)
         self._positions = positions
         known = positions.get(origin.index)
-        self.seq = self.received = known.seq
+        self.held = Held(stream, origin.index)
+        self.seq = known.seq
+        self.received = max(known.seq, self.held.durable_seq)
         self._know(known.identity)
         self._unfiltered = not origin.filters()
-        self._held: list[Message] = []
-        self._held_bytes = 0
-        self._batch = b""
+        self.batch = self._name(self.held.messages[0]) if self.held else b""
 
     def _know(self, identity: str) -> None:
         self.identity = identity
@@ -186,9 +197,13 @@ class SourceIntake(_Intake):
         self._stamp = b" %s %s " % (filters, dests)
         self._tail = b" %s\r\n\r\n" % identity.encode() if identity else b"\r\n\r\n"
 
+    @property
+    def stored(self) -> int:
+        return max(self.seq, self.held.durable_seq)
+
     def start(self) -> Start:
-        if self.seq:
-            return Start(self.seq + 1)
+        if self.stored:
+            return Start(self.stored + 1)
         start, log = self._configured_start(), self._stream.log
         if start.seq:
             return start
@@ -197,28 +212,30 @@ class SourceIntake(_Intake):
         return Start(0, log.last_time_ns if log.first_seq > 1 else 0)
 
     def reached(self, seq: int, identity: str) -> None:
-        if seq > self.seq or identity != self.identity:
-            self.seq = self.received = max(seq, self.seq)
+        if seq > self.received or identity != self.identity:
+            if seq > self.received:
+                self._release()  # what is missing of a batch will not come
+                self.seq = self.received = seq
             self._know(identity)
             self._settled()
 
     def forget(self) -> None:
         """Another stream has taken the origin's name: begin anew with it."""
-        self.rewind()
+        self._release()
         self.seq = self.received = 0
         self._know("")
         self._settled()
 
     def take(self, seq: int, time_ns: int, subject: bytes, header: bytes, payload: bytes) -> None:
-        self.received = seq
         try:
-            if self._held or (b"Nats-Batch-" in header and self._keeps_batches()):
+            if self.held or (b"Nats-Batch-" in header and self._keeps_batches()):
                 self._member((seq, subject, header, payload))
             else:
                 self._store(seq, subject, header, payload)
         except (RequestError, StoreError):
             self.rewind()
             raise
+        self.received = seq
 
     # Batches
 
@@ -229,29 +246,57 @@ class SourceIntake(_Intake):
         """A message while a batch is open, or the first of one."""
         found = admission.nats_headers(message[2])
         name = batch_id(found)
-        if self._held and (name != self._batch or self._held_bytes > _HELD_BYTES_MAX):
-            self.release()
+        if self.held and (name != self.batch or self.held.bytes > _HELD_BYTES_MAX):
+            self._release()
         if not name:
             self._store(*message)
             return
-        self._batch = name
-        self._held.append(message)
-        self._held_bytes += len(message[2]) + len(message[3])
+        self.batch = name
+        self.held.add(message, self._stream.jetstream.clock_ns())
         if found.get(_COMMIT):
-            self.release()
+            self._release()
 
-    def release(self) -> None:
-        """Store what was kept back, whether it is a whole batch or not."""
-        if self._held:
-            self._stream.reserve(self._held_bytes, len(self._held))
-            held, self._held, self._held_bytes = self._held, [], 0
-            for message in held:
+    @staticmethod
+    def _name(message: Message) -> bytes:
+        return batch_id(admission.nats_headers(message[2]))
+
+    def _release(self) -> None:
+        """Store what was kept back, whether it is a whole batch or not; what does not fit is kept back on."""
+        held = self.held
+        if not held:
+            return
+        self._stream.reserve(held.bytes, len(held.messages))
+        done = 0
+        try:
+            for message in held.messages:
                 self._store(*message)
+                done += 1
+        finally:
+            held.drop_first(done)
+
+    def give_up(self, *, idle: bool) -> None:
+        """The origin has nothing more to send (`idle`), or is silent for long: what is missing will not come."""
+        if not self.held:
+            return
+        if idle or self._stream.jetstream.clock_ns() - self.held.newest_ns > _HELD_NS_MAX:
+            self._release()
+            self.received = self.seq
 
     def rewind(self) -> None:
-        """Forget what was kept back; the origin will deliver it again."""
-        self._held, self._held_bytes = [], 0
-        self.received = self.seq
+        """Forget what a crash would; the origin will deliver it again."""
+        self.held.rewind()
+        self.received = self.stored
+
+    def adopt(self, other: Intake) -> None:
+        """Go on with what was kept back by the one before this."""
+        if isinstance(other, SourceIntake) and other.held:
+            self.held.adopt(other.held)
+            self.batch = other.batch
+            self.received = self.stored
+
+    def end(self) -> None:
+        """The source goes: the origin was told that these are stored, so they are."""
+        self._release()
 
     # Storing
 

@@ -127,6 +127,10 @@ class Link:
     def retire(self) -> None:
         """The source was removed: its consumer goes too, if it was ours to make."""
         self.stop()
+        try:
+            self.intake.end()
+        except (RequestError, StoreError):
+            pass  # the stream takes nothing more, or is going itself
         if self.approach.deletes:
             self._send_delete(self.intake.origin.delete(self.consumer))
 
@@ -135,6 +139,7 @@ class Link:
         because what it has not acknowledged could be lost with it; that is delivered again, dropped and acknowledged.
         """
         old.stop()
+        self.intake.adopt(old.intake)
         self._resume = old._acked
         if old.approach.deletes and old.consumer != self.consumer:
             self._farewells.append(old.intake.origin.delete(old.consumer))
@@ -386,7 +391,7 @@ class Link:
 
     def _counted(self, dseq: int, seq: int) -> None:
         self._dseq = dseq
-        if self.intake.seq == self.intake.received:  # nothing is kept back
+        if self.intake.stored >= seq:
             self._done = (dseq, seq)
 
     def _blocked(self) -> None:
@@ -395,19 +400,22 @@ class Link:
         self.blocked = True
 
     def _heartbeat(self, header: bytes) -> None:
+        last = headers.get(header, _LAST_CONSUMER) or b""
+        if not last.isdigit():
+            return
+        if int(last) not in (0, self._dseq):
+            self._again()
+            return
+        stalled = headers.get(header, _STALLED)
         try:
-            self.intake.release()  # nothing more is coming for it
+            # With nothing left to come, or nothing for long, what is missing of a batch will not come either.
+            self.intake.give_up(idle=not stalled and self.pending == 0)
         except (RequestError, StoreError):
             self._blocked()
             return
-        if self.intake.seq > self._done[1]:
-            self._done = (self._dseq, self.intake.seq)
-        last = headers.get(header, _LAST_CONSUMER) or b""
-        if not last.isdigit() or not int(last):
-            return
-        if int(last) != self._dseq:
-            self._again()
-        elif stalled := headers.get(header, _STALLED):
+        if self.intake.stored > self._done[1]:
+            self._done = (self._dseq, self.intake.stored)
+        if stalled and int(last):
             self._jetstream.ticker.send_settled(stalled, b"", b"", b"")
 
     def _flow_request(self, reply: bytes) -> None:
