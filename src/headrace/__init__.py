@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.reading import read
+    from headrace.reading import read, read_kv
     from headrace.server import Server
 
-__all__ = ["API_LEVEL", "COMPATIBLE_VERSION", "Server", "__version__", "read"]
+__all__ = ["API_LEVEL", "COMPATIBLE_VERSION", "Server", "__version__", "read", "read_kv"]
 
 __version__ = "0.1.0"
 
@@ -24,8 +24,8 @@ def __getattr__(name: str) -> Any:
         from headrace.server import Server
 
         return Server
-    if name == "read":
-        from headrace.reading import read
+    if name in ("read", "read_kv"):
+        from headrace import reading
 
-        return read
+        return getattr(reading, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -51,7 +51,7 @@ def test_references_are_read_by_both_paths(ours: Broker, load: Load, name: str) 
         assert second.claim is None
 
 
-async def _published(url: str, config: ClaimConfig, stream: str, payloads: list[bytes]) -> None:
+async def published(url: str, config: ClaimConfig, stream: str, payloads: list[bytes]) -> None:
     connection = await nats.connect(url)
     try:
         async with await Claims.open(connection, config) as opened:
@@ -93,7 +93,7 @@ def stocked(broker: Broker, name: str, config: ClaimConfig) -> list[bytes]:
     """A stream of three claims and a small message between them."""
     broker.create(name, allow_msg_ttl=True)
     payloads = [b"a" * 5000, b"small", b"b" * 70_000, b"c" * 2000]
-    asyncio.run(_published(broker.url, config, name, payloads))
+    asyncio.run(published(broker.url, config, name, payloads))
     return payloads
 
 

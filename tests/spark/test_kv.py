@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.conftest import Broker
+from spark.conftest import Broker, eventually
 
 
-def bucket(broker: Broker, name: str, history: int) -> None:
+def bucket(broker: Broker, name: str, history: int, **config: Any) -> None:
     broker.create(
         f"KV_{name}",
         subjects=[f"$KV.{name}.>"],
@@ -20,6 +21,7 @@ def bucket(broker: Broker, name: str, history: int) -> None:
         allow_rollup_hdrs=True,
         allow_msg_ttl=True,
         subject_delete_marker_ttl=60_000_000_000,
+        **config,
     )
 
 
@@ -110,8 +112,52 @@ def test_rows_become_puts_deletes_and_purges(broker: Broker, spark: SparkSession
     ]
     assert next(row for row in found if row.key == "a").expires_at is not None
     write("('d', '4') as t(key, value)", mode="create")
-    with pytest.raises(PySparkException, match="wrong last sequence"):
+    with pytest.raises(PySparkException, match="key 'c' exists in bucket"):
         write("('c', '4') as t(key, value)", mode="create")
+    write("('a', '5'), ('b', '6'), ('c', '7') as t(key, value)", mode="create", conflict="ignore")
+    values = {row.key: row.value for row in load(spark, broker, name).collect()}
+    assert values == {"a": b"5", "b": b"6", "c": b"3", "d": b"4"}, "deleted keys are created anew"
+    for _ in range(2):
+        write("('e', '8') as t(key, value)", mode="create", writeId="once")
+    write("('e'), ('d') as t(key)", mode="purge")
+    assert {row.key for row in load(spark, broker, name).collect()} == {"a", "b", "c"}
+
+
+def test_a_stream_of_changes_is_written_and_read(
+    broker: Broker, spark: SparkSession, name: str, tmp_path: Path
+) -> None:
+    """A feed of one bucket kept up in another: put, delete, purge, and what runs out."""
+    copy = f"{name}C"
+    for each in (name, copy):
+        bucket(broker, each, 5)
+    changes(broker, name)
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"Nats-Marker-Reason: MaxAge\r\n", b"")])
+
+    def keep_up() -> None:
+        reader = spark.readStream.format("headrace_kv").option("servers", broker.url).option("bucket", name)
+        feed = reader.option("starting", "earliest").load().coalesce(1)
+        writer = feed.writeStream.format("headrace_kv")
+        writer = writer.option("servers", broker.url).option("bucket", copy)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert writer.trigger(availableNow=True).start().awaitTermination(120)
+
+    keep_up()
+    expected = {row.key: row.value for row in load(spark, broker, name).collect()}
+    assert set(expected) == {"d", "e"}
+    assert {row.key: row.value for row in load(spark, broker, copy).collect()} == expected
+    shutil.rmtree(tmp_path / "checkpoint" / "commits")
+    before = broker.state(f"KV_{copy}")["last_seq"]
+    keep_up()
+    assert broker.state(f"KV_{copy}")["last_seq"] == before, "an epoch that is repeated changes nothing"
+
+
+def test_what_ran_out_is_told(broker: Broker, spark: SparkSession, name: str) -> None:
+    bucket(broker, name, 1, max_age=1_000_000_000)
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"", b"short")])
+    eventually(lambda: broker.state(f"KV_{name}")["last_seq"] == 2)
+    (row,) = load(spark, broker, name, mode="history").collect()
+    assert (row.key, row.value, row.revision, row.operation) == ("a", None, 2, "expired")
+    assert load(spark, broker, name).count() == 0
 
 
 def test_what_is_wrong_with_a_bucket_is_said(ours: Broker, spark: SparkSession) -> None:

@@ -32,7 +32,7 @@ FIELDS = (
     ("created_at", pa.timestamp("us", tz="UTC")),
     ("expires_at", pa.timestamp("us", tz="UTC")),
 )
-_KIND = pa.struct(FIELDS)
+CLAIM_KIND = pa.struct(FIELDS)
 
 
 def claim_column(headers: pa.Array, data: pa.Array) -> pa.Array:
@@ -43,7 +43,7 @@ def claim_column(headers: pa.Array, data: pa.Array) -> pa.Array:
     if not marks.any():
         return _nothing(len(headers))
     pairs = zip(marks, data.to_pylist(), strict=True)
-    return pa.array([_reference(payload) if is_claim else None for is_claim, payload in pairs], _KIND)
+    return pa.array([_reference(payload) if is_claim else None for is_claim, payload in pairs], CLAIM_KIND)
 
 
 def marked(headers: pa.Array) -> npt.NDArray[np.bool_]:
@@ -57,7 +57,7 @@ def marked(headers: pa.Array) -> npt.NDArray[np.bool_]:
 @lru_cache(maxsize=8)
 def _nothing(length: int) -> pa.Array:
     """Nulls for a whole batch; Arrow fills all columns of the struct with zeros, so they are worth keeping."""
-    return pa.nulls(length, _KIND)
+    return pa.nulls(length, CLAIM_KIND)
 
 
 def _reference(payload: bytes) -> dict[str, Any] | None:

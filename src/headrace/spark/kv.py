@@ -1,34 +1,42 @@
 """The data source `headrace_kv`: a bucket as a table, as its history, and as a feed of changes; and writing to it.
 
-Owns what a stored message means for its key, in columns. Invariant: a table has each key once, with its newest value, and
-no key that has none. Over the wire there is no snapshot, so a table is read by one task up to its very end: a key that is
-rewritten meanwhile is found at its new place. Must not know how rows come from a stream.
+Owns the readers and writers and their options. Over the wire there is no snapshot, so a table is read by one task up to
+its very end: a key that is rewritten meanwhile is found at its new place. What messages mean is known by `entries`, how
+changes are published by `changes`.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from headrace.client.durations import ttl_text
+from headrace.durations import duration_ns
 from headrace.spark import options as o
 from headrace.spark import schema as schemas
 from headrace.spark.batch import StreamReader, rows
+from headrace.spark.changes import OPERATIONS, Bucket, Change, Changer
+from headrace.spark.entries import NEEDED, entries, live, prefix_of
 from headrace.spark.link import Address
 from headrace.spark.planning import Range
-from headrace.spark.publishing import IdPublisher, Target
-from headrace.spark.rows import Message
 from headrace.spark.schema import SchemaError
 from headrace.spark.streaming import StreamStreamReader
-from headrace.spark.streams import facts_of
+from headrace.spark.streams import expect, facts_of
 
 KV = StructType(
     [
@@ -40,12 +48,13 @@ KV = StructType(
         StructField("expires_at", TimestampType()),
     ]
 )
-_NEEDED = StructType([field for field in schemas.STREAM.fields if field.name != "claim"])
+_NEEDED = StructType([field for field in schemas.STREAM.fields if field.name in NEEDED])
 #: Wherever the bucket ends by then.
 _END = 1 << 62
-#: What a header says happened to the key.
-_OPERATIONS = {"DEL": "delete", "PURGE": "purge"}
-_REASONS = {"MaxAge": "expired", "Purge": "purge", "Remove": "delete"}
+_WRITTEN = {"key", "value", "operation", "ttl"}
+#: Columns of the source that a row may still carry; they speak of the entry that it was read from.
+_IGNORED = {"revision", "time", "expires_at"}
+_KEY = re.compile(r"[-/_=A-Za-z0-9]+(\.[-/_=A-Za-z0-9]+)*")
 _MODES = ("table", "history")
 
 
@@ -59,7 +68,7 @@ class KvOptions:
 
     @property
     def prefix(self) -> str:
-        return f"$KV.{self.bucket}."
+        return prefix_of(self.bucket)
 
 
 def kv_options(raw: Mapping[str, str]) -> KvOptions:
@@ -77,44 +86,6 @@ def kv_options(raw: Mapping[str, str]) -> KvOptions:
     # Older revisions leave a bucket all the time; that is no loss.
     given = {"failondataloss": "false", **options, "stream": f"KV_{bucket}", "subject": subject}
     return KvOptions(bucket, mode, o.source_options(given))
-
-
-def entries(batch: pa.RecordBatch, kv: KvOptions) -> dict[str, pa.Array]:
-    """Columns of a bucket from columns of its stream."""
-    operations = _operations(batch.column("headers"))
-    put = pc.equal(operations, "put")
-    return {
-        "key": pc.utf8_slice_codeunits(batch.column("subject"), len(kv.prefix)),
-        "value": pc.if_else(put, batch.column("data"), pa.nulls(batch.num_rows, pa.binary())),
-        "revision": batch.column("seq"),
-        "time": batch.column("time"),
-        "operation": operations,
-        "expires_at": batch.column("expires_at"),
-    }
-
-
-def _operations(headers: pa.MapArray) -> pa.Array:
-    """What each message did to its key."""
-    if headers.null_count == len(headers):
-        return pa.array(["put"] * len(headers), pa.string())
-    told = _translated(headers, "KV-Operation", _OPERATIONS)
-    marked = _translated(headers, "Nats-Marker-Reason", _REASONS)
-    return pc.coalesce(told, marked, pa.scalar("put"))
-
-
-def _translated(headers: pa.MapArray, name: str, words: Mapping[str, str]) -> pa.Array:
-    found = pc.map_lookup(headers, pa.scalar(name), "first")
-    values = pc.list_element(pc.fill_null(found, [None]), 0)
-    places = pc.index_in(values, pa.array(list(words)))
-    return pa.array(list(words.values())).take(places)
-
-
-def live(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The newest entry of each key, if it is a value."""
-    table = pa.Table.from_batches(batches, schema)
-    newest = table.group_by("key").aggregate([("revision", "max")]).column("revision_max")
-    kept = pc.and_(pc.is_in(table.column("revision"), newest), pc.equal(table.column("operation"), "put"))
-    yield from table.filter(kept).combine_chunks().to_batches(max_chunksize=65_536)
 
 
 class BucketReader(DataSourceReader):
@@ -160,70 +131,125 @@ def _entry_batches(
     kv: KvOptions, part: Range, needed: pa.Schema, shown: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     for batch in rows(kv.stream, part, needed):
-        yield schemas.assemble(entries(batch, kv), shown)
+        yield schemas.assemble(entries(batch, kv.prefix), shown)
 
 
 @dataclass(frozen=True)
 class KvSink:
-    """How a bucket is written."""
+    """How a bucket is written. `operation` is what rows do that do not say it themselves."""
 
     address: Address
     bucket: str
-    mode: str
-    write_id: str
+    operation: str = "put"
+    conflict: str = "error"
+    write_id: str = ""
+    domain: str = ""
+    reconnect_s: float = 30.0
+
+    @property
+    def api(self) -> str:
+        return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def chosen(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"{text!r} is none of {', '.join(words)}")
+        return text.lower()
+
+    return chosen
+
+
+_SINK: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "mode": ("operation", _one_of(*OPERATIONS)),
+    "conflict": ("conflict", _one_of("error", "ignore")),
+    "writeid": ("write_id", str),
+    "domain": ("domain", str),
+    "reconnect": ("reconnect_s", lambda text: duration_ns(text) / o.NS),
+}
+
+
+def kv_sink(raw: Mapping[str, str], schema: StructType) -> KvSink:
+    """The options of a write; they, the columns and the bucket are checked."""
+    options = o.lowered(raw)
+    options.pop("checkpointlocation", None)
+    o.check_known(options, _SINK, also=("bucket",))
+    sink = KvSink(o.address_of(options), o.required(options, "bucket"), **o.read(options, _SINK))
+    names = set(schema.names)
+    if "key" not in names or not names <= _WRITTEN | _IGNORED:
+        raise SchemaError(
+            f"a bucket takes the columns key, value, operation ({', '.join(OPERATIONS)}) and ttl; "
+            f"there are {', '.join(schema.names)}"
+        )
+    facts = facts_of(sink.address, sink.api, f"KV_{sink.bucket}", 0.0)
+    if "ttl" in names and not facts.config.get("allow_msg_ttl"):
+        raise SchemaError(f"bucket {sink.bucket!r} takes no TTL: give it limit markers")
+    return sink
 
 
 class BucketWriter(DataSourceArrowWriter):
-    """Rows become puts (or creates), deletes and purges; a repeated task repeats nothing within the duplicate window."""
+    """Rows become puts, creates, deletes and purges; a repeated task repeats nothing within the duplicate window."""
 
     def __init__(self, sink: KvSink, schema: StructType) -> None:
-        names = set(schema.names)
-        if "key" not in names or not names <= {"key", "value", "operation", "ttl"}:
-            raise SchemaError(
-                f"a bucket takes the columns key, value, operation (put, delete, purge) and ttl; "
-                f"there are {', '.join(schema.names)}"
-            )
-        facts = facts_of(sink.address, "$JS.API", f"KV_{sink.bucket}", 0.0)
-        if "ttl" in names and not facts.config.get("allow_msg_ttl"):
-            raise SchemaError(f"bucket {sink.bucket!r} takes no TTL: give it limit markers")
+        self.sink = sink
+        self.names = schema.names
+        self.name = sink.write_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _write(self.sink, self.names, iterator, f"{self.name}:0")
+
+
+class BucketStreamWriter(DataSourceStreamArrowWriter):
+    """The same in a streaming query: a repeated epoch writes under the ids of the first."""
+
+    def __init__(self, sink: KvSink, schema: StructType) -> None:
         self.sink = sink
         self.names = schema.names
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
-        from headrace.spark.sink import Written
-
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None, "tasks have a context"
-        sink = self.sink
-        stream = f"KV_{sink.bucket}"
-        target = Target(sink.address, "$JS.API", stream, "", sink.write_id, 0, context.partitionId())
-        return Written(IdPublisher(target).publish(self._messages(iterator)))
+        query = self.sink.write_id or context.getLocalProperty("sql.streaming.queryId")
+        epoch = context.getLocalProperty("streaming.sql.batchId") or 0
+        return _write(self.sink, self.names, iterator, f"{query}:{epoch}")
 
-    def _messages(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Message]:
-        for batch in batches:
-            for row in batch.rename_columns(self.names).to_pylist():
-                yield self._message(row)
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing is left to do: every change was stored when its task ended."""
 
-    def _message(self, row: dict[str, Any]) -> Message:
-        operation = row.get("operation") or "put"
-        if operation not in _HEADERS:
-            raise SchemaError(f"operation {operation!r} is none of {', '.join(_HEADERS)}")
-        lines = _HEADERS[operation]
-        if operation == "put" and self.sink.mode == "create":
-            lines += b"Nats-Expected-Last-Subject-Sequence: 0\r\n"
-        if row.get("ttl") is not None:
-            lines += b"Nats-TTL: %s\r\n" % ttl_text(row["ttl"]).encode()
-        value = row.get("value") or b""
-        body = value if isinstance(value, bytes) else str(value).encode()
-        return f"$KV.{self.sink.bucket}.{row['key']}".encode(), lines, body
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing is undone: the epoch is repeated under the same ids."""
 
 
-_HEADERS = {
-    "put": b"",
-    "delete": b"KV-Operation: DEL\r\n",
-    "purge": b"KV-Operation: PURGE\r\nNats-Rollup: sub\r\n",
-}
-_SINK = {"mode": ("mode", str), "writeid": ("write_id", str)}
+def _write(sink: KvSink, names: list[str], batches: Iterator[pa.RecordBatch], name: str) -> Changed:
+    context = TaskContext.get()
+    assert context is not None, "tasks have a context"
+    writer = f"{name}:{context.partitionId()}"
+    bucket = Bucket(sink.address, sink.bucket, writer, sink.conflict, sink.api, sink.reconnect_s)
+    expect(sink.address)
+    rows = (row for batch in batches for row in batch.rename_columns(names).to_pylist())
+    return Changed(Changer(bucket).publish(_change(row, sink.operation) for row in rows))
+
+
+@dataclass
+class Changed(WriterCommitMessage):
+    """What a task did."""
+
+    changes: int
+
+
+def _change(row: dict[str, Any], default: str) -> Change:
+    operation = row.get("operation") or default
+    # A feed of changes may be written to another bucket: what ran out there is deleted here.
+    operation = "delete" if operation == "expired" else operation
+    if operation not in OPERATIONS:
+        raise SchemaError(f"operation {operation!r} is none of {', '.join(OPERATIONS)}")
+    key = row["key"]
+    if not key or not _KEY.fullmatch(key):
+        raise SchemaError(f"{key!r} cannot be a key: letters, digits and -/_=. between, no dots at the ends")
+    value = row.get("value") if operation in ("put", "create") else b""
+    body = value if isinstance(value, bytes) else b"" if value is None else str(value).encode()
+    ttl = row.get("ttl")
+    return Change(key, operation, body, "" if ttl is None else ttl_text(ttl))
 
 
 class KvSource(DataSource):
@@ -246,10 +272,7 @@ class KvSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BucketWriter:
         if overwrite:
             raise o.OptionError('a bucket is changed key by key: use .mode("append")')
-        options = o.lowered(self.options)
-        o.check_known(options, _SINK, also=("bucket",))
-        mode = options.get("mode", "put")
-        if mode not in ("put", "create"):
-            raise o.OptionError(f"option `mode`: {mode!r} is neither put nor create")
-        name = options.get("writeid", uuid.uuid4().hex)
-        return BucketWriter(KvSink(o.address_of(options), o.required(options, "bucket"), mode, name), schema)
+        return BucketWriter(kv_sink(self.options, schema), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> BucketStreamWriter:
+        return BucketStreamWriter(kv_sink(self.options, schema), schema)

@@ -51,6 +51,8 @@ class Address:
     tls_cert: str = ""
     tls_key: str = ""
     timeout_s: float = 5.0
+    #: What a server shows of the connection; addresses of different names do not share one.
+    name: str = ""
 
     @property
     def shown(self) -> str:
@@ -251,6 +253,7 @@ def _introduction(
         "lang": "python-spark",
         "version": "1",
         "protocol": 1,
+        **({"name": address.name} if address.name else {}),
     }
     if address.creds:
         words |= _signed(address.creds, str(info.get("nonce", "")))
@@ -265,7 +268,7 @@ def _introduction(
 def _signed(path: str, nonce: str) -> dict[str, str]:
     """What a credentials file proves: its JWT, and the nonce signed with its seed."""
     try:
-        import nkeys  # type: ignore[import-not-found]
+        import nkeys  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise LinkError("option `creds` needs the package nkeys: pip install nkeys") from error
     parts = [
