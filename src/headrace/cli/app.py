@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import typer
+from typer._completion_classes import completion_init
 from typer.core import TyperCommand, TyperGroup
 
 from headrace.cli import target as targets
@@ -70,6 +72,7 @@ COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("version", "commands", "version_app", "Say which version this is, and what it is compatible with."),
     ],
 }
+_COMPLETE = "_HEADRACE_COMPLETE"
 _PLACES = {name: (module, app) for group in COMMANDS.values() for name, module, app, _ in group}
 #: Groups that read --server and NATS_URL themselves; the other ways to name a server reach them as their default.
 _OWN_SERVER_OPTION = {"claims", "pipeline"}
@@ -116,7 +119,8 @@ def load(name: str, markup: Any = None) -> Any:
     module, attribute = _PLACES[name]
     instance: typer.Typer = getattr(importlib.import_module(f"headrace.cli.{module}"), attribute)
     instance.rich_markup_mode = markup
-    command = typer.main.get_command(instance)
+    alone = len(instance.registered_commands) == 1 and not instance.registered_callback
+    command = typer.main.get_command(instance) if alone else typer.main.get_group(instance)
     command.name = name
     return command
 
@@ -153,8 +157,13 @@ def command() -> Any:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code. What the user got wrong is explained, never a traceback."""
+    if _COMPLETE in os.environ:
+        # The framework knows the shells only after this call, or with its own options to install itself.
+        completion_init()
+    elif not arguments:
+        arguments = ["--help"]
     try:
-        command()(list(arguments) or ["--help"], prog_name="headrace")
+        command()(list(arguments), prog_name="headrace", complete_var=_COMPLETE)
         sys.stdout.flush()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -19,7 +19,7 @@ from headrace.cli.link import Link, connected
 if TYPE_CHECKING:
     from headrace.client import Message
 
-batch_app = typer.Typer()
+batch_app = typer.Typer(add_completion=False)
 
 _FIELDS = {
     "subject",
@@ -52,7 +52,12 @@ async def batch(
     ] = None,
     subject: Annotated[str, typer.Option("--subject", help="The subject of messages that name none.")] = "",
     form: Annotated[
-        Form, typer.Option("--format", help="A message is a line, a JSON object on a line, or a whole file.")
+        Form,
+        typer.Option(
+            "--format",
+            metavar="lines|ndjson|files",
+            help="A message is a line, a JSON object on a line, or a whole file.",
+        ),
     ] = Form.LINES,
     ack_every: Annotated[int, typer.Option(min=1, help="How often the server is asked on the way.")] = 100,
 ) -> None:

@@ -234,24 +234,33 @@ def _event_loop() -> Any:
     return uvloop
 
 
+async def _connected(server: str) -> Connection:
+    """Connect now or not at all; a server that was there once may go and come back."""
+    import nats
+
+    probe = await nats.connect(server, connect_timeout=5, max_reconnect_attempts=1, reconnect_time_wait=0.1)
+    await probe.close()
+    return await nats.connect(server, connect_timeout=5, max_reconnect_attempts=-1)
+
+
 def _run(server: str, work: Callable[[Connection], Awaitable[int]]) -> None:
     """Connect, work, disconnect; what the user got wrong is explained."""
 
     async def session() -> int:
-        import nats
         from nats.errors import Error as NatsError
         from nats.errors import NoServersError
 
+        from headrace.claims.wire import NoAnswer
         from headrace.errors import HeadraceError
 
         try:
-            connection = await nats.connect(server, connect_timeout=5, max_reconnect_attempts=5)
+            connection = await _connected(server)
         except (NatsError, NoServersError, OSError) as error:
             typer.echo(f"headrace claims: no server at {server}: {error}", err=True)
             return 1
         try:
             return await work(connection)
-        except HeadraceError as error:
+        except (HeadraceError, NoAnswer) as error:
             typer.echo(f"headrace claims: {error}", err=True)
             return 1
         finally:

@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli.link import plain
 
-serve_app, fsck_app, completion_app, version_app = (typer.Typer() for _ in range(4))
+serve_app, fsck_app, completion_app, version_app = (typer.Typer(add_completion=False) for _ in range(4))
 
 
 @serve_app.command(
@@ -52,7 +52,9 @@ def fsck(
 @completion_app.command()
 @plain
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")],
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"], typer.Argument(metavar="bash|zsh|fish", help="The shell.")
+    ],
 ) -> None:
     """Print the script that completes commands, options, streams and buckets in a shell.
 

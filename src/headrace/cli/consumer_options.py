@@ -39,7 +39,8 @@ OPTIONS: dict[str, Any] = {
         ),
     ],
     "ack": Annotated[
-        Literal["explicit", "all", "none"] | None, _option("--ack", help="How messages are acknowledged.")
+        Literal["explicit", "all", "none"] | None,
+        _option("--ack", metavar="explicit|all|none", help="How messages are acknowledged."),
     ],
     "ack_wait": Annotated[
         _Text, _option("--wait", metavar="DURATION", help="How long for an acknowledgement.")
@@ -66,7 +67,8 @@ OPTIONS: dict[str, Any] = {
         _Text, _option("--max-bytes", metavar="SIZE", help="Size of a pull at most.")
     ],
     "replay": Annotated[
-        Literal["instant", "original"] | None, _option("--replay", help="At once, or as it was published.")
+        Literal["instant", "original"] | None,
+        _option("--replay", metavar="instant|original", help="At once, or as it was published."),
     ],
     "headers_only": Annotated[_Switch, _option("--headers-only/--no-headers-only", help="Without payloads.")],
     "inactive": Annotated[
@@ -80,7 +82,11 @@ OPTIONS: dict[str, Any] = {
     ],
     "priority_policy": Annotated[
         Literal["overflow", "pinned_client", "prioritized"] | None,
-        _option("--priority-policy", help="How pulls of a group are chosen."),
+        _option(
+            "--priority-policy",
+            metavar="overflow|pinned_client|prioritized",
+            help="How pulls of a group are chosen.",
+        ),
     ],
     "priority_group": Annotated[_Text, _option("--priority-group", help="The group of pulls.")],
     "pinned_ttl": Annotated[

@@ -19,7 +19,11 @@ reading_commands = typer.Typer()
 
 Answer = Annotated[
     Literal["ack", "nak", "term", "none"],
-    typer.Option("--answer", help="What the server is told: done, deliver again, give up, or nothing."),
+    typer.Option(
+        "--answer",
+        metavar="ack|nak|term|none",
+        help="What the server is told: done, deliver again, give up, or nothing.",
+    ),
 ]
 _PULL = 100
 _PULL_WAIT_S = 5.0

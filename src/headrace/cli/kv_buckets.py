@@ -32,7 +32,9 @@ OPTIONS: dict[str, Any] = {
     "max_value_size": Annotated[
         str | None, _option("--max-value-size", metavar="SIZE", help="Size of a value at most.")
     ],
-    "storage": Annotated[Literal["file", "memory"] | None, _option("--storage", help="Where it lives.")],
+    "storage": Annotated[
+        Literal["file", "memory"] | None, _option("--storage", metavar="file|memory", help="Where it lives.")
+    ],
     "replicas": Annotated[int | None, _option("--replicas", help="Copies in a cluster.")],
     "compression": Annotated[
         bool | None, _option("--compress/--no-compress", help="Compress what is on disk.")

@@ -18,7 +18,7 @@ from headrace.cli.link import Link, connected
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-pub_app, sub_app, req_app, reply_app = (typer.Typer() for _ in range(4))
+pub_app, sub_app, req_app, reply_app = (typer.Typer(add_completion=False) for _ in range(4))
 
 
 def headers_of(lines: Sequence[str] | None) -> dict[str, str] | None:

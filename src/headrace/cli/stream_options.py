@@ -41,12 +41,13 @@ OPTIONS: dict[str, Any] = {
     "description": _text("--description", help="What it is for."),
     "storage": Annotated[
         Literal["file", "memory"] | None,
-        typer.Option("--storage", help="Where it lives.", show_default=False),
+        typer.Option("--storage", metavar="file|memory", help="Where it lives.", show_default=False),
     ],
     "retention": Annotated[
         Literal["limits", "interest", "work"] | None,
         typer.Option(
             "--retention",
+            metavar="limits|interest|work",
             help="What keeps messages: limits, interest, or work to do.",
             show_default=False,
         ),
@@ -54,7 +55,10 @@ OPTIONS: dict[str, Any] = {
     "discard": Annotated[
         Literal["old", "new"] | None,
         typer.Option(
-            "--discard", help="What goes when it is full: the oldest, or what comes.", show_default=False
+            "--discard",
+            metavar="old|new",
+            help="What goes when it is full: the oldest, or what comes.",
+            show_default=False,
         ),
     ],
     "discard_per_subject": _switch("discard-per-subject", "Full subjects refuse new messages too."),
@@ -68,7 +72,7 @@ OPTIONS: dict[str, Any] = {
     "replicas": _count("--replicas", "Copies in a cluster."),
     "compression": Annotated[
         Literal["none", "s2"] | None,
-        typer.Option("--compression", help="Of what is on disk.", show_default=False),
+        typer.Option("--compression", metavar="none|s2", help="Of what is on disk.", show_default=False),
     ],
     "allow_msg_ttl": _switch("allow-msg-ttl", "Messages may have their own lifetime."),
     "marker_ttl": _text(

@@ -21,7 +21,7 @@ from headrace.cli.failures import MISUSED, Failure
 from headrace.cli.link import Link, connected
 from headrace.cli.server import round_trip_ns
 
-top_app = typer.Typer()
+top_app = typer.Typer(add_completion=False)
 
 _CONSUMERS_SHOWN = 15
 Sort = Literal["name", "messages", "size", "rate"]
@@ -124,7 +124,9 @@ async def top(
     interval: Annotated[
         float, typer.Option("--interval", "-i", min=0.1, help="Seconds between looks.")
     ] = 1.0,
-    sort: Annotated[Sort, typer.Option("--sort", help="Which streams come first.")] = "rate",
+    sort: Annotated[
+        Sort, typer.Option("--sort", metavar="name|messages|size|rate", help="Which streams come first.")
+    ] = "rate",
     count: Annotated[
         int, typer.Option("--count", "-n", min=0, help="End after so many looks; 0 goes on.")
     ] = 0,
