@@ -109,6 +109,12 @@ class World:
         (message,) = await self.wire.pull(stream, consumer, 1, expires_s=4)
         return message
 
+    async def settled(self, stream: str, consumer: str) -> None:
+        """Until nothing awaits an ack; nats-server takes acks a moment after they were sent."""
+        async with asyncio.timeout(10):
+            while (await self.wire.api(f"CONSUMER.INFO.{stream}.{consumer}"))["num_ack_pending"]:
+                await asyncio.sleep(0.01)
+
     async def advance(self, seconds: float) -> None:
         """Let time pass: for the program at once, for our server too."""
         self.clock.advance(seconds)
