@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import DataFrame, SparkSession
 
-from conformance.servers import KINDS, OURS, Server
+from conformance.servers import KINDS, OURS, Server, Setup
 from headrace.spark.link import Address, Link, drop_link
 
 _numbers = itertools.count(1)
@@ -76,6 +77,11 @@ class Broker:
     def path(self) -> str:
         return str(self.server.store_dir)
 
+    @property
+    def web(self) -> str:
+        """The address of its HTTP port."""
+        return self.server.monitoring_url("").rstrip("/")
+
     def api(self, call: str, body: Any = None) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.link.request(f"$JS.API.{call}", body).payload)
         assert "error" not in answer, answer["error"]
@@ -125,10 +131,20 @@ def eventually(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def monitored() -> Setup:
+    """With an HTTP port that stays the same over restarts."""
+    return Setup(flags=("-m", str(free_port())))
+
+
 @pytest.fixture(scope="session")
 def brokers() -> Iterator[dict[str, Broker]]:
     """Both servers, shared by all tests."""
-    made = {kind: Broker(Server(kind)) for kind in KINDS}
+    made = {kind: Broker(Server(kind, monitored())) for kind in KINDS}
     for broker in made.values():
         broker.create("STAYS")
     yield made
@@ -151,7 +167,7 @@ def ours(brokers: dict[str, Broker]) -> Broker:
 @pytest.fixture
 def own_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """A Headrace broker of the test's own, to be killed and started again."""
-    made = Broker(Server(getattr(request, "param", OURS)))
+    made = Broker(Server(getattr(request, "param", OURS), monitored()))
     yield made
     made.close()
 

@@ -17,6 +17,7 @@ from headrace.monitor.http import Answer, HttpRequest, Page, json_answer, text_a
 from headrace.monitor.jsz import jsz, totals
 from headrace.monitor.leafz import leafz
 from headrace.monitor.overview import overview
+from headrace.monitor.segments import segments
 from headrace.monitor.subsz import subsz
 from headrace.monitor.varz import Vitals, rfc3339, varz
 from headrace.net.listener import Listener
@@ -61,6 +62,7 @@ def pages(server: Watched) -> dict[str, Page]:
         "/healthz": board.health,
         "/metrics": board.durable(board.metrics),
         "/headrace/": board.durable(board.inside),
+        "/pins/": segments(server.accounts.streams),
     }
 
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from headrace.spark import direct, wire
+from headrace.spark import direct, newest, wire
 from headrace.spark.doors import Door, door_of
 from headrace.spark.filters import narrowed
 from headrace.spark.leases import protect_once
 from headrace.spark.offsets import resolve
-from headrace.spark.options import EARLIEST, Options
-from headrace.spark.planning import Range, divide
+from headrace.spark.options import EARLIEST, NEWEST, Options
+from headrace.spark.planning import Newest, Range, divide
 from headrace.spark.streams import Facts
 
 
@@ -35,7 +35,10 @@ class StreamReader(DataSourceReader):
         start, end = self._span(facts, door)
         if "claim" in self.schema.names or self.options.claims == "inline":
             protect_once(self.options, start - 1)
-        return divide(start, end, self.options, first_seq=facts.first_seq, pin=pin)
+        token = door.token(pin)
+        if self.options.starting == NEWEST:
+            return newest.plan(self.options, end, pin, token)
+        return divide(start, end, self.options, first_seq=facts.first_seq, pin=pin, token=token)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, Range):
@@ -66,6 +69,8 @@ def rows(options: Options, part: Range, schema: pa.Schema) -> Iterator[pa.Record
 
 
 def _plain(options: Options, part: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    if isinstance(part, Newest):
+        return newest.read(options, part, schema)
     if options.path:
-        return direct.read_range(options, part, schema)
+        return direct.read_range(options, part, schema, token=part.token)
     return wire.read_range(options, part, schema)

@@ -28,12 +28,19 @@ class Door(Protocol):
         """Hold everything up to now; "" when reading goes over the wire."""
 
     def unpin(self, pin: str) -> None: ...
+    def token(self, pin: str) -> str:
+        """What tasks show to be served the files of a pin; "" where they open them."""
+
+    def holds(self, pin: str) -> bool:
+        """Whether a pin of an earlier run can still be read."""
 
 
 def door_of(options: Options) -> Door:
     """The door that the options lead to."""
     if options.path and not options.servers_given:
         return StoreDoor(options)
+    if options.served:
+        return ServedDoor(options)
     return PinningDoor(options) if options.path else WireDoor(options)
 
 
@@ -61,6 +68,12 @@ class WireDoor:
     def unpin(self, pin: str) -> None:
         """There is none."""
 
+    def token(self, pin: str) -> str:
+        return ""
+
+    def holds(self, pin: str) -> bool:
+        return False
+
 
 class PinningDoor(WireDoor):
     """A Headrace broker whose files can be reached; it grants pins."""
@@ -71,6 +84,39 @@ class PinningDoor(WireDoor):
 
     def unpin(self, pin: str) -> None:
         streams.unpin_stream(self.options, pin)
+
+    def holds(self, pin: str) -> bool:
+        return _can_open(self.options, pin)
+
+
+class ServedDoor(WireDoor):
+    """A Headrace broker that serves the files of pins itself; it grants pins and a token for each."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._tokens: dict[str, str] = {}
+
+    def pin(self) -> str:
+        pin, token = streams.granted_pin(self.options)
+        self._tokens[pin] = token
+        return pin
+
+    def unpin(self, pin: str) -> None:
+        self._tokens.pop(pin, None)
+        streams.unpin_stream(self.options, pin)
+
+    def token(self, pin: str) -> str:
+        if pin and pin not in self._tokens:
+            _, self._tokens[pin] = streams.granted_pin(self.options, pin)
+        return self._tokens.get(pin, "")
+
+    def holds(self, pin: str) -> bool:
+        try:
+            _, self._tokens[pin] = streams.granted_pin(self.options, pin)
+        except StreamError:
+            self._tokens.pop(pin, None)
+            return False
+        return True
 
 
 class StoreDoor:
@@ -120,3 +166,17 @@ class StoreDoor:
 
     def unpin(self, pin: str) -> None:
         """Leases end by themselves; the next to hold the store removes what is over."""
+
+    def token(self, pin: str) -> str:
+        return ""
+
+    def holds(self, pin: str) -> bool:
+        return _can_open(self.options, pin)
+
+
+def _can_open(options: Options, pin: str) -> bool:
+    try:
+        open_pin(str(store_folder(options.path)), options.stream, pin).close()
+    except StoreError:
+        return False
+    return True

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from headrace.spark.options import EARLIEST, LATEST, Bound, Options
+from headrace.spark.options import EARLIEST, LATEST, NEWEST, Bound, Options
 
 _COMPARISONS = (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 
@@ -28,7 +28,8 @@ def narrowed(options: Options, filters: Iterable[Filter]) -> Options:
     """Options that read no more than the filters can let pass."""
     for each in filters:
         column = getattr(each, "attribute", None)
-        if column == ("seq",) and isinstance(each, _COMPARISONS):
+        # What is last of a subject must not depend on a filter.
+        if column == ("seq",) and isinstance(each, _COMPARISONS) and options.starting != NEWEST:
             options = _by_seq(options, each)
         elif column == ("subject",) and isinstance(each, EqualTo) and not options.subject:
             options = replace(options, subject=str(each.value))

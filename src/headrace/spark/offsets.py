@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.spark.options import EARLIEST, LATEST, Bound, Options
+from headrace.spark.options import EARLIEST, LATEST, NEWEST, Bound, Options
 from headrace.spark.streams import Facts
 
 VERSION = 1
@@ -24,12 +24,16 @@ class DataLoss(HeadraceError):
 
 @dataclass(frozen=True)
 class Offset:
-    """The next sequence to read of one very stream, and the pin that shows what was there below it."""
+    """The next sequence to read of one very stream, and the pin that shows what was there below it.
+
+    A batch that begins at an offset with `newest` has the last message of each subject up to that sequence.
+    """
 
     stream: str
     identity: str
     next_seq: int
     pin: str = ""
+    newest: int = 0
 
     def to_json(self) -> dict[str, Any]:
         made = {
@@ -38,7 +42,8 @@ class Offset:
             "identity": self.identity,
             "next_seq": self.next_seq,
         }
-        return {**made, "pin": self.pin} if self.pin else made
+        more = {"pin": self.pin, "newest": self.newest}
+        return {**made, **{name: value for name, value in more.items() if value}}
 
     @classmethod
     def from_json(cls, value: dict[str, Any], options: Options) -> Offset:
@@ -52,10 +57,16 @@ class Offset:
                 f"the checkpoint is of stream {value['stream']!r}, the query reads {options.stream!r}; "
                 "use another checkpointLocation"
             )
-        return cls(value["stream"], value["identity"], int(value["next_seq"]), value.get("pin", ""))
+        return cls(
+            value["stream"],
+            value["identity"],
+            int(value["next_seq"]),
+            value.get("pin", ""),
+            int(value.get("newest", 0)),
+        )
 
     def at(self, next_seq: int, pin: str = "") -> Offset:
-        return replace(self, next_seq=next_seq, pin=pin)
+        return replace(self, next_seq=next_seq, pin=pin, newest=0)
 
 
 def offset_at(facts: Facts, next_seq: int) -> Offset:
@@ -67,7 +78,7 @@ def resolve(bound: Bound, facts: Facts, seq_of_time: Any) -> int:
     """The sequence that a bound means: the first to read, or the first not to."""
     if bound == EARLIEST:
         return facts.first_seq
-    if bound == LATEST:
+    if bound in (LATEST, NEWEST):
         return facts.next_seq
     if bound.time_ns:
         return seq_of_time(bound.time_ns) or facts.next_seq

@@ -38,16 +38,14 @@ class Bound:
     time_ns: int = 0
 
 
-EARLIEST, LATEST = Bound("earliest"), Bound("latest")
-_WORDS = {bound.word: bound for bound in (EARLIEST, LATEST)}
+EARLIEST, LATEST, NEWEST = Bound("earliest"), Bound("latest"), Bound("last-per-subject")
+_WORDS = {bound.word: bound for bound in (EARLIEST, LATEST, NEWEST)}
 _DURATION = re.compile(r"-\s*(.+)")
 
 
 def bound_of(text: str) -> Bound:
-    """`earliest`, `latest`, a sequence, a time with its zone, or `-10m` (before now)."""
+    """`earliest`, `latest`, `last-per-subject`, a sequence, a time with its zone, or `-10m` (before now)."""
     text = text.strip()
-    if text.lower() == "last-per-subject":
-        raise ValueError("last-per-subject is not supported yet; a bucket has it: format headrace_kv")
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if text.isdigit():
@@ -93,6 +91,11 @@ class Options:
     batch_rows: int = 10_000
     domain: str = ""
     given: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def served(self) -> bool:
+        """Whether `path` is the address of a broker's HTTP port and no folder."""
+        return self.path.startswith(("http://", "https://"))
 
     @property
     def api(self) -> str:
@@ -288,11 +291,15 @@ def _with_claims(options: Options) -> Options:
 
 
 def _check_together(options: Options) -> None:
-    if options.path and not Path(options.path).is_dir():
+    if options.served and not options.servers_given:
+        raise OptionError(
+            "option `path` is an address: give option `servers` too, where the broker grants pins"
+        )
+    if options.path and not options.served and not Path(options.path).is_dir():
         raise OptionError(f"option `path`: {options.path!r} is not a folder on this machine")
     if bool(options.rows_min) != bool(options.delay_ns):
         raise OptionError("options `minMessagesPerTrigger` and `maxTriggerDelay` go together")
-    if options.ending == EARLIEST:
+    if options.ending in (EARLIEST, NEWEST):
         raise OptionError(
             f"option `ending`: {options.ending.word} is no end; use latest, a sequence or a time"
         )

@@ -6,7 +6,7 @@ and the options, so that a replayed batch has the same partitions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pyspark.sql.datasource import InputPartition
@@ -25,17 +25,35 @@ _TASKS_MAX = 1024
 class Range(InputPartition):
     """Sequences from `start` (included) to `end` (excluded), as a pin shows them where there is one.
 
-    `first_seq` is where the stream began when this was planned: what was there then and is gone now was lost.
+    `first_seq` is where the stream began when this was planned: what was there then and is gone now was lost. `token`
+    is what the broker wants to see where it serves the pin's files itself.
     """
 
     start: int
     end: int
     first_seq: int = 0
     pin: str = ""
+    token: str = field(default="", repr=False)
 
 
-def divide(start: int, end: int, options: Options, *, first_seq: int = 0, pin: str = "") -> list[Range]:
+@dataclass
+class Newest(Range):
+    """The last message of each of some subjects below `end`: as subjects to ask for, or as sequences (int64) to pick."""
+
+    subjects: tuple[str, ...] = ()
+    seqs: bytes = b""
+
+
+def divide(
+    start: int, end: int, options: Options, *, first_seq: int = 0, pin: str = "", token: str = ""
+) -> list[Range]:
     """The ranges of a read; none for an empty one."""
+    cuts = divided(start, end, options)
+    return [Range(low, high, first_seq, pin, token) for low, high in pairwise(cuts)]
+
+
+def divided(start: int, end: int, options: Options) -> list[int]:
+    """Where the ranges begin, and the end of the last one; nothing for an empty one."""
     length = end - start
     if length <= 0:
         return []
@@ -44,5 +62,4 @@ def divide(start: int, end: int, options: Options, *, first_seq: int = 0, pin: s
     if options.partition_messages_max:
         tasks = max(tasks, -(-length // options.partition_messages_max))
     tasks = min(tasks, length, max(_TASKS_MAX, options.partitions_min))
-    cuts = [start + length * task // tasks for task in range(tasks + 1)]
-    return [Range(low, high, first_seq, pin) for low, high in pairwise(cuts)]
+    return [start + length * task // tasks for task in range(tasks + 1)]

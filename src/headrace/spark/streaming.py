@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,17 +22,15 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headrace.errors import StoreError
+from headrace.spark import newest
 from headrace.spark.batch import rows
 from headrace.spark.consuming import Acknowledger
 from headrace.spark.doors import Door, door_of
 from headrace.spark.leases import Lease
 from headrace.spark.offsets import Offset, offset_at, resolve, surviving_end, surviving_start
-from headrace.spark.options import EARLIEST, LATEST, Bound, OptionError, Options
+from headrace.spark.options import EARLIEST, LATEST, NEWEST, Bound, OptionError, Options
 from headrace.spark.planning import Range, divide
 from headrace.spark.streams import Facts
-from headrace.store.holding import store_folder
-from headrace.store.snapshots import open_pin
 
 _POLL_S = 0.02
 
@@ -57,9 +56,11 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         facts = self._facts()
         start = resolve(self._starting(facts), facts, self._entry().seq_at)
-        begin = min(max(start, facts.first_seq), facts.next_seq)
-        self._protect(begin - 1)
-        return offset_at(facts, begin).to_json()
+        begin = offset_at(facts, min(max(start, facts.first_seq), facts.next_seq))
+        if self.options.starting == NEWEST and facts.messages:
+            begin = replace(begin, newest=begin.next_seq - 1)
+        self._protect(begin)
+        return begin.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._facts().next_seq
@@ -77,6 +78,9 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is None:
             return offset_at(self._facts(), self._facts().next_seq).to_json()
         position = Offset.from_json(start, self.options)
+        if position.newest:
+            # The first batch is one whole, and no limit divides it.
+            return position.at(position.next_seq, self._pin_for(position.next_seq)).to_json()
         self._finished(position)
         facts = self._news(position)
         begin = surviving_start(position, facts, self.options)
@@ -91,15 +95,20 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, to = Offset.from_json(start, self.options), Offset.from_json(end, self.options)
-        self._protect(begin.next_seq - 1)
+        self._protect(begin)
         if begin.identity == to.identity and self._still_pinned(to.pin):
             # What the batch was planned on is held, whatever became of the stream since.
-            return divide(begin.next_seq, to.next_seq, self.options, first_seq=begin.next_seq, pin=to.pin)
+            return self._parts(begin, to, begin.next_seq, to.pin)
         facts = self._facts()
         begin = surviving_start(begin, facts, self.options)
         to = surviving_end(to, facts, self.options)
-        pin = self._pin_for(to.next_seq)
-        return divide(begin.next_seq, to.next_seq, self.options, first_seq=facts.first_seq, pin=pin)
+        return self._parts(begin, to, facts.first_seq, self._pin_for(to.next_seq))
+
+    def _parts(self, begin: Offset, to: Offset, first_seq: int, pin: str) -> Sequence[InputPartition]:
+        token = self._entry().token(pin)
+        if begin.newest:
+            return newest.plan(self.options, begin.newest + 1, pin, token)
+        return divide(begin.next_seq, to.next_seq, self.options, first_seq=first_seq, pin=pin, token=token)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
@@ -179,29 +188,27 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether the pin of an offset is there; not when its lease is over, or it was planned for the wire."""
         if not (self.options.path and pin):
             return False
-        try:
-            open_pin(str(store_folder(self.options.path)), self.options.stream, pin).close()
-        except StoreError:
+        if not self._entry().holds(pin):
             self._pins.pop(pin, None)
             return False
         return True
 
     def _finished(self, position: Offset) -> None:
         """Spark will not ask for anything below this position again."""
-        self._protect(position.next_seq - 1)
+        self._protect(position)
         for pin in [pin for pin, covered in self._pins.items() if covered <= position.next_seq]:
             del self._pins[pin]
             self._entry().unpin(pin)
         if self._acknowledger is not None:
             self._acknowledger.finish(position.next_seq)
 
-    def _protect(self, finished: int) -> None:
+    def _protect(self, position: Offset) -> None:
         """Claims of messages behind what is finished may be read again, so that no collector takes them."""
         if self._lease is None:
             if "claim" not in self.schema.names and self.options.claims != "inline":
                 return
             self._lease = Lease(self.options)
-        self._lease.hold(finished)
+        self._lease.hold(0 if position.newest else position.next_seq - 1)
 
     def _need_consumer(self, facts: Facts) -> None:
         """Streams that keep messages only for their consumers need one that speaks for this query."""

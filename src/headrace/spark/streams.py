@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from headrace.errors import HeadraceError
@@ -110,7 +111,7 @@ def facts_of(address: Address, api: str, stream: str, patience_s: float) -> Fact
     return Facts(
         stream,
         str(nanoseconds(answer["created"])),
-        state["first_seq"],
+        max(state["first_seq"], 1),  # a stream that never had a message says 0
         state["last_seq"] + 1,
         state["messages"],
         state["bytes"],
@@ -134,11 +135,15 @@ def seq_at(options: Options, time_ns: int) -> int | None:
 
 def pin_stream(options: Options) -> str:
     """Ask a Headrace broker to hold the stream's files for readers; the name of the pin."""
+    return str(_ask_for_pin(options, {"lease": options.lease_s})["pin"])
+
+
+def _ask_for_pin(options: Options, body: dict[str, Any]) -> dict[str, Any]:
     subject = f"{options.api}.STREAM.PIN.{options.stream}"
 
-    def ask(link: Link) -> str:
+    def ask(link: Link) -> dict[str, Any]:
         try:
-            return str(call(link, subject, {"lease": options.lease_s})["pin"])
+            return call(link, subject, body)
         except LinkError as error:
             raise StreamError(
                 f"{options.address.shown} does not answer to a request for a pin; option `path` needs a Headrace "
@@ -148,7 +153,37 @@ def pin_stream(options: Options) -> str:
     return persistently(options.address, options.reconnect_s, ask)
 
 
+def granted_pin(options: Options, pin: str = "") -> tuple[str, str]:
+    """A new pin, or the one named, with the token that its files are served for; StreamError if that is gone."""
+    body: dict[str, Any] = {"pin": pin, "grant": True} if pin else {"lease": options.lease_s, "grant": True}
+    answer = _ask_for_pin(options, body)
+    if not answer.get("token"):
+        raise StreamError(f"{options.address.shown} serves no pinned files; it is too old for this `path`")
+    return str(answer["pin"]), str(answer["token"])
+
+
 def unpin_stream(options: Options, pin: str) -> None:
     """Let go of a pin."""
     subject = f"{options.api}.STREAM.UNPIN.{options.stream}"
     persistently(options.address, options.reconnect_s, lambda link: call(link, subject, {"pin": pin}))
+
+
+def subjects_of(options: Options) -> list[str]:
+    """The subjects that the stream has messages of, as far as the query wants them, sorted."""
+    found: dict[str, int] = {}
+    total = 1
+    while len(found) < total:
+        wanted = {"subjects_filter": options.subject or ">", "offset": len(found)}
+        answer = persistently(
+            options.address,
+            options.reconnect_s,
+            partial(_info, subject=f"{options.api}.STREAM.INFO.{options.stream}", body=wanted),
+        )
+        page = answer["state"].get("subjects") or {}
+        found |= page
+        total = int(answer.get("total", len(found))) if page else 0
+    return sorted(found)
+
+
+def _info(link: Link, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+    return call(link, subject, body)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.spark.blocks import Block, Scanner
@@ -22,24 +23,63 @@ from headrace.spark.offsets import DataLoss
 from headrace.spark.options import Options
 from headrace.spark.streams import StreamError, facts_of
 
+Ints = npt.NDArray[np.int64]
+Asked = Callable[[int], dict[str, Any] | None]
+
 _BLOCK_BYTES = 8 << 20
 _PAUSE_S = 0.2
 
 
 def read_range(options: Options, part: Span, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a range."""
-    at, patience = part.start, time.monotonic() + options.reconnect_s
-    while at < part.end:
+    at = part.start
+    for block in _resumed(options, part.start, lambda start: _ranged(options, start, part.end)):
+        kept = slice(0, int(np.searchsorted(block.seqs, part.end)))
+        _refuse_loss(options, part, at, block.seqs)
+        at = int(block.seqs[-1]) + 1
+        if kept.stop:
+            yield assemble(block.columns(schema.names, kept), schema)
+    if at < part.end:
+        _refuse_loss(options, part, at, np.empty(0, np.int64))
+
+
+def read_newest(
+    options: Options, subjects: list[str], end: int, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The last message of each of some subjects below `end`."""
+
+    def asked(start: int) -> dict[str, Any]:
+        wanted = {"multi_last": subjects, "up_to_seq": end - 1, "batch": len(subjects)}
+        return {**wanted, "seq": start, "max_bytes": _BLOCK_BYTES}
+
+    for block in _resumed(options, 1, asked):
+        yield assemble(block.columns(schema.names, slice(0, len(block))), schema)
+
+
+def _ranged(options: Options, start: int, end: int) -> dict[str, Any] | None:
+    """The request for what comes from `start` on; None if that is beyond the end."""
+    if start >= end:
+        return None
+    wanted: dict[str, Any] = {
+        "seq": start,
+        "batch": min(options.batch_rows, end - start),
+        "max_bytes": _BLOCK_BYTES,
+    }
+    if options.subject and options.subject != ">":
+        wanted |= {"next_by_subj": options.subject, "batch": options.batch_rows}
+    return wanted
+
+
+def _resumed(options: Options, start: int, asked: Asked) -> Iterator[Block]:
+    """Blocks from `start` on. A link that breaks is made anew while there is patience, and reading goes on behind what was
+    passed on."""
+    patience = time.monotonic() + options.reconnect_s
+    while True:
         try:
-            for block in _blocks(options, at, part.end):
-                seqs = block.seqs
-                if at == part.start and seqs[0] > part.start:
-                    _refuse_loss(options, part)
-                kept = slice(0, int(np.searchsorted(seqs, part.end)))
-                at = int(seqs[-1]) + 1
+            for block in _blocks(options, start, asked):
+                start = int(block.seqs[-1]) + 1
+                yield block
                 patience = time.monotonic() + options.reconnect_s
-                if kept.stop:
-                    yield assemble(block.columns(schema.names, kept), schema)
             return
         except LinkError:
             drop_link(options.address)
@@ -48,17 +88,17 @@ def read_range(options: Options, part: Span, schema: pa.Schema) -> Iterator[pa.R
             time.sleep(_PAUSE_S)
 
 
-def _blocks(options: Options, start: int, end: int) -> Iterator[Block]:
-    """Blocks from `start` on, until one reaches `end`; the next is asked for before one is passed on."""
+def _blocks(options: Options, start: int, asked: Asked) -> Iterator[Block]:
+    """Blocks from `start` on; the next is asked for before one is passed on."""
     link = shared_link(options.address)
-    scanner: Scanner | None = _ask(link, options, start, end)
+    scanner = _ask(link, options, asked(start))
     try:
         while scanner is not None:
             _fill(link, scanner)
             block = scanner.block(link.buffer)
             last = _last_sequence(scanner.status, options)
-            more = len(block) > 0 and last + 1 < end and b"Nats-Num-Pending: 0\r\n" not in scanner.status
-            scanner = _ask(link, options, last + 1, end) if more else None
+            more = len(block) > 0 and b"Nats-Num-Pending: 0\r\n" not in scanner.status
+            scanner = _ask(link, options, asked(last + 1)) if more else None
             if len(block):
                 yield block
     finally:
@@ -67,14 +107,9 @@ def _blocks(options: Options, start: int, end: int) -> Iterator[Block]:
             drop_link(options.address)
 
 
-def _ask(link: Link, options: Options, start: int, end: int) -> Scanner:
-    wanted: dict[str, Any] = {
-        "seq": start,
-        "batch": min(options.batch_rows, end - start),
-        "max_bytes": _BLOCK_BYTES,
-    }
-    if options.subject and options.subject != ">":
-        wanted |= {"next_by_subj": options.subject, "batch": options.batch_rows}
+def _ask(link: Link, options: Options, wanted: dict[str, Any] | None) -> Scanner | None:
+    if wanted is None:
+        return None
     body = json.dumps(wanted).encode()
     subject = f"{options.api}.DIRECT.GET.{options.stream}".encode()
     reply = link.new_inbox()
@@ -111,14 +146,18 @@ def _last_sequence(status: bytes, options: Options) -> int:
     return int(status.partition(b"Nats-Last-Sequence: ")[2].partition(b"\r\n")[0])
 
 
-def _refuse_loss(options: Options, part: Span) -> None:
-    """The first message of a range is missing: an interior gap is normal, but its loss since planning is not."""
-    if not options.fail_on_data_loss or part.first_seq > part.start:
+def _refuse_loss(options: Options, part: Span, at: int, seqs: Ints) -> None:
+    """Sequences from `at` on are missing in a block. That is normal, unless the stream's beginning has passed them since
+    the query was planned."""
+    last = int(seqs[-1]) if len(seqs) else part.end - 1
+    if len(seqs) > last - at or not options.fail_on_data_loss or part.first_seq > part.start:
         return
     facts = facts_of(options.address, options.api, options.stream, options.reconnect_s)
-    if facts.first_seq > part.start and facts.retention == "limits":
+    gone = min(facts.first_seq, last + 1, part.end)
+    missing = gone - at - int(np.searchsorted(seqs, gone))
+    if missing > 0 and facts.retention == "limits":
         raise DataLoss(
-            f"stream {options.stream!r} now begins at sequence {facts.first_seq}: {part.start} to "
-            f"{min(facts.first_seq, part.end) - 1} were removed while the query was about to read them. "
+            f"stream {options.stream!r} now begins at sequence {facts.first_seq}: {missing} of the sequences {at} to "
+            f"{gone - 1} were removed while the query was about to read them. "
             "To go on without them set option failOnDataLoss=false"
         )

@@ -87,6 +87,11 @@ def load(disk: _Readable, pin: str) -> Manifest:
         raise StoreError(
             f"there is no pin {pin}: it was released, its lease ran out, or it was never made"
         ) from None
+    return decoded(data, path)
+
+
+def decoded(data: bytes, path: str) -> Manifest:
+    """A manifest from its bytes; Corrupt: it is damaged."""
     if len(data) < _HEAD.size:
         raise Corrupt(f"{path} is cut short")
     magic, length, crc = _HEAD.unpack_from(data)

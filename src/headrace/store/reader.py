@@ -71,6 +71,21 @@ class Snapshot:
                 run, dictionary = part.open()
                 yield from self._run_batches(run, dictionary, selection, shape, rows_max)
 
+    def newest(self, selection: Selection) -> Array:
+        """The sequences of the last chosen row of each subject, ascending."""
+        last: dict[bytes, int] = {}
+        for part in self._parts:
+            if _overlaps(part.first, part.last, selection):
+                run, _ = part.open()
+                low, high, mask = _choose(run, selection, self.manifest.as_of_ns)
+                chosen = np.arange(low, high) if mask is None else low + np.flatnonzero(mask)
+                # Of several rows of a subject the last one stays, and rows ascend.
+                seqs = np.zeros(len(run.subjects), np.uint64)
+                seqs[run.rows.subject[chosen]] = run.rows.seq[chosen]
+                found = np.flatnonzero(seqs)
+                last.update(zip((run.subjects[each] for each in found), seqs[found].tolist(), strict=True))
+        return np.sort(np.fromiter(last.values(), np.uint64, len(last)))
+
     def close(self) -> None:
         """Release what keeps the snapshot on disk."""
         release, self._release = self._release, None
@@ -135,6 +150,8 @@ def _choose(run: Run, selection: Selection, as_of_ns: int) -> tuple[int, int, Ar
     wanted = selection.subject_mask(run.subjects)
     if wanted is not None:
         masks.append(wanted[rows.subject[low:high]])
+    if selection.only is not None:
+        masks.append(np.isin(rows.seq[low:high], selection.only))
     alive = selection.row_mask(rows.time[low:high], rows.ttl[low:high], as_of_ns)
     if alive is not None:
         masks.append(alive)

@@ -18,13 +18,17 @@ from headrace.store.arrow import Array, expiry_ns
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Bounds are half open: the first is included, the end is not. None and () leave a side open."""
+    """Bounds are half open: the first is included, the end is not. None and () leave a side open.
+
+    `only` are the sequences of the rows that are wanted, where they are known one by one.
+    """
 
     patterns: tuple[bytes, ...] = ()
     first_seq: int | None = None
     end_seq: int | None = None
     first_ns: int | None = None
     end_ns: int | None = None
+    only: Array | None = None
 
     def subject_mask(self, subjects: list[bytes]) -> Array | None:
         """For each subject id whether it is wanted; None when all are."""

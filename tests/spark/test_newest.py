@@ -1,0 +1,95 @@
+"""A query that begins with the last message of each subject, as of one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from conformance.servers import OURS, REFERENCE
+from headrace.spark import schema as schemas
+from headrace.spark.options import source_options
+from headrace.spark.streaming import StreamStreamReader
+from spark.conftest import Broker
+
+Load = Callable[..., DataFrame]
+WAYS = [(OURS, "wire"), (OURS, "folder"), (OURS, "http"), (REFERENCE, "wire")]
+
+
+@pytest.fixture(params=WAYS, ids=["-".join(way) for way in WAYS])
+def way(request: pytest.FixtureRequest, brokers: dict[str, Broker]) -> tuple[Broker, dict[str, str]]:
+    """A server, and the options of a path to its messages."""
+    kind, path = request.param
+    broker = brokers[kind]
+    return broker, {"folder": {"path": broker.path}, "http": {"path": broker.web}}.get(path, {})
+
+
+def numbered(broker: Broker, name: str, subjects: int, count: int, start: int = 0) -> None:
+    broker.publish(name, [(f"{name}.{n % subjects}", b"", b"%d" % n) for n in range(start, start + count)])
+
+
+def test_a_table_has_the_last_message_of_each_subject(
+    way: tuple[Broker, dict[str, str]], load: Load, name: str
+) -> None:
+    broker, path = way
+    broker.create(name)
+    numbered(broker, name, 1500, 4000)
+    broker.api(f"STREAM.MSG.DELETE.{name}", {"seq": 4000})
+    options = {"starting": "last-per-subject", "minPartitions": 3, **path}
+    found = load(broker, name, **options).select("subject", "data").collect()
+    expected = {f"{name}.{n % 1500}": b"%d" % n for n in range(3999)}
+    assert {row.subject: bytes(row.data) for row in found} == expected
+    assert len(found) == 1500
+    some = load(broker, name, ending=2001, subject=f"{name}.7", **options).collect()
+    assert [(row.seq, row.data) for row in some] == [(1508, b"1507")]
+
+
+def test_a_stream_goes_on_behind_it_and_a_repeated_batch_is_the_same(
+    way: tuple[Broker, dict[str, str]], name: str
+) -> None:
+    broker, path = way
+    broker.create(name)
+    numbered(broker, name, 10, 95)
+    given = {"servers": broker.url, "stream": name, "starting": "last-per-subject", **path}
+    schema = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
+
+    def rows(start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+        query = StreamStreamReader(source_options(given), schema)
+        found = [batch for part in query.partitions(start, end) for batch in query.read(part)]
+        return sorted(int(data) for batch in found for data in batch["data"].to_pylist())
+
+    query = StreamStreamReader(source_options(given), schema)
+    start = query.initialOffset()
+    first = query.latestOffset(start, ReadAllAvailable())
+    assert rows(start, first) == list(range(85, 95))
+    numbered(broker, name, 3, 5, start=95)
+    assert rows(start, first) == list(range(85, 95)), "newer messages do not change what was last then"
+    second = query.latestOffset(first, ReadAllAvailable())
+    assert rows(first, second) == list(range(95, 100))
+
+
+def test_available_now_gives_each_subject_once_and_then_what_is_new(
+    broker: Broker, spark: SparkSession, name: str, tmp_path: Path
+) -> None:
+    broker.create(name)
+    numbered(broker, name, 10, 95)
+    seen: list[int] = []
+
+    def run() -> None:
+        reader = spark.readStream.format("headrace").option("servers", broker.url).option("stream", name)
+        frame = reader.option("starting", "last-per-subject").option("maxMessagesPerTrigger", 4).load()
+        writer = frame.writeStream.foreachBatch(
+            lambda batch, _: seen.extend(int(row.data) for row in batch.select("data").collect())
+        )
+        writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+        assert writer.start().awaitTermination(60)
+
+    run()
+    assert sorted(seen) == list(range(85, 95))
+    numbered(broker, name, 3, 6, start=95)
+    run()
+    assert sorted(seen) == list(range(85, 101))
