@@ -127,6 +127,10 @@ cdef class Appender(Packer):
     cdef int c_gone(self, uint64_t first, uint64_t last) except -1
     cdef Py_ssize_t weigh(self) except -1
     cdef char *entry(self, char *p, int kind, Py_ssize_t length) noexcept
+    cdef Py_ssize_t weigh_changes(self) noexcept
     cdef char *pour(self, char *p) except NULL
+    cdef char *pour_changes(self, char *p) noexcept
+    cdef int lay(self, list pieces) except -1
+    cdef int lay_records(self, list pieces, bytearray data, Py_ssize_t lo, Py_ssize_t hi) except -1
     cdef int reset(self) except -1
     cdef int64_t c_newest(self, const char *subject, Py_ssize_t size) noexcept nogil

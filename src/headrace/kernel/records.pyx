@@ -10,7 +10,7 @@ once written into a tail are never changed or moved while somebody holds a view.
 import numpy as np
 
 cimport cython
-from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -65,6 +65,7 @@ cdef enum:
     BLOCK_HEAD = 32
     ALIGN = 512
     ENTRY = 16
+    APART = 32768  # a log with so much for a frame is not copied
     FLAG_HEADER = 0x8000
     KIND_RECORDS = 2
     KIND_REMOVALS = 4
@@ -785,7 +786,9 @@ cdef class Packer:
             cap = min(max(self.cap * 4, 1024), self.block_max)
             if cap < self.tail_used + size:
                 cap = self.tail_used + size
-            fresh = bytearray(cap)
+            if cap < self.block_max and size * 16 > self.block_max:
+                cap = self.block_max  # a few of this size fill it
+            fresh = PyByteArray_FromStringAndSize(NULL, cap)
             memcpy(PyByteArray_AS_STRING(fresh), self.p, self.tail_used)
             self.tail = fresh  # views of the old one keep it alive and unchanged
             self.p = PyByteArray_AS_STRING(fresh)
@@ -1135,6 +1138,10 @@ cdef class Appender(Packer):
                 total += ENTRY + <Py_ssize_t>part[2] - <Py_ssize_t>part[1]
         if self.tail_used > self.mark:
             total += ENTRY + self.tail_used - self.mark
+        return total + self.weigh_changes()
+
+    cdef Py_ssize_t weigh_changes(self) noexcept:
+        cdef Py_ssize_t total = 0
         if self.gone_n:
             total += ENTRY + 16 * self.gone_n
         if self.trim_to:
@@ -1169,6 +1176,9 @@ cdef class Appender(Packer):
             p = self.entry(p, KIND_RECORDS, length)
             memcpy(p, self.p + self.mark, length)
             p += length
+        return self.pour_changes(p)
+
+    cdef char *pour_changes(self, char *p) noexcept:
         if self.gone_n:
             p = self.entry(p, KIND_REMOVALS, 16 * self.gone_n)
             memcpy(p, self.gone, 16 * self.gone_n)
@@ -1182,6 +1192,29 @@ cdef class Appender(Packer):
             hr_put64(p, self.advance_to)
             p += 8
         return p
+
+    cdef int lay(self, list pieces) except -1:
+        """`pour` without copying: records stay where they are, and are part of the frame as views."""
+        cdef object part
+        cdef bytearray changes
+        for part in self.parts:
+            if type(part) is bytes:
+                pieces.append(part)
+            else:
+                self.lay_records(pieces, part[0], part[1], part[2])
+        if self.tail_used > self.mark:
+            self.lay_records(pieces, self.tail, self.mark, self.tail_used)
+        changes = bytearray(self.weigh_changes())
+        self.pour_changes(PyByteArray_AS_STRING(changes))
+        pieces.append(changes)
+        return 0
+
+    cdef int lay_records(self, list pieces, bytearray data, Py_ssize_t lo, Py_ssize_t hi) except -1:
+        cdef char head[ENTRY]
+        self.entry(head, KIND_RECORDS, hi - lo)
+        pieces.append(PyBytes_FromStringAndSize(head, ENTRY))
+        pieces.append(memoryview(data)[lo:hi])
+        return 0
 
     cdef int reset(self) except -1:
         if self.parts:
@@ -1235,25 +1268,34 @@ def map_file(int fd, Py_ssize_t length):
 
 
 def gather(list logs not None):
-    """(body, watermarks): the entries of all these logs for a frame; they start the next one clean."""
+    """(body in pieces, watermarks): the entries of all these logs for a frame; they start the next one clean.
+
+    Logs that have little are copied together; of those that have much the pieces are views.
+    """
     cdef Appender log
-    cdef Py_ssize_t total = 0, marks = 0
+    cdef Py_ssize_t total = 0, marks = 0, weight
+    cdef bytearray body, watermarks
     for log in logs:
         if log.journaled:
-            total += log.weigh()
+            weight = log.weigh()
+            total += weight if weight < APART else 0
             marks += 12
-    body = bytearray(total)
+    body = PyByteArray_FromStringAndSize(NULL, total)
     watermarks = bytearray(marks)
+    cdef list pieces = [body]
     cdef char *p = PyByteArray_AS_STRING(body)
     cdef char *w = PyByteArray_AS_STRING(watermarks)
     for log in logs:
         if log.journaled:
-            p = log.pour(p)
+            if log.weigh() < APART:
+                p = log.pour(p)
+            else:
+                log.lay(pieces)
             hr_put32(w, log.ident)
             hr_put64(w + 4, log.last_seq)
             w += 12
         log.reset()
-    return body, bytes(watermarks)
+    return pieces, bytes(watermarks)
 
 
 def settle(list logs not None):

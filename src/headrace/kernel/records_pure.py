@@ -732,7 +732,7 @@ class Appender(Packer):
         """The frame says that the last sequence is at least this."""
         self._advance_to = max(self._advance_to, seq)
 
-    def pour(self) -> bytes:
+    def pour(self) -> list[Any]:
         """This log's entries for the frame."""
         found: list[Any] = []
         for part in self._parts:
@@ -751,7 +751,7 @@ class Appender(Packer):
         for kind, value in ((_TRIM, self._trim_to), (_ADVANCE, self._advance_to)):
             if value:
                 found += [_ENTRY.pack(kind, 0, self.ident, 8), value.to_bytes(8, "little")]
-        return b"".join(found)
+        return found
 
     def forget(self) -> None:
         """Drops what this log has for the frame: it was poured, or the log deleted."""
@@ -768,15 +768,16 @@ def map_file(fd: int, length: int) -> memoryview:
     return memoryview(mmap.mmap(fd, length, prot=mmap.PROT_READ)) if length else memoryview(b"")
 
 
-def gather(logs: list[Appender]) -> tuple[bytearray, bytes]:
-    """(body, watermarks): the entries of all these logs for a frame; they start the next one clean."""
-    body, watermarks = bytearray(), bytearray()
+def gather(logs: list[Appender]) -> tuple[list[Any], bytes]:
+    """(body in pieces, watermarks): the entries of all these logs for a frame; they start the next one clean."""
+    pieces: list[Any] = []
+    watermarks = bytearray()
     for log in logs:
         if log.journaled:
-            body += log.pour()
+            pieces += log.pour()
             watermarks += _MARK.pack(log.ident, log.last_seq)
         log.forget()
-    return body, bytes(watermarks)
+    return pieces, bytes(watermarks)
 
 
 def settle(logs: list[Appender]) -> None:

@@ -7,6 +7,7 @@ the same file and nowhere else. Must not know disks, logs or time.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -57,10 +58,15 @@ class Frame(NamedTuple):
     crc: int
 
 
-def frame_head(kind: int, store: int, file: int, number: int, body: Any, prev: int) -> tuple[bytes, int]:
-    """The 48 bytes before a body, and the frame's checksum."""
-    head = _FRAME.pack(FRAME_MAGIC, kind, 0, store, file, number, len(body), prev, 0, 0)[:-4]
-    crc = crc32(body, crc32(head))
+def frame_head(
+    kind: int, store: int, file: int, number: int, body: Sequence[Any], prev: int
+) -> tuple[bytes, int]:
+    """The 48 bytes before a body, which comes in pieces, and the frame's checksum."""
+    length = sum(len(piece) for piece in body)
+    head = _FRAME.pack(FRAME_MAGIC, kind, 0, store, file, number, length, prev, 0, 0)[:-4]
+    crc = crc32(head)
+    for piece in body:
+        crc = crc32(piece, crc)
     return head + _U32.pack(crc), crc
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.store.disk import Disk, Op
 from headrace.store.format import FRAME_BYTES, aligned, frame_head, journal_path
@@ -73,14 +73,14 @@ class Journal:
         ahead = max((size for _, size in self.spares), default=0)
         return max(self._size - self._at, ahead) - FRAME_BYTES
 
-    def ops(self, kind: int, body: bytes) -> list[Op]:
-        """Operations that make one more frame durable."""
-        length = aligned(FRAME_BYTES + len(body))
+    def ops(self, kind: int, body: list[Any]) -> list[Op]:
+        """Operations that make one more frame durable; its body comes in pieces."""
+        length = aligned(FRAME_BYTES + sum(len(piece) for piece in body))
         ops = self._turn(length) if self._at + length > self._size else []
         self.number += 1
         head, self._crc = frame_head(kind, self._store, self._file, self.number, body, self._crc)
         path = journal_path(self._file)
-        ops += [("write", path, self._at, [head, body]), ("sync", path)]
+        ops += [("write", path, self._at, [head, *body]), ("sync", path)]
         self._at += length
         self.bytes += length
         return ops

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 from headrace.errors import Full, Poisoned, StoreError
 from headrace.store.behind import Behind, block_parts, make_file, make_folder
@@ -189,15 +190,15 @@ class Store:
     def _close_frame(self, kind: int) -> tuple[list[Appender], list[Op]]:
         logs, self.gate.dirty = self.gate.dirty, []
         records, marks = gather(logs)
-        parts: list[bytes | bytearray] = [*self._creates, records, *self.facts.entries, *self._deletes]
+        body: list[Any] = [*self._creates, *records, *self.facts.entries, *self._deletes]
         self._creates, self._deletes, self.facts.entries = [], [], []
         if self.checkpoints.mark_wanted:
-            parts.append(entry(CHECKPOINT, 0, number(self.checkpoints.mark_wanted)))
-        body = b"".join(parts)
+            body.append(entry(CHECKPOINT, 0, number(self.checkpoints.mark_wanted)))
+        body = [piece for piece in body if len(piece)]
         if not body and kind == TICK:
             return logs, []  # only memory logs changed
         if self._marks:
-            body = entry(WATERMARKS, 0, self._marks) + body
+            body.insert(0, entry(WATERMARKS, 0, self._marks))
         self._marks = marks
         self._last_kind = kind
         return logs, self._large_ops() + self.journal.ops(kind, body)

@@ -2,6 +2,7 @@
 
 import struct
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,10 +39,16 @@ def entries(body: bytes) -> list[tuple[int, int, bytes]]:
     return found
 
 
+def gather(records: ModuleType, logs: list[Any]) -> tuple[bytes, bytes]:
+    """The body of a frame, whole, and its watermarks."""
+    pieces, marks = records.gather(logs)
+    return b"".join(pieces), marks
+
+
 def test_a_record_has_the_documented_bytes(records: ModuleType) -> None:
     log = appender(records)
     assert log.append(b"a.b", b"H: 1", b"payload", 123, 60, 5) == 1
-    body, marks = records.gather(log.gate.dirty)
+    body, marks = gather(records, log.gate.dirty)
     [(kind, ident, record)] = entries(body)
     assert (kind, ident) == (2, 7)
     assert HEAD.unpack_from(record) == (32 + 3 + 4 + 7, 3, 5 | 0x8000, 4, 60, 1, 123)
@@ -55,12 +62,12 @@ def test_gather_takes_only_what_is_new(records: ModuleType) -> None:
     gate = log.gate
     log.append(b"a", b"", b"1", 1)
     first, gate.dirty = gate.dirty, []
-    records.gather(first)
+    gather(records, first)
     assert log.committed_seq == 0
     records.settle(first)
     assert log.committed_seq == 1
     log.append(b"a", b"", b"2", 2)
-    body, _ = records.gather(gate.dirty)
+    body, _ = gather(records, gate.dirty)
     assert [HEAD.unpack_from(data)[5] for _, _, data in entries(body)] == [2]
 
 
@@ -70,7 +77,7 @@ def test_cut_blocks_and_the_tail_arrive_in_order(records: ModuleType) -> None:
         log.append(b"a", b"", bytes([number]) * 50, number)
     assert len(log.blocks) == 4
     assert [block.offset for block in log.blocks] == [512, 1024, 1536, 2048]
-    body, _ = records.gather(log.gate.dirty)
+    body, _ = gather(records, log.gate.dirty)
     data = b"".join(record for _, _, record in entries(body))
     assert [HEAD.unpack_from(data, at)[5] for at in range(0, len(data), 83)] == list(range(1, 11))
 
@@ -82,6 +89,33 @@ def test_a_record_larger_than_a_block_gets_its_own(records: ModuleType) -> None:
     log.append(b"a", b"", b"z", 1)
     assert [block.records for block in log.blocks] == [1, 1]
     assert log.columns.row(2)[0] == log.block_at + 32
+
+
+def test_much_of_one_log_and_little_of_another(records: ModuleType) -> None:
+    log, other = appender(records, block=20_000), appender(records)
+    for number in range(8):
+        log.append(b"a", b"", bytes([number]) * 9_000, number)
+    log.note_trim(2)
+    other.append(b"b", b"", b"little", 1)
+    body, marks = gather(records, [log, other])
+    found = entries(body)
+    data = b"".join(record for kind, _, record in found if kind == 2 and len(record) > 1_000)
+    assert [data[at + 33] for at in range(0, len(data), 9_033)] == list(range(8))
+    assert (5, 7, struct.pack("<Q", 2)) in found
+    assert [record[33:] for _, _, record in found if len(record) < 100 and len(record) > 8] == [b"little"]
+    assert marks == struct.pack("<IQ", 7, 8) + struct.pack("<IQ", 7, 1)
+    assert gather(records, [log])[0] == b""
+
+
+def test_a_frame_does_not_change_when_its_log_grows(records: ModuleType) -> None:
+    log = appender(records, block=100_000)
+    for number in range(5):
+        log.append(b"a", b"", bytes([number]) * 9_000, number)
+    pieces, _ = records.gather([log])
+    before = b"".join(pieces)
+    for number in range(20):
+        log.append(b"a", b"", bytes([number]) * 9_000, number)
+    assert b"".join(pieces) == before
 
 
 def test_views_of_a_tail_do_not_change_when_it_grows(records: ModuleType) -> None:
@@ -98,12 +132,12 @@ def test_load_takes_records_verbatim_and_once(records: ModuleType) -> None:
     source, target = appender(records), appender(records, block=300)
     for number in range(20):
         source.append(b"s.%d" % (number % 3), b"h" * (number % 2), b"p" * number, number)
-    body, _ = records.gather(source.gate.dirty)
+    body, _ = gather(records, source.gate.dirty)
     [*parts] = (data for _, _, data in entries(body))
     assert sum(target.load(part) for part in parts) == 20
     assert [target.load(part) for part in parts] == [0] * len(parts)
     assert (target.messages, target.bytes, target.last_seq) == (source.messages, source.bytes, 20)
-    assert records.gather([target])[0] == b""
+    assert gather(records, [target])[0] == b""
     assert target.load(b"\1" * 40) == -1
 
 
@@ -141,13 +175,13 @@ def test_bytes_follow_the_references_formula(records: ModuleType) -> None:
 def test_removals_are_runs(records: ModuleType) -> None:
     log = appender(records)
     log.append_many([(b"a", b"", b"")] * 10, 1)
-    records.gather(log.gate.dirty)
+    gather(records, log.gate.dirty)
     for seq in (3, 4, 5, 9):
         log.note_gone(seq, seq)
     log.note_trim(2)
     log.note_advance(20)
     log.touch()
-    body, _ = records.gather([log])
+    body, _ = gather(records, [log])
     assert [(kind, data) for kind, _, data in entries(body)] == [
         (4, struct.pack("<4Q", 3, 5, 9, 9)),
         (5, struct.pack("<Q", 2)),
@@ -254,7 +288,7 @@ def test_the_twins_agree_byte_for_byte(messages, removals) -> None:
         for row in removals:
             if row < log.columns.rows:
                 log.discount(log.columns, row, row + 1)
-        poured.append(twin.gather([log]))
+        poured.append(gather(twin, [log]))
     one, two = logs
     assert poured[0] == poured[1]
     assert (one.messages, one.bytes, one.last_seq, one.num_subjects) == (
