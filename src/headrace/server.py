@@ -17,20 +17,28 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from headrace import COMPATIBLE_VERSION, __version__
-from headrace.broker import Accounts, Timers
+from headrace.broker import SYSTEM, Accounts, Timers
 from headrace.durations import Duration, duration_ns
-from headrace.errors import StoreError
-from headrace.net.auth import Authenticator
+from headrace.net.auth import INSIDER, Authenticator
 from headrace.net.clocks import Alarm, SystemClock
 from headrace.net.listener import Listener
 from headrace.net.logs import SILENT, Log
-from headrace.net.options import ANY_PORT, Options, OptionsError, from_keywords, is_loopback
+from headrace.net.options import (
+    ANY_PORT,
+    LOOPBACK_HOST,
+    Options,
+    OptionsError,
+    from_keywords,
+    is_loopback,
+)
 from headrace.net.presence import Presence
 from headrace.net.reload import fixed_changes, merged, review
+from headrace.net.tenants import Tenants
 from headrace.net.tls import server_context
 
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
+    from headrace.claims.service import Collectors
     from headrace.monitor import HttpServer, Vitals
     from headrace.net.leaf import LeafDoor
     from headrace.sim import SimClock
@@ -70,8 +78,10 @@ class Server:
         self._log = log
         self._virtual = _virtual_clock() if clock == "virtual" else None
         self.timers = Timers(self._virtual or SystemClock())
-        self.accounts = Accounts()
+        self._judge = Authenticator(options)
+        self.accounts = Accounts(self._system_account())
         self.hub = self.accounts.main.hub
+        self._tenants = Tenants(self.accounts, self.timers, self.server_name, log)
         self._presence = Presence(options)
         self._monitors: dict[str, HttpServer] = {}
         self._stopped = asyncio.Event()
@@ -79,6 +89,7 @@ class Server:
         self._alarm: Alarm | None = None
         self._listener: Listener | None = None
         self._leafs: LeafDoor | None = None
+        self._collectors: Collectors | None = None
         self._lame_duck: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -89,9 +100,9 @@ class Server:
         tls = server_context(self.options)
         self._start_ns = self.now_ns()
         try:
-            if self.options.jetstream:
-                self._open_streams()
+            self._tenants.settle(self.options, self._judge)
             await self._open_door(tls)
+            self._collectors = self._make_collectors()
             await self._open_leafs()
             await self._open_monitors(tls)
             self._presence.show(nats=[self.url], monitoring=self._monitor_urls())
@@ -100,6 +111,8 @@ class Server:
             raise
         if self._virtual is None:
             self._alarm = Alarm(self.timers, asyncio.get_running_loop())
+        if self._collectors is not None:
+            self._collectors.start()
         self._log.info("Server is ready")
 
     async def stop(self) -> None:
@@ -110,12 +123,13 @@ class Server:
             self._log.info("Initiating Shutdown...")
         if self._lame_duck is not None and self._lame_duck is not asyncio.current_task():
             self._lame_duck.cancel()
+        if self._collectors is not None:
+            await self._collectors.stop()
         if self._alarm is not None:
             self._alarm.close()
         if self._leafs is not None:
             await self._leafs.stop()
-        for jetstream in self.accounts.streams():
-            self._close_streams(jetstream)
+        self._tenants.close()
         if self._listener is not None:
             await self._listener.stop()
         for monitor in self._monitors.values():
@@ -144,9 +158,13 @@ class Server:
         tls, judge = server_context(options), Authenticator(options)
         for name in sorted(fixed_changes(self.options, options)):
             self._log.warn(f"A changed {name} takes effect after a restart")
-        self.options = merged(self.options, options)
+        options_now = merged(self.options, options)
+        self._tenants.settle(options_now, judge)
+        self.options = options_now
         before, listener.authenticator = listener.authenticator, judge
+        judge.inside_secret = before.inside_secret
         listener.adopt(self.options, tls)
+        self._watch_pressure(listener)
         self._log.debugging, self._log.tracing = options.debug, options.trace
         for connection in list(listener.connections.values()):
             review(connection, judge, before)
@@ -232,7 +250,7 @@ class Server:
 
     def claim_metrics(self) -> bytes:
         """The metrics of a collector of claims in this process, in the text format."""
-        return b""
+        return self._collectors.exported() if self._collectors is not None else b""
 
     def vitals(self) -> Vitals:
         """The server's figures at this moment."""
@@ -272,29 +290,12 @@ class Server:
         if not is_loopback(options.host) and not options.has_credentials and not options.tls_verify:
             log.warn(f"Listening on {options.host or 'all addresses'!r} without authentication")
 
-    def _open_streams(self) -> None:
-        from headrace.net.streams import open_streams
-
-        for account in self.accounts:
-            if account is not self.accounts.system:
-                account.jetstream = open_streams(
-                    self.options, account, self.timers, self.server_name, self._log
-                )
-
-    def _close_streams(self, jetstream: JetStream) -> None:
-        try:
-            jetstream.close()
-        except StoreError as error:
-            self._log.error(f"The store could not be closed: {error}")
-        finally:
-            jetstream.store.disk.close()
-
     async def _open_door(self, tls: ssl.SSLContext | None) -> None:
         options = self.options
         listener = Listener(
             self.accounts,
             options,
-            authenticator=Authenticator(options),
+            authenticator=self._judge,
             tls=tls,
             log=self._log,
             server_id=self.server_id,
@@ -306,9 +307,23 @@ class Server:
             raise _not_to_be_had(options.host, options.port, "-p", error) from error
         self._listener = listener
         self._watch_pressure(listener)
+        self._open_system(listener)
         self._log.info(f"Listening for client connections on {_address(options.host, listener.port)}")
         if tls is not None:
             self._log.info("TLS required for client connections")
+
+    def _open_system(self, listener: Listener) -> None:
+        """Answer in the system account, and tell who comes and goes."""
+        from headrace.monitor.system import SystemDesk
+
+        desk = SystemDesk(self)
+        desk.open()
+        self._tenants.on_new = desk.welcome
+        listener.on_come, listener.on_go = desk.came, desk.went
+
+    def _system_account(self) -> str:
+        trust = self._judge.trust
+        return (trust.system_account if trust is not None else self.options.system_account) or SYSTEM
 
     def _watch_pressure(self, listener: Listener) -> None:
         """Publishers wait when any account's disk cannot keep up; asked after each chunk, so one is asked directly."""
@@ -344,6 +359,37 @@ class Server:
     def leaf_port(self) -> int:
         """The port for other servers, 0 when there is none."""
         return self._leafs.port if self._leafs is not None else 0
+
+    def _make_collectors(self) -> Collectors | None:
+        if not self.options.claims:
+            return None
+        try:
+            from headrace.claims import ClaimError, load_all
+            from headrace.claims.service import Collectors
+        except ModuleNotFoundError as error:
+            raise OptionsError(f"claims need {error.name}: pip install 'headrace[claims]'") from error
+        try:
+            configs = load_all(self.options.claims)
+        except ClaimError as error:
+            raise OptionsError(f"claims cannot be collected: {error}") from error
+        names = ", ".join(config.namespace for config in configs)
+        self._log.info(f"Collecting the claims of {names}")
+        return Collectors(configs, self._log.warn, **self._inside())
+
+    def _inside(self) -> dict[str, Any]:
+        """How a part of this process connects to it as a client."""
+        secret = self.listener.authenticator.inside_secret = secrets.token_hex(32)
+        host = self.options.host if is_loopback(self.options.host) else LOOPBACK_HOST
+        scheme = "tls" if self.options.tls_enabled else "nats"
+        way = {"servers": f"{scheme}://{_address(host, self.port)}", "user": INSIDER, "password": secret}
+        if not self.options.tls_enabled:
+            return way
+        # It is this very server that answers: its name need not be in the certificate.
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if self.options.tls_verify:
+            context.load_cert_chain(self.options.tls_cert, self.options.tls_key)
+        return {**way, "tls": context, "tls_handshake_first": self.options.tls_handshake_first}
 
     async def _open_monitors(self, tls: ssl.SSLContext | None) -> None:
         options = self.options

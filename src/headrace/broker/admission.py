@@ -144,6 +144,14 @@ def check_rollup(stream: Stream, found: Mapping[bytes, bytes]) -> bytes:
     return rollup
 
 
+def check_account(stream: Stream, subject: bytes, header: bytes, payload: bytes) -> None:
+    """Refuse what would bring the account over what it may keep of this kind of storage."""
+    jetstream, storage = stream.jetstream, stream.config.storage
+    size = stream.stored_size(subject, header, payload)
+    if jetstream.usage(storage)[0] + size > jetstream.cap(storage):
+        raise errors.error(10002)
+
+
 def check_size(stream: Stream, header: bytes, payload: bytes) -> None:
     """The stream's message size limit and the header limit of the format."""
     size_max = stream.config.max_msg_size

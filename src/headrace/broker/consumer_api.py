@@ -70,6 +70,7 @@ def _create(jetstream: JetStream, request: Request, **subject: str) -> bytes:
         others,
         action=wanted.action,
         strict=wanted.pedantic,
+        limits=jetstream.limits,
         has_interest=lambda subject: jetstream.hub.interest(subject.encode()),
     )
     consumer = _apply(stream, config)

@@ -293,19 +293,32 @@ class Exchange:
         self, importer: str, imports: Iterable[Import], exports: Callable[[str], Iterable[Export]]
     ) -> None:
         """Let an account have these imports, and no others; ExchangeError when one is not to be had."""
+        refused = self.connect_some(importer, imports, exports)
+        if refused:
+            self.disconnect(importer)
+            raise refused[0]
+
+    def connect_some(
+        self, importer: str, imports: Iterable[Import], exports: Callable[[str], Iterable[Export]]
+    ) -> list[ExchangeError]:
+        """Let an account have those of these imports that are to be had, and no others; why the rest are not."""
         self.disconnect(importer)
-        made: list[StreamPassage | ServicePassage] = []
+        made = self._passages[importer] = []
+        refused = []
         for wanted in imports:
             export = find_export(exports(wanted.account), wanted, importer)
-            if export is None:
-                raise ExchangeError(
-                    f"account {importer!r} may not import {wanted.kind} {wanted.subject.decode()!r} "
-                    f"of account {wanted.account!r}"
-                )
-            made.append(self._passage(importer, wanted, export))
+            try:
+                if export is None:
+                    raise ExchangeError(
+                        f"account {importer!r} may not import {wanted.kind} {wanted.subject.decode()!r} "
+                        f"of account {wanted.account!r}"
+                    )
+                made.append(self._passage(importer, wanted, export))
+            except ExchangeError as error:
+                refused.append(error)
         for passage in made:
             passage.open()
-        self._passages[importer] = made
+        return refused
 
     def disconnect(self, importer: str) -> None:
         """End an account's imports; answers under way still arrive."""

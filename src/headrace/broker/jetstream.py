@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.api import errors
 from headrace.api.configs import StreamConfig
+from headrace.api.limits import NO_LIMITS, Limits, Usage
 from headrace.broker import acks, consumer_api, pin_api, stream_api
 from headrace.broker.acks import AckDoor
 from headrace.broker.advisories import Advisories
@@ -72,6 +73,7 @@ class JetStream:
         server_name: str,
         domain: str = "",
         pending_max: int = 64 * 1024 * 1024,
+        limits: Limits = NO_LIMITS,
         batch_limits: BatchLimits = DEFAULT_LIMITS,
         fast_limits: FastLimits = FAST_LIMITS,
     ) -> None:
@@ -91,6 +93,7 @@ class JetStream:
         self.staging = Staging(batch_limits)
         self.fast_room = FastRoom(fast_limits)
         self.streams: dict[str, Stream] = {}
+        self.limits = limits
         self.api_total = 0
         self.api_errors = 0
         self._clock = clock
@@ -333,6 +336,26 @@ class JetStream:
         """Bytes in use and bytes reserved by `max_bytes`, of one kind of storage."""
         streams = [s for s in self.streams.values() if s.config.storage == storage]
         return sum(s.log.bytes for s in streams), sum(max(s.config.max_bytes, 0) for s in streams)
+
+    def cap(self, storage: str) -> int:
+        """How many bytes the account may keep of one kind of storage; -1 is any number."""
+        return self.limits.max_memory if storage == "memory" else self.limits.max_storage
+
+    def adopt_limits(self, limits: Limits) -> None:
+        """From now on keep within these limits; what is there stays."""
+        self.limits = limits
+        for stream in self.streams.values():
+            stream.choose_lane()
+
+    def usage_beside(self, name: str) -> Usage:
+        """What the account's streams take, except for the one of this name."""
+        others = [stream.config for stream in self.streams.values() if stream.name != name]
+        reserved = {
+            kind: sum(max(c.max_bytes, 0) for c in others if c.storage == kind) for kind in ("memory", "file")
+        }
+        return Usage(
+            streams=len(others), reserved_memory=reserved["memory"], reserved_storage=reserved["file"]
+        )
 
     def consumers(self) -> Iterator[object]:
         """Every consumer of every stream."""

@@ -8,7 +8,7 @@ whatever is unusual.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,6 +34,13 @@ class Limits:
 
     subscriptions: int = 0
     subscription_tokens: int = 0
+    #: No subscription at all, which 0 does not say.
+    none: bool = False
+
+    def capped(self, caps: Sequence[int]) -> Limits:
+        """These limits with as many subscriptions as the smallest cap allows."""
+        most = min((*caps, *([self.subscriptions] if self.subscriptions else [])), default=0)
+        return Limits(most, self.subscription_tokens, none=bool(caps) and most == 0)
 
 
 class Identity(Protocol):
@@ -218,7 +225,8 @@ class Session(Peer):
         most = self.limits.subscription_tokens
         if most and subject.count(b".") + 1 > most:
             return b'Permissions Violation for Subscription to "%s", too many tokens' % subject
-        if self.limits.subscriptions and len(self.subs) >= self.limits.subscriptions:
+        limits = self.limits
+        if limits.none or (limits.subscriptions and len(self.subs) >= limits.subscriptions):
             return b"maximum subscriptions exceeded"
         return b""
 

@@ -110,7 +110,7 @@ class Stream:
         if not config.allow_batched:
             self.fast.clear()
         self._ages = bool(config.max_age or config.allow_msg_ttl)
-        self.lane.open = not self._needs_care(config)
+        self.choose_lane()
         self.lane.acks = not config.no_ack
         self.lane.follow = self._follow if config.max_age or config.max_msgs_per_subject > 0 else None
         self.lane.forget_lifetime()
@@ -118,6 +118,10 @@ class Stream:
         self.retention.configure(config)
         if config.allow_msg_schedules and self.schedules is None:
             self.schedules = Schedules(self, self._facts(), self.jetstream.schedules_key(self.log))
+
+    def choose_lane(self) -> None:
+        """Let messages that need no decision take the short way."""
+        self.lane.open = not self._needs_care(self.config)
 
     def _facts(self) -> Facts | None:
         """Where it keeps what has to survive; None for a stream in memory."""
@@ -134,6 +138,7 @@ class Stream:
             or config.allow_msg_schedules
             or config.persist_mode == "async"
             or config.retention == "interest"
+            or self.jetstream.cap(config.storage) >= 0
             or self._transform
             or self._republish
         )
@@ -292,6 +297,8 @@ class Stream:
             header, ttl_s = admission.raise_ttl(self, header, ttl_s)
         if not self.retention.wanted(subject):
             return self.pass_over(message_id, now_ns)
+        if self.jetstream.cap(self.config.storage) >= 0:
+            admission.check_account(self, subject, header, payload)
         if self.config.discard == "new":
             admission.check_room(self, subject, header, payload, rollup)
         if header:

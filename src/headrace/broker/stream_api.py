@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from headrace.api import advisories, errors, responses, streams
 from headrace.api.decode import decode, decode_optional, decode_stream, is_empty
-from headrace.api.limits import NO_LIMITS
 from headrace.api.requests import (
     MessageDeleteRequest,
     MessageGetRequest,
@@ -37,7 +36,7 @@ def account_info(jetstream: JetStream, request: Request) -> bytes:
     )
     return responses.account_info(
         account,
-        NO_LIMITS,
+        jetstream.limits,
         domain=jetstream.domain,
         api_total=jetstream.api_total,
         api_errors=jetstream.api_errors,
@@ -50,7 +49,9 @@ def account_info(jetstream: JetStream, request: Request) -> bytes:
 def create(jetstream: JetStream, request: Request) -> bytes:
     config, pedantic = decode_stream(request.body)
     existing = jetstream.configs()
-    made = streams.create(config, request.names[0], existing, strict=pedantic)
+    name = request.names[0]
+    usage = jetstream.usage_beside(name)
+    made = streams.create(config, name, existing, strict=pedantic, limits=jetstream.limits, usage=usage)
     stream = jetstream.streams.get(made.name)
     if stream is None:
         stream = jetstream.create_stream(made)
@@ -63,7 +64,15 @@ def update(jetstream: JetStream, request: Request) -> bytes:
     name = request.names[0]
     stream = jetstream.streams.get(name)
     consumers = stream.consumer_configs() if stream else ()
-    made = streams.update(config, name, jetstream.configs(), strict=pedantic, consumers=consumers)
+    made = streams.update(
+        config,
+        name,
+        jetstream.configs(),
+        strict=pedantic,
+        limits=jetstream.limits,
+        usage=jetstream.usage_beside(name),
+        consumers=consumers,
+    )
     stream = jetstream.lookup(name)
     jetstream.update_stream(stream, made)
     jetstream.advisories.send(advisories.stream_action, name, "modify")

@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.broker import Identity, Session
 from headrace.errors import ProtocolError
 from headrace.kernel import Parser
+from headrace.net.auth import Approach
+from headrace.net.doors import Door
+from headrace.net.nkeys import new_nonce
 from headrace.net.secure import Channel
 from headrace.protocol import frames
 
@@ -34,7 +38,11 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_channel",
         "_closing",
+        "_door",
+        "_expiry",
+        "_greeted",
         "_listener",
+        "_nonce",
         "_parser",
         "_peeking",
         "_pinged",
@@ -50,8 +58,12 @@ class Connection(asyncio.BufferedProtocol):
     session: Session
     _transport: asyncio.Transport
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, door: Door) -> None:
         self._listener = listener
+        self._door = door
+        self._greeted = False
+        self._nonce = ""
+        self._expiry: asyncio.TimerHandle | None = None
         self._parser: Parser | None = None
         self._channel: Channel | None = None
         self._peeking = False
@@ -73,9 +85,11 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername") or ("", 0)
         self.client_ip, self.client_port = peer[0], peer[1]
         self.start_s = listener.loop.time()
+        if listener.authenticator.signs:
+            self._nonce = new_nonce()
         self.session, self._parser = listener.admit(self)
-        if listener.tls is not None:
-            self._begin_tls(listener.tls)
+        if self._door.tls is not None:
+            self._begin_tls(self._door.tls)
         else:
             self._begin_plain()
 
@@ -83,13 +97,25 @@ class Connection(asyncio.BufferedProtocol):
         options = self._listener.options
         self._peeking = options.allow_non_tls
         self._channel = Channel(context)
-        self._listener.wheel.appoint(self, options.tls_timeout_s)
         if not options.tls_handshake_first:
-            self._transport.write(self._listener.info(self))
+            self._greet()
+        elif options.tls_first_wait_s:
+            self._listener.wheel.appoint(self, options.tls_first_wait_s)
+            return
+        self._listener.wheel.appoint(self, options.tls_timeout_s)
 
     def _begin_plain(self) -> None:
-        self._transport.write(self._listener.info(self))
+        self._greet()
         self._begin_session()
+
+    def _greet(self) -> None:
+        """Say who is here, once, before anything else."""
+        self._greeted = True
+        self._send_plain(self.greeting())
+
+    def greeting(self) -> bytes:
+        """The first INFO."""
+        return self._listener.info(self, self._door, nonce=self._nonce)
 
     def _begin_session(self) -> None:
         """The way is open: wait for CONNECT, or for whatever comes."""
@@ -112,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._channel is not None:
             self._receive_secure(nbytes)
         else:
-            self._feed(listener.inbox, nbytes)
+            self._arrived(listener.inbox, nbytes)
         full = nbytes == len(listener.inbox)
         if full:
             listener.flush()
@@ -124,6 +150,22 @@ class Connection(asyncio.BufferedProtocol):
             # Bulk: libuv would read on and on here. Let others have their turn first.
             self.pause_reading()
             listener.loop.call_soon(self.resume_reading)
+
+    def _wait_for_handshake(self) -> None:
+        """A client that begins TLS unasked has the whole time for it."""
+        options = self._listener.options
+        if not self._greeted and options.tls_first_wait_s:
+            self._listener.wheel.appoint(self, options.tls_timeout_s)
+
+    def _secured(self) -> None:
+        """The handshake is over: greet who was not greeted before."""
+        if not self._greeted:
+            self._greet()
+        self._begin_session()
+
+    def _arrived(self, data: bytes | bytearray, size: int) -> None:
+        """Plain bytes came."""
+        self._feed(data, size)
 
     def _feed(self, data: bytes | bytearray, size: int) -> None:
         assert self._parser is not None
@@ -143,10 +185,11 @@ class Connection(asyncio.BufferedProtocol):
             self._peeking = False
             if inbox[0] != TLS_HANDSHAKE:
                 self._channel = None
-                self._begin_session()
-                self._feed(inbox, nbytes)
+                self._secured()
+                self._arrived(inbox, nbytes)
                 return
         opened = channel.open
+        self._wait_for_handshake()
         try:
             plain = channel.receive(memoryview(inbox)[:nbytes])
         except ssl.SSLError:
@@ -155,12 +198,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._send(channel.pending())
         if channel.open and not opened:
-            if self._listener.options.tls_handshake_first:
-                self._send(channel.seal(self._listener.info(self)))
-            self._begin_session()
+            self._secured()
         for chunk in plain:
             if not self._closing:
-                self._feed(chunk, len(chunk))
+                self._arrived(chunk, len(chunk))
         if channel.ended:
             self.close()
 
@@ -171,6 +212,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._parser = None
+        self._set_expiry(0)
         self.session.close()
         self._listener.dismiss(self)
 
@@ -181,12 +223,23 @@ class Connection(asyncio.BufferedProtocol):
         out = self.session.take()
         if not out or self._transport.is_closing():
             return
-        if self._channel is None:
-            self._send(out)
-        elif self._channel.open:
-            self._send(self._channel.seal(out))
+        self._send_plain(self._framed(out))
         if self.session.waiting and not self.session.blocked:
             self.session.drained()
+
+    def _framed(self, out: bytearray) -> bytes | bytearray:
+        """What goes out as this kind of connection carries it."""
+        return out
+
+    def _send_plain(self, data: bytes | bytearray) -> None:
+        """Send, sealed where there is TLS; before the handshake only the greeting goes as it is."""
+        channel = self._channel
+        if channel is None:
+            self._send(data)
+        elif channel.open:
+            self._send(channel.seal(data))
+        elif not self.session.stamped:
+            self._transport.write(data)
 
     def _send(self, data: bytes | bytearray) -> None:
         if not data:
@@ -257,11 +310,19 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing:
             self._transport.abort()
         elif self._channel is not None and not self._channel.open:
-            self.abort()
+            self._look_at_handshake()
         elif not self.session.ready:
             self.fail("Authentication Timeout")
         else:
             self._ping()
+
+    def _look_at_handshake(self) -> None:
+        """No TLS yet: who was waited for in silence is greeted now, anybody else is cut off."""
+        if self._greeted or not self._listener.options.tls_first_wait_s:
+            self.abort()
+            return
+        self._greet()
+        self._listener.wheel.appoint(self, self._listener.options.tls_timeout_s)
 
     def _ping(self) -> None:
         """Ask whether the client is there, unless it was heard since; too many questions open end it."""
@@ -284,15 +345,44 @@ class Connection(asyncio.BufferedProtocol):
         return int(self._listener.loop.time() * 1e9)
 
     def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
-        identity = self._listener.authenticator.check(fields)
+        identity = self._listener.authenticator.check(fields, self.approach())
         if identity is not None:
-            self._listener.enroll(self.session, identity)
+            self._listener.enroll(self, identity)
+            self._set_expiry(identity.expires_s)
         return identity
 
+    def approach(self) -> Approach:
+        """How this client comes in."""
+        certificate = (
+            self._channel.certificate() if self._channel is not None and self._channel.open else None
+        )
+        door = self._door
+        return Approach(self._nonce, door.kind, self.client_ip, certificate, door.map_users, door.stranger)
+
+    def allow_payload(self, most: int) -> None:
+        """Take no larger messages than this."""
+        if self._parser is not None:
+            self._parser.payload_max = most
+
+    @property
+    def kind(self) -> str:
+        """What kind of connection this is, such as STANDARD."""
+        return self._door.kind
+
+    def _set_expiry(self, at_s: float) -> None:
+        """Who came with a token goes when it ends."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if at_s:
+            delay_s = max(at_s - time.time(), 0.0)
+            self._expiry = self._listener.loop.call_later(delay_s, self.fail, "User Authentication Expired")
+
     def connected(self) -> None:
+        self._listener.on_come(self.session)
         first = min(self._listener.options.ping_interval_s, FIRST_PING_S)
         self._listener.wheel.appoint(self, first * (1 + FIRST_PING_SPREAD * random.random()))
 
     def info(self) -> bytes:
         identity = self.session.identity
-        return self._listener.info(self, account=identity.account if identity else "")
+        return self._listener.info(self, self._door, account=identity.account if identity else "")

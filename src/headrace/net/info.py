@@ -15,10 +15,25 @@ PROTOCOL = 1
 class Card:
     """The part of INFO that is the same for every client of a listener."""
 
-    __slots__ = ("_fields", "_options")
+    __slots__ = ("_fields", "_open", "_options", "_tls", "_verify")
 
-    def __init__(self, options: Options, server_id: str, server_name: str, host: str, port: int) -> None:
+    def __init__(
+        self,
+        options: Options,
+        server_id: str,
+        server_name: str,
+        host: str,
+        port: int,
+        *,
+        tls: bool | None = None,
+        verify: bool | None = None,
+        stranger: str = "",
+    ) -> None:
+        """`tls` and `verify` are the options' own where they are not given; `stranger`: who may come unknown."""
         self._options = options
+        self._tls = options.tls_enabled if tls is None else tls
+        self._verify = options.tls_files.verify if verify is None else verify
+        self._open = bool(stranger)
         self._fields: dict[str, Any] = {
             "server_id": server_id,
             "server_name": server_name,
@@ -30,21 +45,33 @@ class Card:
             "headers": True,
         }
 
-    def line(self, cid: int, client_ip: str, *, account: str = "", lame_duck: bool = False) -> bytes:
+    def line(
+        self,
+        cid: int,
+        client_ip: str,
+        *,
+        account: str = "",
+        system: bool = False,
+        lame_duck: bool = False,
+        nonce: str = "",
+        max_payload: int = 0,
+    ) -> bytes:
         """INFO for one client; `account` is that of a client that is connected."""
         options = self._options
         fields = dict(self._fields)
-        if options.auth_required or (account and options.has_credentials):
+        if (options.auth_required and not self._open) or (account and options.has_credentials):
             fields["auth_required"] = True
-        if options.tls_enabled:
+        if self._tls:
             fields["tls_available" if options.allow_non_tls else "tls_required"] = True
-        if options.tls_verify:
+        if self._verify:
             fields["tls_verify"] = True
-        fields["max_payload"] = options.max_payload
+        fields["max_payload"] = max_payload or options.max_payload
         if options.jetstream:
             fields["jetstream"] = True
         fields["client_id"] = cid
         fields["client_ip"] = client_ip
+        if nonce:
+            fields["nonce"] = nonce
         if options.domain:
             fields["domain"] = options.domain
         if lame_duck:
@@ -52,6 +79,8 @@ class Card:
         if account:
             fields["connect_info"] = True
             fields["remote_account"] = account
+            if system:
+                fields["acc_is_sys"] = True
         if options.jetstream:
             fields["api_lvl"] = API_LEVEL
         return frames.info(fields)

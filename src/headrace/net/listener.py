@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from typing import Any
 
-from headrace.broker import Accounts, Identity, Limits, Session
+from headrace.broker import Account, Accounts, Limits, Session
 from headrace.errors import ProtocolError
 from headrace.kernel import Parser
-from headrace.net.auth import Authenticator
+from headrace.net.auth import STANDARD, Authenticator, Identity
 from headrace.net.connection import Connection
+from headrace.net.doors import Door
 from headrace.net.info import Card
 from headrace.net.logs import SILENT, Log
 from headrace.net.options import Options
@@ -30,7 +32,9 @@ LAME_DUCK_STEP_S_MAX = 1.0
 
 
 class Listener:
-    """Clients on one address."""
+    """Clients on one address, and what they share with those who come by other doors."""
+
+    door: Door
 
     def __init__(
         self,
@@ -66,6 +70,9 @@ class Listener:
         self._held_back: dict[Connection, None] = {}
         self._lame = False
         self._empty: asyncio.Event | None = None
+        #: Told of every client that was let in, and that is gone.
+        self.on_come: Callable[[Session], None] = lambda session: None
+        self.on_go: Callable[[Session], None] = lambda session: None
         self._server: asyncio.Server | None = None
 
     # Life
@@ -75,14 +82,16 @@ class Listener:
         self.loop = asyncio.get_running_loop()
         self.wheel = Wheel(self.loop, self.connections.get)
         self._server = await self.loop.create_server(
-            lambda: Connection(self),
+            lambda: Connection(self, self.door),
             self.options.host or "0.0.0.0",
             max(self.options.port, 0),
             backlog=BACKLOG,
+            start_serving=False,
         )
         self.port = self._server.sockets[0].getsockname()[1]
-        self._card = Card(self.options, self._server_id, self._server_name, self.host, self.port)
+        self.door = self._make_door(self.tls)
         self.accounts.wake_by(self._wake)
+        await self._server.start_serving()
 
     async def stop(self) -> None:
         """Accept no more, send what is pending, close."""
@@ -107,7 +116,13 @@ class Listener:
         """Go by these options from now on; the address stays what it is."""
         self.options, self.tls = options, tls
         self._limits = Limits(options.max_subscriptions, options.max_subscription_tokens)
-        self._card = Card(options, self._server_id, self._server_name, self.host, self.port)
+        door = self._make_door(tls)
+        # Who is here came through the old one; from now on it is the same.
+        self.door.card, self.door.tls, self.door.map_users = door.card, door.tls, door.map_users
+
+    def _make_door(self, tls: ssl.SSLContext | None) -> Door:
+        card = Card(self.options, self._server_id, self._server_name, self.host, self.port)
+        return Door(STANDARD, card, tls, self.options.tls_map)
 
     def close_door(self) -> None:
         """Accept no more."""
@@ -121,7 +136,7 @@ class Listener:
         self._lame = True
         for connection in self.connections.values():
             if connection.session.protocol >= 1:
-                connection.session.send(self.info(connection))
+                connection.session.send(connection.info())
         await asyncio.sleep(self.options.lame_duck_grace_s)
         spread = max(self.options.lame_duck_duration_s - self.options.lame_duck_grace_s, 0.0)
         leaving = list(self.connections.values())
@@ -141,25 +156,43 @@ class Listener:
         """A session and a parser for a new connection."""
         self.total_connections += 1
         cid = self.total_connections
-        session = Session(
-            self.accounts.main.hub, connection, cid, self._limits, not self.authenticator.required
-        )
-        if session.ready:
-            identity = self.authenticator.check({})
-            if identity is not None:
-                self.enroll(session, identity)
+        session = Session(self.accounts.main.hub, connection, cid, self._limits, False)
+        approach = connection.approach()
+        if not self.authenticator.required_for(approach):
+            # Whoever may come unknown is let in under the same rules as with a CONNECT that names nobody.
+            identity = self.authenticator.check({}, approach)
+            if identity is not None and not self._account(identity).full:
+                self._join(session, identity)
                 session.admit_as(identity)
+                session.ready = True
         self.connections[cid] = connection
-        return session, Parser(session, self.options.max_control_line, self.options.max_payload)
+        return session, Parser(session, self.options.max_control_line, self._payload(session.identity))
 
-    def enroll(self, session: Session, identity: Identity) -> None:
-        """Bring a session into the account of whom it speaks for."""
-        account = self.accounts.make(identity.account)
+    def enroll(self, connection: Connection, identity: Identity) -> None:
+        """Bring a session into the account of whom it speaks for, with the limits that go with it."""
+        session = connection.session
         self._leave(session)
-        if account.full:
+        if self._account(identity).full:
             raise ProtocolError("maximum account active connections exceeded")
+        self._join(session, identity)
+        connection.allow_payload(self._payload(identity))
+
+    def _account(self, identity: Identity) -> Account:
+        return self.accounts.make(identity.account)
+
+    def _join(self, session: Session, identity: Identity) -> None:
+        account = self._account(identity)
         session.bind(account.hub)
         account.sessions.add(session)
+        caps = [most for most in (identity.subscriptions, account.limits.subscriptions) if most >= 0]
+        session.limits = self._limits.capped(caps)
+
+    def _payload(self, identity: Any) -> int:
+        """The largest message that somebody may send."""
+        caps = [self.options.max_payload]
+        if isinstance(identity, Identity):
+            caps += [most for most in (identity.payload, self._account(identity).limits.payload) if most >= 0]
+        return min(caps)
 
     def _leave(self, session: Session) -> None:
         if session.identity is not None:
@@ -172,15 +205,23 @@ class Listener:
         self._gone = tuple(a + b for a, b in zip(self._gone, moved, strict=True))  # type: ignore[assignment]
         self.connections.pop(session.cid, None)
         self._leave(session)
+        if session.stamped:
+            self.on_go(session)
         self._blocked.pop(connection, None)
         self._held_back.pop(connection, None)
         if self._empty is not None and not self.connections:
             self._empty.set()
 
-    def info(self, connection: Connection, account: str = "") -> bytes:
+    def info(self, connection: Connection, door: Door, *, account: str = "", nonce: str = "") -> bytes:
         """The INFO line for one client."""
-        return self._card.line(
-            connection.session.cid, connection.client_ip, account=account, lame_duck=self._lame
+        return door.card.line(
+            connection.session.cid,
+            connection.client_ip,
+            account=account,
+            system=account == self.accounts.system.name,
+            lame_duck=self._lame,
+            nonce=nonce,
+            max_payload=self._payload(connection.session.identity) if account else 0,
         )
 
     def traffic(self) -> tuple[int, int, int, int]:

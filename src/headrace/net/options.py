@@ -167,6 +167,9 @@ class Options:
     batch_max_msgs: int = 1000
     batch_timeout_s: float = 10.0
 
+    # Claims
+    claims: str = ""
+
     # Monitoring
     http_host: str = ""
     http_port: int = 0
@@ -325,6 +328,12 @@ def _users_once(o: Options) -> str:
     return ""
 
 
+def _claims_have_streams(o: Options) -> str:
+    if o.claims and not o.jetstream:
+        return f"claims {o.claims!r} are collected by what streams say: give -js too"
+    return ""
+
+
 def _name_without_blanks(o: Options) -> str:
     if any(c.isspace() for c in o.server_name):
         return f"server name {o.server_name!r} contains blanks: use a name without"
@@ -357,6 +366,7 @@ _RULES = (
     _leafnodes_complete,
     _operator_alone,
     _users_once,
+    _claims_have_streams,
     _name_without_blanks,
     _remote_needs_auth,
 )

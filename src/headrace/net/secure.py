@@ -7,6 +7,8 @@ ahead in plain text, or wait until the channel is secret.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
+from typing import Any
 
 CHUNK = 256 * 1024
 
@@ -42,6 +44,10 @@ class Channel:
         except ssl.SSLZeroReturnError:
             self.ended = True
         return plain
+
+    def certificate(self) -> Mapping[str, Any] | None:
+        """The peer's certificate, if it showed one and it was verified."""
+        return self._tls.getpeercert() or None
 
     def pending(self) -> bytes:
         """What has to go to the peer for the channel's own sake: handshake, alerts, tickets."""

@@ -162,6 +162,7 @@ _PLAIN: Keys = {
     "allow_non_tls": ("allow_non_tls", switch),
     "store_dir": ("store_dir", text),
     "storedir": ("store_dir", text),
+    "claims": ("claims", text),
     "debug": ("debug", switch),
     "trace": ("trace", switch),
     "trace_verbose": ("trace", switch),

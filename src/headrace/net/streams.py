@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
+from headrace.api.limits import NO_LIMITS, Limits
 from headrace.broker import GLOBAL, Account, Timers
 from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits
 from headrace.broker.fast_batches import FastLimits
@@ -46,7 +47,14 @@ def _fast_limits(options: Options) -> FastLimits:
     return limits
 
 
-def open_streams(options: Options, account: Account, timers: Timers, server_name: str, log: Log) -> JetStream:
+def open_streams(
+    options: Options,
+    account: Account,
+    timers: Timers,
+    server_name: str,
+    log: Log,
+    limits: Limits = NO_LIMITS,
+) -> JetStream:
     """Recover the store and open its streams; what was overdue while the server was down is gone on return."""
     loop = asyncio.get_running_loop()
     path = store_path(options, account.name)
@@ -60,6 +68,7 @@ def open_streams(options: Options, account: Account, timers: Timers, server_name
         server_name=server_name,
         domain=options.domain,
         pending_max=options.max_pending,
+        limits=limits,
         batch_limits=BatchLimits(
             per_stream=options.batch_max_inflight_per_stream,
             per_server=options.batch_max_inflight_total,

@@ -1,0 +1,157 @@
+"""The accounts of a server as its options, or an operator's tokens, want them.
+
+Owns how what was configured becomes accounts: their limits, their streams, what passes between them; at the start
+and again on a reload. The accounts themselves are the broker's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from headrace.api import errors, responses
+from headrace.api.limits import Limits
+from headrace.broker import GLOBAL, Account, AccountLimits, Accounts, Timers
+from headrace.broker.exchange import Exchange
+from headrace.broker.exports import ExchangeError, Export
+from headrace.errors import StoreError
+from headrace.net.auth import Authenticator
+from headrace.net.logs import Log
+from headrace.net.options import AccountOptions, Options, OptionsError
+
+_INFO = b"$JS.API.INFO"
+
+
+class Tenants:
+    """Sets accounts up and keeps them so."""
+
+    def __init__(self, accounts: Accounts, timers: Timers, server_name: str, log: Log) -> None:
+        self._accounts = accounts
+        self._timers = timers
+        self._server_name = server_name
+        self._log = log
+        self._exchange = Exchange(accounts, timers, server_name)
+        self._refusing: dict[str, NoStreams] = {}
+        #: Called with each account that is new.
+        self.on_new: Callable[[Account], None] = lambda account: None
+
+    def settle(self, options: Options, judge: Authenticator) -> None:
+        """Bring the accounts to what is wanted now; OptionsError when an import is not to be had."""
+        plans = self._plans(options, judge)
+        for plan in plans.values():
+            fresh = self._accounts.get(plan.name) is None
+            account = self._accounts.make(plan.name)
+            account.limits = plan.limits or AccountLimits()
+            if judge.trust is not None and plan.name in judge.trust.accounts:
+                account.title = judge.trust.accounts[plan.name].name or plan.name
+            if fresh:
+                self.on_new(account)
+        if options.jetstream:
+            self._settle_streams(options, plans)
+        self._connect(plans, strict=judge.trust is None)
+
+    def _plans(self, options: Options, judge: Authenticator) -> dict[str, AccountOptions]:
+        if judge.trust is not None:
+            return {plan.name: plan for plan in judge.trust.plans(time.time())}
+        return {plan.name: plan for plan in options.accounts}
+
+    def _connect(self, plans: dict[str, AccountOptions], *, strict: bool) -> None:
+        def exports(name: str) -> Iterable[Export]:
+            return plans[name].exports if name in plans else ()
+
+        for account in self._accounts:
+            self._exchange.disconnect(account.name)
+        for plan in plans.values():
+            if strict:
+                try:
+                    self._exchange.connect(plan.name, plan.imports, exports)
+                except ExchangeError as error:
+                    raise OptionsError(str(error)) from error
+            else:
+                refused = self._exchange.connect_some(plan.name, plan.imports, exports)
+                for reason in refused:
+                    self._log.warn(f"An import is left out: {reason}")
+
+    # Streams
+
+    def _settle_streams(self, options: Options, plans: dict[str, AccountOptions]) -> None:
+        own = [name for name in plans if name != self._accounts.system.name]
+        for account in self._accounts:
+            plan = plans.get(account.name)
+            if account is self._accounts.system:
+                continue
+            # Without accounts of anybody's own everybody is in the global one.
+            limits = plan.streams if plan is not None else None
+            if not own and account.name == GLOBAL:
+                self._enable(options, account, server_limits(options))
+            elif limits is not None:
+                self._enable(options, account, within(limits, server_limits(options)))
+            else:
+                self._disable(account)
+
+    def _enable(self, options: Options, account: Account, limits: Limits) -> None:
+        refusing = self._refusing.pop(account.name, None)
+        if refusing is not None:
+            account.hub.unsubscribe_internal(_INFO, refusing)
+        if account.jetstream is None:
+            from headrace.net.streams import open_streams
+
+            account.jetstream = open_streams(
+                options, account, self._timers, self._server_name, self._log, limits
+            )
+        elif account.jetstream.limits != limits:
+            account.jetstream.adopt_limits(limits)
+
+    def _disable(self, account: Account) -> None:
+        if account.jetstream is not None:
+            self._log.warn(f"Account {account.name} keeps its streams until a restart")
+        elif account.name not in self._refusing:
+            refusing = self._refusing[account.name] = NoStreams(account)
+            account.hub.subscribe_internal(_INFO, refusing)
+
+    def close_streams(self, account: Account) -> None:
+        """Take nothing more in an account's streams; all of it is durable then."""
+        jetstream, account.jetstream = account.jetstream, None
+        if jetstream is None:
+            return
+        try:
+            jetstream.close()
+        except StoreError as error:
+            self._log.error(f"The store could not be closed: {error}")
+        finally:
+            jetstream.store.disk.close()
+
+    def close(self) -> None:
+        """End what passes between accounts, then their streams."""
+        self._exchange.close()
+        for account in self._accounts:
+            self.close_streams(account)
+
+
+def server_limits(options: Options) -> Limits:
+    """What the server as a whole allows, for an account that has no limits of its own."""
+    return Limits(server_memory=options.max_memory_store or -1, server_storage=options.max_file_store or -1)
+
+
+def within(limits: Limits, server: Limits) -> Limits:
+    """An account's limits, and the server's beside them."""
+    return msgspec.structs.replace(
+        limits, server_memory=server.server_memory, server_storage=server.server_storage
+    )
+
+
+class NoStreams:
+    """Answers whoever asks for the streams of an account that has none."""
+
+    __slots__ = ("_account",)
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        if reply:
+            refusal = responses.failure("account_info_response", errors.error(10039))
+            self._account.hub.publish(reply, b"", b"", refusal)
