@@ -45,6 +45,7 @@ TLS
 Streams
     -js, --jetstream                 durable streams
     -sd, --store_dir <dir>           where they are kept
+        --claims <file>              collect the claims of the namespaces in this YAML file
 
         --domain <name>              their JetStream domain
 
@@ -208,6 +209,7 @@ _ROWS: tuple[tuple[str, Flag], ...] = (
     ("tls_handshake_first", _sets(_switch, "tls_handshake_first")),
     ("js jetstream", _sets(_switch, "jetstream")),
     ("sd store_dir", _sets(_text, "store_dir")),
+    ("claims", _sets(_text, "claims")),
     ("domain", _sets(_text, "domain")),
     ("leaf_listen", _sets(_text, "leaf_listen")),
     ("leaf_remotes", _sets(_urls, "leaf_remotes")),

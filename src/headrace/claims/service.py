@@ -1,0 +1,92 @@
+"""Collectors as a part of a server: what `headrace serve --claims FILE` runs.
+
+One connection of its own to the server it is part of, one collector a namespace. Whatever fails (the store, the
+server's disk, a configuration that others published) is logged and tried again: a collector never ends a broker, and
+ends with it at once. It knows nothing of the broker but its address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import nats
+from nats.aio.client import Client as Connection
+from prometheus_client import generate_latest
+
+from headrace.claims.claims import Claims
+from headrace.claims.config import ClaimConfig
+from headrace.claims.metrics import Metrics
+
+_RETRY_S_MAX = 30.0
+Say = Callable[[str], None]
+
+
+class Collectors:
+    """The collectors of some namespaces; `options` are those of `nats.connect`."""
+
+    def __init__(self, configs: Sequence[ClaimConfig], warn: Say, **options: Any) -> None:
+        self.metrics = Metrics()
+        self._configs = configs
+        self._warn = warn
+        self._options = options
+        self._task: asyncio.Task[None] | None = None
+        self._retry_s = 1.0
+
+    def start(self) -> None:
+        """Begin; nothing is waited for, as nothing here may keep a server from starting."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End, in the middle of whatever is under way: all of it can be done again."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def exported(self) -> bytes:
+        """The metrics, in the text format of Prometheus."""
+        return generate_latest(self.metrics.registry)
+
+    async def _run(self) -> None:
+        connection = await self._connected()
+        try:
+            await asyncio.gather(*(self._keep(connection, config) for config in self._configs))
+        finally:
+            # Not flushed: the server may be gone already, and acks that were not sent mean another look.
+            await connection.close()
+
+    async def _connected(self) -> Connection:
+        while True:
+            try:
+                return await nats.connect(
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.5,
+                    error_cb=self._troubled,
+                    name="collector of claims",
+                    **self._options,
+                )
+            except Exception as error:
+                await self._wait("no connection", error)
+
+    async def _keep(self, connection: Connection, config: ClaimConfig) -> None:
+        """Collect, whatever happens."""
+        while True:
+            try:
+                async with Claims(connection, config, metrics=self.metrics) as claims:
+                    await claims.set_up()
+                    self._retry_s = 1.0
+                    await claims.collector.watch()
+            except Exception as error:
+                await self._wait(config.namespace, error)
+
+    async def _wait(self, about: str, error: Exception) -> None:
+        self._warn(f"Collecting claims, {about}: {error or type(error).__name__}; trying again")
+        await asyncio.sleep(self._retry_s)
+        self._retry_s = min(self._retry_s * 2, _RETRY_S_MAX)
+
+    async def _troubled(self, error: Exception) -> None:
+        """nats-py would write a trace of each; what matters shows in what we try."""

@@ -1,0 +1,185 @@
+"""The collector inside of the broker: by option, with every way of authentication, and never in the broker's way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from claims.faults import Faulty
+from claims.world import LARGE, World
+from headrace.claims import Claims, FakeClock, MemoryStore, Received, Ttl, load
+from headrace.claims.service import Collectors
+from headrace.claims.stores import StoreError
+from headrace.net.options import OptionsError
+from headrace.testing import HostedServer
+
+YAML = """
+namespace: {name}
+claim_check:
+  threshold: 65536
+  ttl: {{max_age: 7200, retention_after_read: 600, grace_period: 600}}
+  store: {{path: {folder}, sync: false}}
+"""
+
+
+async def nothing(_: Received) -> None:
+    """A handler that is content."""
+
+
+def written(tmp_path: Path, name: str = "inside") -> Path:
+    path = tmp_path / "claims.yaml"
+    path.write_text(YAML.format(name=name, folder=tmp_path / "objects"))
+    return path
+
+
+@contextlib.asynccontextmanager
+async def served(tmp_path: Path, **options: Any) -> AsyncIterator[HostedServer]:
+    """A broker with virtual time that collects claims."""
+    options.setdefault("claims", str(written(tmp_path)))
+    made = HostedServer(store_dir=tmp_path / "broker", clock="virtual", **options)
+    server = await asyncio.to_thread(made.__enter__)
+    try:
+        yield server
+    finally:
+        await asyncio.to_thread(made.__exit__, None, None, None)
+
+
+async def until(condition: Any, seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "guard", [{}, {"token": "s3cret"}, {"user": "ann", "password": "pw"}], ids=["open", "token", "user"]
+)
+async def test_a_broker_collects_by_itself(tmp_path: Path, guard: dict[str, str]) -> None:
+    """Read claims after their retention, unread ones after their age; nobody calls a collector."""
+    async with served(tmp_path, http_port=-1, **guard) as server:
+        connection = await nats.connect(server.url, **guard)
+        clock = FakeClock(server.server.now_ns())
+        world = World(connection, server.url, server, tmp_path, "inside")
+        claims = await Claims.open(connection, load(tmp_path / "claims.yaml"), clock=clock)
+        stream = await world.stream()
+        await world.consumer(stream, "c")
+        read = await claims.producer.publish(f"{stream}.a", LARGE)
+        unread = await claims.producer.publish(f"{stream}.b", LARGE)
+        assert read.reference
+        assert unread.reference
+        await claims.consumer.handle(await world.next(stream, "c"), nothing)
+
+        async def is_gone(key: str) -> bool:
+            return not await claims.store.exists(key)
+
+        await asyncio.to_thread(server.advance, 601)
+        await until(lambda: is_gone(read.reference.object_key))  # type: ignore[union-attr]
+        assert await claims.store.exists(unread.reference.object_key)
+        await asyncio.to_thread(server.advance, 7200)
+        await until(lambda: is_gone(unread.reference.object_key))  # type: ignore[union-attr]
+        await until(lambda: _exports(server, 'claim_check_claims_expired_total{namespace="inside"} 1.0'))
+        await claims.close()
+        await world.close()
+        await connection.close()
+
+
+async def _exports(server: HostedServer, line: str) -> bool:
+    return line in await metrics_of(server)
+
+
+async def metrics_of(server: HostedServer) -> str:
+    url = f"http://127.0.0.1:{server.server.vitals().http_port}/metrics"
+    answer = await asyncio.to_thread(urllib.request.urlopen, url)
+    with answer:
+        return str(answer.read().decode())
+
+
+async def test_a_store_that_is_down_does_not_keep_the_broker_from_its_work(tmp_path: Path) -> None:
+    """The folder cannot be made at first; when it can, collecting begins."""
+    blocked = tmp_path / "objects"
+    blocked.write_bytes(b"a file where a folder should be")
+    async with served(tmp_path) as server:
+        connection = await nats.connect(server.url)
+        assert await connection.jetstream().account_info()
+        blocked.unlink()
+
+        async def is_set_up() -> bool:
+            return await asyncio.to_thread((blocked / "claims").is_dir)
+
+        await until(is_set_up)
+        await connection.close()
+
+
+async def test_a_store_that_fails_in_between_is_asked_again(world: World) -> None:
+    """The service outlives a store that refuses to list, to delete, and then everything."""
+    ttl = Ttl(max_age=7200, retention_after_read=0, grace_period=600)
+    faulty = Faulty(MemoryStore(clock=world.clock))
+    claims = await world.claims(objects=faulty, backend="memory", ttl=ttl)
+    stream = await world.stream()
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    for operation in ("delete", "prefixes", "uploads"):
+        faulty.fail(operation, StoreError("503"))
+    await world.pass_ttl(claims, sent, 7801)
+    watching = asyncio.create_task(claims.collector.watch(sweep_every_s=0.05, poll_s=0.05))
+    await until(lambda: _seen(faulty, "delete"))
+    assert not watching.done()
+    faulty.heal()
+
+    async def is_gone() -> bool:
+        return not await faulty._store.exists(sent.reference.object_key)  # type: ignore[union-attr]
+
+    await until(is_gone)
+    watching.cancel()
+
+
+async def _seen(faulty: Faulty, operation: str) -> bool:
+    return operation in faulty.calls
+
+
+async def test_the_service_ends_when_it_is_told_to_even_without_a_server(tmp_path: Path) -> None:
+    said: list[str] = []
+    configs = [load(written(tmp_path))]
+    service = Collectors(configs, said.append, servers="nats://127.0.0.1:1", connect_timeout=1)
+    service.start()
+    await asyncio.sleep(0)
+    await asyncio.wait_for(service.stop(), 5)
+    await service.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"claims": "missing.yaml", "jetstream": True}, "cannot be read"),
+        ({"claims": "claims.yaml"}, "give -js too"),
+    ],
+)
+async def test_what_cannot_be_collected_is_said_at_the_start(
+    tmp_path: Path, options: dict[str, Any], complaint: str
+) -> None:
+    from headrace import Server
+
+    settings = {**options, "claims": str(tmp_path / options["claims"])}
+    if options.get("jetstream"):
+        settings["store_dir"] = str(tmp_path / "broker")
+    with pytest.raises(OptionsError, match=complaint):
+        async with Server(**settings):
+            pass
+
+
+def test_the_command_line_and_the_configuration_file_take_it(tmp_path: Path) -> None:
+    from headrace.cli.flags import parse
+
+    options, _ = parse(["-js", "--claims", "c.yaml"]).resolve()
+    assert options.claims == "c.yaml"
+    path = tmp_path / "server.conf"
+    path.write_text(f"claims: {json.dumps('d.yaml')}\njetstream: true\n")
+    options, _ = parse(["-c", str(path)]).resolve()
+    assert options.claims == "d.yaml"
