@@ -34,19 +34,19 @@ class AckDoor:
     def __init__(self) -> None:
         self.consumers: dict[bytes, Consumer] = {}
 
-    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
+        """One acknowledgement; 0 when it is for nobody here."""
         parts = ack_parts(subject)
         consumer = self.consumers.get(parts[0]) if parts is not None else None
         if parts is None or consumer is None:
-            if reply and session is not None and session.no_responders:
-                session.on_no_responders(subject, reply)
-            return
+            return 0
         _, count, seq, cseq = parts
         if payload in _DONE:
             if seq > 0:
                 consumer.acks.done(seq, count, cseq, reply)
         elif seq > 0:
             consumer.acks.other(seq, count, cseq, reply, payload)
+        return 1
 
 
 class Acks:
