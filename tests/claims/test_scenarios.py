@@ -1,4 +1,4 @@
-"""The eleven scenarios a claim check must survive, on both servers."""
+"""The eleven scenarios a claim check must survive, on both servers and every kind of store."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from headrace.claims.wire import NoAnswer
 HOUR = 3600
 RETENTION = PRESETS["redelivery"]
 AT_ACK = PRESETS["aggressive"]
+
+
+@pytest.fixture(params=["folder", "memory", "s3", "azure"], autouse=True)
+def _every_store(world: World, request: pytest.FixtureRequest, settings_of: Any) -> None:
+    """Each kind of store in turn. The real ones have a bucket for all: namespaces keep tests apart."""
+    world.backend = settings_of(request.param) if request.param != "folder" else {}
 
 
 async def keep(received: Received) -> None:

@@ -129,19 +129,21 @@ async def test_a_store_that_fails_in_between_is_asked_again(world: World) -> Non
         faulty.fail(operation, StoreError("503"))
     await world.pass_ttl(claims, sent, 7801)
     watching = asyncio.create_task(claims.collector.watch(sweep_every_s=0.05, poll_s=0.05))
-    await until(lambda: _seen(faulty, "delete"))
+
+    async def is_refused() -> bool:
+        await world.advance(1)  # what waits for the server's time waits no longer
+        return "delete" in faulty.calls
+
+    await until(is_refused)
     assert not watching.done()
     faulty.heal()
 
     async def is_gone() -> bool:
+        await world.advance(1)
         return not await faulty._store.exists(sent.reference.object_key)  # type: ignore[union-attr]
 
     await until(is_gone)
     watching.cancel()
-
-
-async def _seen(faulty: Faulty, operation: str) -> bool:
-    return operation in faulty.calls
 
 
 async def test_the_service_ends_when_it_is_told_to_even_without_a_server(tmp_path: Path) -> None:

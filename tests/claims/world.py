@@ -17,7 +17,7 @@ from typing import Any
 from nats.aio.client import Client as Connection
 from nats.aio.msg import Msg
 
-from headrace.claims import ClaimConfig, Claims, FakeClock, Metrics, Ttl
+from headrace.claims import ClaimConfig, Claims, FakeClock, MemoryStore, Metrics, Ttl
 from headrace.claims.registry import STREAM, due_subject
 from headrace.claims.wire import Wire
 from headrace.testing import HostedServer
@@ -71,6 +71,9 @@ class World:
         self.clock = FakeClock(server.server.now_ns() if server else None)
         self.wire = Wire(connection)
         self.opened: list[Claims] = []
+        #: Backend and settings of the store; a folder when empty. Memory is one for all who open it here.
+        self.backend: dict[str, Any] = {}
+        self.memory = MemoryStore(clock=self.clock)
 
     @property
     def is_ours(self) -> bool:
@@ -80,7 +83,9 @@ class World:
         self, *, ttl: Ttl | None = None, objects: Any = None, clock: Any = None, **settings: Any
     ) -> Claims:
         """The namespace, opened; a folder store unless told otherwise."""
-        settings.setdefault("threshold", THRESHOLD)
+        settings = {"threshold": THRESHOLD, **self.backend, **settings}
+        if objects is None and settings.get("backend") == "memory":
+            objects = self.memory
         if objects is None and settings.get("backend", "folder") == "folder":
             settings.setdefault("store", {"path": str(self.folder), "sync": False})
         config = ClaimConfig(settings.pop("namespace", self.name), ttl=ttl or Ttl(), **settings)
