@@ -28,9 +28,7 @@ KINDS = (OURS, REFERENCE)
 
 #: What ours cannot be told or do yet; tests marked `later(feature)` are expected to fail on ours until it
 #: can.
-LATER = {
-    "accounts": "accounts (issue 10)",
-}
+LATER: dict[str, str] = {}
 
 _LISTENING = re.compile(r"Listening for client connections on \S*?:(\d+)\s")
 _READY = "Server is ready"

@@ -106,7 +106,6 @@ class TestTokens:
             wire.expect_end(VIOLATION)
 
 
-@pytest.mark.later("accounts")
 class TestAccounts:
     CONFIG = """accounts { A { users = [ { user: a, password: a } ] }, B { users = [ { user: b, password: b } ] } }
                 no_auth_user: a"""

@@ -16,6 +16,7 @@ from headrace.errors import RequestError, StoreError
 
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
+    from headrace.broker.router import Hub
 
 PREFIX = b"$JS.API."
 
@@ -56,15 +57,13 @@ class ApiDoor:
         self._endpoints = endpoints
 
     def patterns(self) -> list[bytes]:
-        """What to subscribe to: all that is a request, but not what only an existing stream or consumer answers."""
-        inner = {path[1] for path in self._endpoints if path[0] == "CONSUMER"}
-        tails = ["*", "STREAM.>", "META.>", "SERVER.>", "ACCOUNT.>", "CONSUMER.*"]
-        tails += [f"CONSUMER.{verb}.>" for verb in sorted(inner)]
-        return [PREFIX + tail.encode() for tail in tails]
+        """What to subscribe to."""
+        return patterns(self._endpoints)
 
     def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """One request; unknown ones meet silence, as with the reference."""
-        endpoint, names = self._find(subject[len(PREFIX) :].decode("utf-8", "replace").split("."))
+        words = subject[len(PREFIX) :].decode("utf-8", "replace").split(".")
+        endpoint, names = find(self._endpoints, words)
         if endpoint is None or (endpoint.private and not reply):
             return
         jetstream = self._jetstream
@@ -90,14 +89,48 @@ class ApiDoor:
         if endpoint.audit == "always" or (refused and endpoint.audit == "errors"):
             jetstream.advisories.audit(session, subject, payload, answer)
 
-    def _find(self, words: list[str]) -> tuple[Endpoint | None, list[str]]:
-        for depth in (3, 2, 1):
-            endpoint = self._endpoints.get(tuple(words[:depth]))
-            if endpoint is None:
-                continue
-            names, most = words[depth:], endpoint.names + endpoint.names_more
-            if endpoint.names_more and len(names) > most:
-                names = [*names[: most - 1], ".".join(names[most - 1 :])]
-            if endpoint.names <= len(names) <= most:
-                return endpoint, names
-        return None, []
+
+class ClosedDoor:
+    """Takes the requests of an account that has no streams, and says so."""
+
+    __slots__ = ("_endpoints", "_hub")
+
+    def __init__(self, hub: Hub, endpoints: dict[tuple[str, ...], Endpoint]) -> None:
+        self._hub = hub
+        self._endpoints = endpoints
+
+    def open(self) -> None:
+        for pattern in patterns(self._endpoints):
+            self._hub.subscribe_internal(pattern, self)
+
+    def close(self) -> None:
+        for pattern in patterns(self._endpoints):
+            self._hub.unsubscribe_internal(pattern, self)
+
+    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        words = subject[len(PREFIX) :].decode("utf-8", "replace").split(".")
+        endpoint, _ = find(self._endpoints, words)
+        if endpoint is not None and reply:
+            self._hub.publish(reply, b"", b"", responses.failure(endpoint.kind, errors.error(10039)))
+
+
+def patterns(endpoints: dict[tuple[str, ...], Endpoint]) -> list[bytes]:
+    """All that is a request, but not what only an existing stream or consumer answers."""
+    inner = {path[1] for path in endpoints if path[0] == "CONSUMER"}
+    tails = ["*", "STREAM.>", "META.>", "SERVER.>", "ACCOUNT.>", "CONSUMER.*"]
+    tails += [f"CONSUMER.{verb}.>" for verb in sorted(inner)]
+    return [PREFIX + tail.encode() for tail in tails]
+
+
+def find(endpoints: dict[tuple[str, ...], Endpoint], words: list[str]) -> tuple[Endpoint | None, list[str]]:
+    """The row of a request's words, and the names in it."""
+    for depth in (3, 2, 1):
+        endpoint = endpoints.get(tuple(words[:depth]))
+        if endpoint is None:
+            continue
+        names, most = words[depth:], endpoint.names + endpoint.names_more
+        if endpoint.names_more and len(names) > most:
+            names = [*names[: most - 1], ".".join(names[most - 1 :])]
+        if endpoint.names <= len(names) <= most:
+            return endpoint, names
+    return None, []

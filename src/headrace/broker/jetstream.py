@@ -48,6 +48,9 @@ _FULL_NS = 1_000_000_000
 _CLOCK_JUMP_NS = 1_000_000_000
 
 
+ENDPOINTS = stream_api.ENDPOINTS | consumer_api.ENDPOINTS | pin_api.ENDPOINTS
+
+
 class Clock(Protocol):
     def now_ns(self) -> int: ...
 
@@ -242,7 +245,7 @@ class JetStream:
 
     def start(self) -> None:
         """Open for business: bring limits up to date first, so that nothing overdue is ever served."""
-        door = ApiDoor(self, stream_api.ENDPOINTS | consumer_api.ENDPOINTS | pin_api.ENDPOINTS)
+        door = ApiDoor(self, ENDPOINTS)
         for pattern in door.patterns():
             self.hub.subscribe_internal(pattern, door)
         self.hub.subscribe_internal(acks.PATTERN, self.ack_door)

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
 
-from headrace.api import errors, responses
 from headrace.api.limits import Limits
 from headrace.broker import GLOBAL, Account, AccountLimits, Accounts, Timers
+from headrace.broker.door import ClosedDoor
 from headrace.broker.exchange import Exchange
 from headrace.broker.exports import ExchangeError, Export
+from headrace.broker.jetstream import ENDPOINTS
 from headrace.errors import StoreError
 from headrace.net.auth import Authenticator
 from headrace.net.logs import Log
 from headrace.net.options import AccountOptions, Options, OptionsError
-
-_INFO = b"$JS.API.INFO"
 
 
 class Tenants:
@@ -34,7 +32,7 @@ class Tenants:
         self._server_name = server_name
         self._log = log
         self._exchange = Exchange(accounts, timers, server_name)
-        self._refusing: dict[str, NoStreams] = {}
+        self._refusing: dict[str, ClosedDoor] = {}
         #: Called with each account that is new.
         self.on_new: Callable[[Account], None] = lambda account: None
 
@@ -95,7 +93,7 @@ class Tenants:
     def _enable(self, options: Options, account: Account, limits: Limits) -> None:
         refusing = self._refusing.pop(account.name, None)
         if refusing is not None:
-            account.hub.unsubscribe_internal(_INFO, refusing)
+            refusing.close()
         if account.jetstream is None:
             from headrace.net.streams import open_streams
 
@@ -109,8 +107,8 @@ class Tenants:
         if account.jetstream is not None:
             self._log.warn(f"Account {account.name} keeps its streams until a restart")
         elif account.name not in self._refusing:
-            refusing = self._refusing[account.name] = NoStreams(account)
-            account.hub.subscribe_internal(_INFO, refusing)
+            self._refusing[account.name] = ClosedDoor(account.hub, ENDPOINTS)
+            self._refusing[account.name].open()
 
     def close_streams(self, account: Account) -> None:
         """Take nothing more in an account's streams; all of it is durable then."""
@@ -141,17 +139,3 @@ def within(limits: Limits, server: Limits) -> Limits:
     return msgspec.structs.replace(
         limits, server_memory=server.server_memory, server_storage=server.server_storage
     )
-
-
-class NoStreams:
-    """Answers whoever asks for the streams of an account that has none."""
-
-    __slots__ = ("_account",)
-
-    def __init__(self, account: Account) -> None:
-        self._account = account
-
-    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        if reply:
-            refusal = responses.failure("account_info_response", errors.error(10039))
-            self._account.hub.publish(reply, b"", b"", refusal)
