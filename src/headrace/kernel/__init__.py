@@ -26,6 +26,7 @@ __all__ = [
     "ack_parts",
     "answer",
     "answers",
+    "crc32",
     "encode",
     "nats_headers",
     "newest",
@@ -47,6 +48,7 @@ def twin(name: str) -> ModuleType:
 if TYPE_CHECKING:
     from headrace.kernel.answers import answer, answers, newest
     from headrace.kernel.arrivals import Pool, Staged, Window, nats_headers
+    from headrace.kernel.checksum import crc32
     from headrace.kernel.delivery import ack_parts, encode, subjects_of
     from headrace.kernel.lanes import Lane, Outbox
     from headrace.kernel.wire import Parser, Peer, Route, RouteTable, Subscription
@@ -59,6 +61,7 @@ else:
     _arrivals = twin("arrivals")
     Pool, Staged, Window = _arrivals.Pool, _arrivals.Staged, _arrivals.Window
     nats_headers = _arrivals.nats_headers
+    crc32 = twin("checksum").crc32
     _lanes = twin("lanes")
     Lane, Outbox = _lanes.Lane, _lanes.Outbox
     _delivery = twin("delivery")

@@ -16,6 +16,7 @@ from headrace.store.columnfile import Identity, encode_columns, encode_subjects
 from headrace.store.disk import Disk, Op
 from headrace.store.filelog import FileLog
 from headrace.store.format import (
+    BLOCK_BYTES,
     aligned,
     block_head,
     columns_path,
@@ -140,9 +141,11 @@ class Behind:
                 if not batch:
                     return self._columns(self._queue.popleft())
                 break
+            before = batch[-1].block if batch else None
             batch.append(self._queue.popleft())
-            ops += make_folder(item.log, self._disk) + make_file(item.log, item.segment, self._disk)
-            _append_write(ops, item.segment, item.block)
+            made = make_folder(item.log, self._disk) + make_file(item.log, item.segment, self._disk)
+            ops += made
+            _append_write(ops, item.segment, item.block, None if made else before)
             size += item.block.used
         return batch, ops
 
@@ -228,12 +231,12 @@ def _made_elsewhere(item: _Item, batch: list[_Item]) -> bool:
     return item.log.folder is State.MAKING and not any(item.log is each.log for each in batch)
 
 
-def _append_write(ops: list[Op], segment: FileSegment, block: Block) -> None:
-    """Adds a block to the operations, as part of the last write where it follows on that."""
+def _append_write(ops: list[Op], segment: FileSegment, block: Block, before: Block | None) -> None:
+    """Adds a block to the operations, as part of the last write where it follows on that, which ends with `before`."""
     parts = block_parts(segment, block)
     last = ops[-1] if ops else None
-    if last is not None and last[0] == "write" and last[1] == segment.path and isinstance(last[3], list):
-        end = last[2] + sum(len(part) for part in last[3])
+    if before is not None and last is not None and last[0] == "write" and last[1] == segment.path:
+        end = before.offset + BLOCK_BYTES + before.used
         if aligned(end) == block.offset:
             last[3].append(bytes(block.offset - end))
             last[3].extend(parts)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from zlib import crc32
+
+from headrace.kernel import crc32
 
 ALIGN = 512
 FRAME_MAGIC = 0x72665248  # "HRfr"
