@@ -57,14 +57,14 @@ class Sweeper:
                     continue
                 report.live += 1
                 report.live_bytes += entry.stored_size
-                if await self._is_forgotten(entry, now_ns, floors):
+                if await self.is_forgotten(entry, now_ns, floors):
                     report.released += 1
                     report.lines.append(f"release {entry.claim_id}: read or gone, and nobody released it")
                     if not dry_run:
-                        await self._release(entry, now_ns)
+                        await self.release(entry, now_ns)
             await self._remove(doomed, now_ns, report, dry_run)
 
-    async def _is_forgotten(self, entry: Entry, now_ns: int, floors: Floors) -> bool:
+    async def is_forgotten(self, entry: Entry, now_ns: int, floors: Floors) -> bool:
         """Whether everybody has read a claim that nobody released: the reader died between ack and release."""
         ttl = self._config.ttl
         is_young = now_ns < entry.created_ns + ttl.grace_period * SECOND_NS
@@ -75,7 +75,7 @@ class Sweeper:
                 return False
         return bool(entry.places)
 
-    async def _release(self, entry: Entry, now_ns: int) -> None:
+    async def release(self, entry: Entry, now_ns: int) -> None:
         released = replace(entry, state="released", released_ns=now_ns)
         ttl = self._config.ttl
         if await self._registry.change(released, keep_s(entry, ttl.grace_period, now_ns)):
