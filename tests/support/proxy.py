@@ -1,0 +1,138 @@
+"""A small TCP proxy for leafnode connections that can be cut at any byte and can lose messages.
+
+It stands between two servers, in threads of its own. Cutting closes both sockets after a given number of further bytes;
+losing takes whole messages out of the stream, which TCP never does but a server that dies in mid-work does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from random import Random
+
+CHUNK = 65_536
+_MESSAGES = (b"LMSG ", b"HMSG ")
+
+
+class Proxy:
+    """Listens on `port` and connects to `target()` for each who comes."""
+
+    def __init__(self, target: Callable[[], int], seed: int | str = 0) -> None:
+        self._target = target
+        self._rng = Random(seed)
+        self._lock = threading.Lock()
+        self._pairs: set[_Pair] = set()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self.refusing = False  # nobody gets through
+        self.loss = 0.0  # how many of the messages are lost
+        self.cuts = 0
+        self.lost = 0
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            if self.refusing:
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target()), timeout=5)
+                server.settimeout(None)
+            except OSError:
+                client.close()
+                continue
+            pair = _Pair(self, client, server)
+            with self._lock:
+                self._pairs.add(pair)
+            pair.start()
+
+    def cut(self, after_bytes_max: int = 4096) -> None:
+        """Cut every connection, each after a random number of further bytes or a moment later."""
+        with self._lock:
+            pairs = list(self._pairs)
+        for pair in pairs:
+            self.cuts += 1
+            pair.cut(self._rng.randrange(after_bytes_max))
+
+    def loses(self) -> bool:
+        if self.loss and self._rng.random() < self.loss:
+            self.lost += 1
+            return True
+        return False
+
+    def forget(self, pair: _Pair) -> None:
+        with self._lock:
+            self._pairs.discard(pair)
+
+    def close(self) -> None:
+        self._server.close()
+        with self._lock:
+            pairs = list(self._pairs)
+        for pair in pairs:
+            pair.end()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Pair:
+    """One connection through the proxy."""
+
+    def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy = proxy
+        self._sockets = (client, server)
+        self._left: int | None = None  # bytes until the cut
+
+    def start(self) -> None:
+        client, server = self._sockets
+        for near, far in ((client, server), (server, client)):
+            threading.Thread(target=self._pump, args=(near, far), daemon=True).start()
+
+    def cut(self, after_bytes: int) -> None:
+        self._left = after_bytes
+        threading.Timer(0.2, self.end).start()
+
+    def _pump(self, near: socket.socket, far: socket.socket) -> None:
+        held = b""
+        with contextlib.suppress(OSError):
+            while data := near.recv(CHUNK):
+                data, held = self._thinned(held + data)
+                if self._left is not None:
+                    data = data[: self._left]
+                    self._left -= len(data)
+                far.sendall(data)
+                if self._left is not None and self._left <= 0:
+                    break
+        self.end()
+
+    def _thinned(self, data: bytes) -> tuple[bytes, bytes]:
+        """Whole operations without those that are lost, and what is not whole yet."""
+        kept, at = [], 0
+        while (stop := data.find(b"\r\n", at)) >= 0:
+            end = stop + 2
+            message = data.startswith(_MESSAGES, at)
+            if message:
+                end += int(data[at:stop].split()[-1]) + 2
+                if end > len(data):
+                    break
+            if not (message and self._proxy.loses()):
+                kept.append(data[at:end])
+            at = end
+        return b"".join(kept), data[at:]
+
+    def end(self) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._proxy.forget(self)
