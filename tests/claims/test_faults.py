@@ -197,6 +197,59 @@ async def test_consumers_that_are_reset_or_deleted_under_us_lose_nothing(world: 
     assert await keys(claims) == []
 
 
+async def test_a_consumer_that_is_reset_reads_again_what_is_kept(world: World) -> None:
+    """Reset to the start within the retention: the claim is there, and lives until it was read once more."""
+    claims = await world.claims(ttl=RETENTION)
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    assert await claims.consumer.handle(await world.next(stream, "c"), nothing)
+    await world.wire.api(f"CONSUMER.RESET.{stream}.c", {"seq": 1})
+    await world.advance(RETENTION.retention_after_read + 1)
+    await world.fire(claims, sent.reference.claim_id)
+    assert (await claims.collector.collect()).waiting == 1, "the floor went back: somebody needs it again"
+    again = await world.next(stream, "c")
+    assert (await claims.consumer.read(again)).data == LARGE
+    assert await claims.consumer.ack(again)
+    await world.advance(RETENTION.retention_after_read + 1)
+    await world.fire(claims, sent.reference.claim_id)
+    assert (await claims.collector.collect()).collected == 1
+    assert await keys(claims) == []
+
+
+async def test_a_message_whose_consumer_was_reset_under_it_is_acked_or_comes_again(world: World) -> None:
+    """Somebody resets the consumer between read and ack: whatever becomes of the ack, the claim is not lost."""
+    claims = await world.claims(ttl=AT_ACK)
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    message = await world.next(stream, "c")
+    await world.wire.api(f"CONSUMER.RESET.{stream}.c", {})
+    if not await claims.consumer.ack(message, timeout_s=0.5):
+        assert await claims.store.exists(sent.reference.object_key)
+        assert await claims.consumer.handle(await world.next(stream, "c"), nothing)
+    await claims.collector.collect()
+    assert await keys(claims) == []
+
+
+async def test_the_collectors_consumer_may_be_reset_or_deleted_at_any_time(world: World) -> None:
+    claims = await world.claims(ttl=RETENTION)
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    name = f"collectors-{world.name}"
+    for number, disturb in enumerate(("RESET", "DELETE", "DELETE")):
+        sent = await claims.producer.publish(f"{stream}.{number}", LARGE)
+        assert sent.reference
+        assert await claims.consumer.handle(await world.next(stream, "c"), nothing)
+        await world.advance(RETENTION.retention_after_read + 1)
+        await world.fire(claims, sent.reference.claim_id)
+        await world.wire.api(f"CONSUMER.{disturb}.CLAIMS.{name}", {} if disturb == "RESET" else None)
+        assert (await claims.collector.collect(sweep=False)).collected == 1
+    assert await keys(claims) == []
+
+
 async def test_a_registry_that_does_not_answer_refuses_the_publish(world: World, monkeypatch: Any) -> None:
     claims = await world.claims()
     stream = await world.stream()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from headrace.claims.compression import compressor
-from headrace.claims.stores.base import CHUNK, WHOLE_MAX, Chunk
+from headrace.claims.stores.base import CHUNK, READ, WHOLE_MAX, Chunk
 
 Payload = bytes | bytearray | memoryview | Path | AsyncIterable[Chunk]
 
@@ -137,7 +137,7 @@ async def _of_bytes(view: memoryview) -> AsyncIterator[Chunk]:
 
 async def _of_file(path: Path) -> AsyncIterator[Chunk]:
     with path.open("rb", buffering=0) as file:
-        while chunk := await asyncio.to_thread(file.read, CHUNK):
+        while chunk := await asyncio.to_thread(file.read, READ):
             yield chunk
 
 

@@ -22,6 +22,7 @@ from headrace.claims.clock import SECOND_NS, rfc3339_ns
 from headrace.errors import RequestError
 
 _NO_RESPONDERS = "503"
+_CONFLICT = "409"
 _MULTI_MAX = 500
 _NOBODY = {"error": {"code": 503, "err_code": 0, "description": "no stream takes it, or JetStream is off"}}
 STREAM_MISSING = 10059
@@ -40,6 +41,13 @@ class NoStream(RequestError):
 
     def __init__(self, subject: str) -> None:
         super().__init__(503, 0, f"no stream takes {subject!r}, or JetStream is off")
+
+
+class NoConsumer(RequestError):
+    """The consumer is not there, or not as it was when it was asked."""
+
+    def __init__(self, stream: str, consumer: str) -> None:
+        super().__init__(404, CONSUMER_MISSING, f"consumer {consumer!r} of {stream!r} is gone or was changed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +161,21 @@ class Wire:
         return found
 
     async def pull(self, stream: str, consumer: str, count: int, expires_s: float = 0) -> list[Msg]:
-        """Up to `count` messages of a pull consumer; those that are there, or the first to come."""
+        """Up to `count` messages of a pull consumer; those that are there, or the first to come.
+
+        `NoConsumer` when there is none, or the server ended the request because of what became of it.
+        """
         request: dict[str, Any] = {"batch": count, "no_wait": True}
         if expires_s:
             request = {"batch": count, "expires": round(expires_s * 1e9)}
         got: list[Msg] = []
+        ended = ""
         finished = asyncio.Event()
 
         async def arrive(message: Msg) -> None:
-            if _status(message):
+            nonlocal ended
+            if status := _status(message):
+                ended = status
                 finished.set()
                 return
             got.append(message)
@@ -180,6 +194,8 @@ class Wire:
         finally:
             if not self.connection.is_closed:
                 await subscription.unsubscribe()
+        if not got and ended in (_NO_RESPONDERS, _CONFLICT):
+            raise NoConsumer(stream, consumer)
         return got
 
     async def server_time_ns(self, stream: str) -> int:

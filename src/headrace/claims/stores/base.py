@@ -22,6 +22,8 @@ Chunk = bytes | memoryview
 #: What is uploaded in one piece, with everything known beforehand; larger payloads are streamed.
 WHOLE_MAX = 8 * 1024 * 1024
 CHUNK = 5 * 1024 * 1024
+#: What is read from a file at once. Each thread that reads keeps about two of these; larger ones are no faster.
+READ = 2 * 1024 * 1024
 #: Chunks under way at once; with CHUNK it bounds the memory that an upload of any size takes.
 CHUNKS_IN_FLIGHT = 3
 

@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 
 from headrace.claims.stores.base import (
-    CHUNK,
+    READ,
     Attributes,
     BucketMissing,
     Chunk,
@@ -308,7 +308,7 @@ async def _pieces(file: FileIO) -> AsyncIterator[Chunk]:
     with file:
         left = os.fstat(file.fileno()).st_size
         while left > 0:
-            piece = await asyncio.to_thread(file.read, min(CHUNK, left))
+            piece = await asyncio.to_thread(file.read, min(READ, left))
             if not piece:
                 return  # cut short meanwhile; whoever reads it counts
             left -= len(piece)
