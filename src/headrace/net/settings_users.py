@@ -101,6 +101,13 @@ def _kinds(names: tuple[str, ...], place: Place) -> frozenset[str]:
 
 # Permissions
 
+
+def signed_duration(value: object) -> int:
+    """Nanoseconds; a negative duration is for ever."""
+    written = text(value)
+    return -1 if written.startswith("-") and duration_ns(written[1:]) else duration_ns(written)
+
+
 _PERMISSIONS: Keys = {
     "publish": ("publish", anything),
     "pub": ("publish", anything),
@@ -113,7 +120,7 @@ _PERMISSIONS: Keys = {
 }
 _RESPONSES: Keys = {
     **dict.fromkeys(("max", "max_msgs", "max_messages", "max_responses"), ("most", integer)),
-    **dict.fromkeys(("expires", "expiration", "ttl"), ("expires", lambda value: duration_ns(text(value)))),
+    **dict.fromkeys(("expires", "expiration", "ttl"), ("expires", signed_duration)),
 }
 
 
