@@ -46,7 +46,7 @@ def _batches(
     options: Options, pin: str, token: str, selection: Selection, shape: Shape
 ) -> Iterator[pa.RecordBatch]:
     if options.served:
-        return served.read_pin(_grant(options, pin, token), selection, shape, _BATCH_ROWS)
+        return served.read_pin(grant_of(options, pin, token), selection, shape, _BATCH_ROWS)
     return _opened(options.path, options.stream, pin).batches(selection, shape, _BATCH_ROWS)
 
 
@@ -54,7 +54,7 @@ def newest(options: Options, end: int, pin: str, token: str) -> Seqs:
     """The sequences of the last message of each subject below `end`, as a pin shows them."""
     selection = _selection(options, None, end)
     if options.served:
-        return served.newest(_grant(options, pin, token), selection)
+        return served.newest(grant_of(options, pin, token), selection)
     return _opened(options.path, options.stream, pin).newest(selection)
 
 
@@ -62,7 +62,8 @@ def _selection(options: Options, start: int | None, end: int) -> Selection:
     return Selection((options.subject.encode(),) if options.subject else (), start, end)
 
 
-def _grant(options: Options, pin: str, token: str) -> Grant:
+def grant_of(options: Options, pin: str, token: str) -> Grant:
+    """What opens the files of a pin that the broker serves."""
     return Grant(options.path, options.stream, pin, token, options.address.tls_ca, options.reconnect_s)
 
 

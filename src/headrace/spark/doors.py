@@ -10,7 +10,7 @@ import time
 from typing import Protocol
 
 from headrace.errors import StoreError
-from headrace.spark import streams
+from headrace.spark import direct, served, streams
 from headrace.spark.options import Options
 from headrace.spark.streams import Facts, StreamError
 from headrace.store.holding import hold, store_folder
@@ -98,6 +98,8 @@ class ServedDoor(WireDoor):
 
     def pin(self) -> str:
         pin, token = streams.granted_pin(self.options)
+        # Tasks would find out too, but many times over.
+        served.opened(direct.grant_of(self.options, pin, token))
         self._tokens[pin] = token
         return pin
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,9 @@ def _refuse_loss(options: Options, part: Span, at: int, seqs: Ints) -> None:
     last = int(seqs[-1]) if len(seqs) else part.end - 1
     if len(seqs) > last - at or not options.fail_on_data_loss or part.first_seq > part.start:
         return
-    facts = facts_of(options.address, options.api, options.stream, options.reconnect_s)
+    # Over a link of its own: on that of the blocks the next one is already on its way.
+    aside = replace(options.address, name="headrace spark facts")
+    facts = facts_of(aside, options.api, options.stream, options.reconnect_s)
     gone = min(facts.first_seq, last + 1, part.end)
     missing = gone - at - int(np.searchsorted(seqs, gone))
     if missing > 0 and facts.retention == "limits":

@@ -1,0 +1,162 @@
+"""What goes wrong in the middle: nothing is lost in silence, and nothing is there twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from headrace.spark import schema as schemas
+from headrace.spark.batch import StreamReader
+from headrace.spark.link import Address
+from headrace.spark.offsets import DataLoss
+from headrace.spark.options import source_options
+from headrace.spark.publishing import AtomicPublisher, Target
+from headrace.spark.rows import Lot
+from headrace.spark.streaming import StreamStreamReader
+from spark.conftest import Broker, eventually
+
+SCHEMA = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
+
+
+def reader(broker: Broker, name: str, **options: Any) -> StreamReader:
+    given = {"servers": broker.url, "stream": name, **options}
+    return StreamReader(source_options(given), SCHEMA)
+
+
+def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [int(data) for batch in batches for data in batch["data"].to_pylist()]
+
+
+def test_what_is_removed_before_a_task_reads_it_is_missed(broker: Broker, name: str) -> None:
+    broker.create(name)
+    broker.fill(name, 100)
+    query = reader(broker, name)
+    tolerant = reader(broker, name, failOnDataLoss="false")
+    (part,) = query.partitions()
+    broker.api(f"STREAM.PURGE.{name}", {"seq": 41})
+    with pytest.raises(DataLoss, match="now begins at sequence 41: 40 of the sequences 1 to 40 were removed"):
+        numbers(query.read(part))
+    assert numbers(tolerant.read(part)) == list(range(40, 100))
+    broker.api(f"STREAM.PURGE.{name}")
+    with pytest.raises(DataLoss, match="now begins at sequence 101: 100 of the sequences 1 to 100"):
+        numbers(query.read(part))
+    assert numbers(tolerant.read(part)) == []
+
+
+def test_what_is_removed_while_a_task_reads_is_missed(broker: Broker, name: str) -> None:
+    broker.create(name)
+    broker.fill(name, 100)
+    for seq in (5, 25):
+        broker.api(f"STREAM.MSG.DELETE.{name}", {"seq": seq})
+    query = reader(broker, name, batchRows="10")
+    (part,) = query.partitions()
+    rows = query.read(part)
+    first = numbers(iter([next(rows)]))
+    assert first == [n for n in range(11) if n != 4], "an interior gap is no loss"
+    broker.api(f"STREAM.PURGE.{name}", {"seq": 61})
+    with pytest.raises(DataLoss, match="now begins at sequence 61"):
+        numbers(rows)
+
+
+def test_a_repeated_batch_reads_what_has_expired_since(own_broker: Broker, name: str) -> None:
+    broker = own_broker
+    broker.create(name, allow_msg_ttl=True)
+    broker.publish(name, [(f"{name}.x", b"Nats-TTL: 1s\r\n", b"%d" % n) for n in range(20)])
+    given = {"servers": broker.url, "stream": name, "starting": "earliest"}
+    ways = [{"path": broker.path}, {"path": broker.web}]
+    queries = [StreamStreamReader(source_options({**given, **way}), SCHEMA) for way in ways]
+    starts = [query.initialOffset() for query in queries]
+    ends = [
+        query.latestOffset(start, ReadAllAvailable()) for query, start in zip(queries, starts, strict=True)
+    ]
+    eventually(lambda: broker.state(name)["messages"] == 0)
+    for way, start, end in zip(ways, starts, ends, strict=True):
+        again = StreamStreamReader(source_options({**given, **way}), SCHEMA)
+        found = [row for part in again.partitions(start, end) for row in numbers(again.read(part))]
+        assert found == list(range(20))
+
+
+def test_a_batch_that_fails_stays_in_the_queue(
+    broker: Broker, spark: SparkSession, name: str, tmp_path: Path
+) -> None:
+    broker.create(name, retention="workqueue")
+    broker.fill(name, 300)
+    seen: list[int] = []
+
+    def run(fail_from: int) -> None:
+        feed = spark.readStream.format("headrace").option("servers", broker.url).option("stream", name)
+        feed = feed.option("consumer", "spark").option("maxMessagesPerTrigger", 100).load()
+
+        def work(batch: Any, number: int) -> None:
+            assert number < fail_from, "the work fails"
+            seen.extend(int(row.data) for row in batch.select("data").collect())
+
+        writer = feed.writeStream.foreachBatch(work).option("checkpointLocation", str(tmp_path))
+        writer.trigger(availableNow=True).start().awaitTermination(60)
+
+    with pytest.raises(PySparkException, match="the work fails"):
+        run(fail_from=1)
+    assert seen == list(range(100))
+    assert broker.state(name)["messages"] >= 200
+    broker.api(f"CONSUMER.RESET.{name}.spark")
+    run(fail_from=100)
+    assert sorted(seen) == list(range(300))
+    assert broker.state(name)["messages"] == 0
+
+
+@pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])
+def test_a_broker_that_restarts_while_a_task_writes_has_each_row_once(
+    own_broker: Broker, name: str, crash: bool
+) -> None:
+    broker = own_broker
+    broker.create(name, subjects=[f"{name}.>", f"_progress.{name}.>"], allow_atomic=True)
+    place = Target(Address(servers=(broker.url,)), "$JS.API", name, f"_progress.{name}", "q", 1, 0, 100)
+
+    def lots() -> Iterator[Lot]:
+        for start in range(0, 1000, 50):
+            if start in (250, 700):
+                broker.server.restart(crash=crash)
+            payloads = pa.array([b"%d" % n for n in range(start, start + 50)])
+            yield Lot(pa.repeat(pa.scalar(f"{name}.x".encode()), 50), None, payloads)
+
+    AtomicPublisher(place).publish_lots(lots())
+    broker.reconnect()
+    query = reader(broker, name, subject=f"{name}.x")
+    assert [row for part in query.partitions() for row in numbers(query.read(part))] == list(range(1000))
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"stream": "MISSING"}, "", "stream 'MISSING' on .*stream not found"),
+    ({"servers": "nats://127.0.0.1:1"}, "", "no server can be reached .*127.0.0.1:1"),
+    ({"ending": "7"}, "", "option `ending` is for batch reads"),
+    ({"minMessagesPerTrigger": "7"}, "", "`minMessagesPerTrigger` and `maxTriggerDelay` go together"),
+    ({}, "seq bigint, price int", "there is no column 'price'"),
+    ({"path": "http://127.0.0.1:1"}, "", "http://127.0.0.1:1 does not serve pinned files"),
+]
+
+
+@pytest.mark.parametrize(("options", "schema", "words"), BAD, ids=[words[:24] for *_, words in BAD])
+def test_a_streaming_query_that_cannot_work_says_why_on_the_driver(
+    ours: Broker, spark: SparkSession, tmp_path: Path, options: dict[str, Any], schema: str, words: str
+) -> None:
+    ours.fill("STAYS", 1)
+    given = {"servers": ours.url, "stream": "STAYS", "starting": "earliest", "reconnect": "1s", **options}
+    tasks: list[int] = []
+
+    def run() -> None:
+        feed = spark.readStream.format("headrace").options(**given)
+        frame = (feed.schema(schema) if schema else feed).load()
+        writer = frame.writeStream.foreachBatch(lambda batch, number: tasks.append(number))
+        writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+        writer.start().awaitTermination(60)
+
+    with pytest.raises(PySparkException, match=words):
+        run()
+    assert tasks == []
