@@ -228,8 +228,6 @@ class LeafSession(Peer):
         fields = _object(body)
         if fields.get("lang"):
             raise ProtocolError(CLIENT_HERE)
-        if fields.get("cluster") and fields["cluster"] == self._local.name:
-            raise ProtocolError(SAME_CLUSTER)
         identity = self.owner.authenticate(fields)
         if identity is None:
             raise ProtocolError(UNAUTHORIZED)
