@@ -12,10 +12,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from claims.gcs_door import Door
 
 ROOT = Path(__file__).parents[2]
 AZURITE = ROOT / ".venv" / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
@@ -135,8 +138,24 @@ class Weed(Process):
 
     def run_lifecycle(self) -> str:
         """Apply the buckets' lifecycle rules now."""
+        return self._shell(
+            f"s3.lifecycle.run-shard -shards 0-15 -s3 127.0.0.1:{self.ports['s3.port'] + 10000}"
+        )
+
+    def age(self, bucket: str, days: int, since: float) -> None:
+        """Make everything in a bucket that was written since then older: its entries are saved, their times moved
+        back, and loaded again. Times are varints in there, and those of a few days differ in no byte count.
+        """
+        path = self.folder / f"{bucket}.meta"
+        self._shell(f"fs.meta.save -o {path} /buckets/{bucket}")
+        entries = path.read_bytes()
+        for moment in range(int(since) - 1, int(time.time()) + 2):
+            entries = entries.replace(_varint(moment), _varint(moment - days * 86400))
+        path.write_bytes(entries)
+        self._shell(f"fs.meta.load {path}")
+
+    def _shell(self, command: str) -> str:
         ports = self.ports
-        command = f"s3.lifecycle.run-shard -shards 0-15 -s3 127.0.0.1:{ports['s3.port'] + 10000}\n"
         shell = [
             str(self.binary),
             "shell",
@@ -144,9 +163,23 @@ class Weed(Process):
             f"-filer=127.0.0.1:{ports['filer.port']}",
         ]
         done = subprocess.run(
-            shell, input=command.encode(), capture_output=True, timeout=60, cwd=self.folder, check=True
+            shell,
+            input=f"{command}\n".encode(),
+            capture_output=True,
+            timeout=60,
+            cwd=self.folder,
+            check=True,
         )
         return done.stdout.decode() + done.stderr.decode()
+
+
+def _varint(number: int) -> bytes:
+    """A number as protocol buffers have it."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
 
 
 class Azurite(Process):
@@ -171,7 +204,7 @@ class Azurite(Process):
 
 
 class GcsEmulator(Process):
-    """An emulator of Google's JSON API, from PyPI. It is not the real thing: see docs/claims.md."""
+    """An emulator of Google's JSON API, from PyPI, and our door for XML. It is not the real thing: see docs/claims.md."""
 
     def __init__(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="claims-gcs-"))
@@ -183,7 +216,18 @@ class GcsEmulator(Process):
         super().__init__("gcp-storage-emulator", [sys.executable, "-W", "ignore", "-c", code], folder)
         self.endpoint = f"http://127.0.0.1:{port}"
         self.wait_for(self.endpoint)
+        self.door = Door(self.endpoint)
+        self._serving = threading.Thread(target=self.door.serve_forever, args=(0.05,), daemon=True)
+        self._serving.start()
 
     @property
     def settings(self) -> dict[str, object]:
-        return {"endpoint": self.endpoint}
+        """Administration on the emulator itself, data through a door that speaks XML."""
+        data = f"http://127.0.0.1:{self.door.server_address[1]}"
+        return {"endpoint": data, "admin_endpoint": self.endpoint, "retries": 0}
+
+    def close(self) -> None:
+        self.door.shutdown()
+        self.door.server_close()
+        self._serving.join()
+        super().close()

@@ -16,7 +16,7 @@ RETENTION = PRESETS["redelivery"]
 AT_ACK = PRESETS["aggressive"]
 
 
-@pytest.fixture(params=["folder", "memory", "s3", "azure"], autouse=True)
+@pytest.fixture(params=["folder", "memory", "s3", "azure", "gcs"], autouse=True)
 def _every_store(world: World, request: pytest.FixtureRequest, settings_of: Any) -> None:
     """Each kind of store in turn. The real ones have a bucket for all: namespaces keep tests apart."""
     world.backend = settings_of(request.param) if request.param != "folder" else {}

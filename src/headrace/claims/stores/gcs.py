@@ -13,7 +13,9 @@ from headrace.claims.stores.lifecycle import Rule
 
 
 def gcs_store(bucket: str, settings: Mapping[str, Any]) -> GcsStore:
-    """`settings`: service_account_path, project, endpoint (of an emulator, without credentials)."""
+    """`settings`: service_account_path, project, endpoint (of an emulator, without credentials; `admin_endpoint` where
+    its JSON API has another address).
+    """
     from obstore.store import GCSStore as Client
 
     endpoint = str(settings.get("endpoint", ""))
@@ -115,7 +117,7 @@ def _admin_client(settings: Mapping[str, Any]) -> Any:
         return storage.Client(
             project=settings.get("project", "emulated"),
             credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call]
-            client_options={"api_endpoint": settings["endpoint"]},
+            client_options={"api_endpoint": settings.get("admin_endpoint", settings["endpoint"])},
         )
     return storage.Client(project=settings.get("project"))
 
