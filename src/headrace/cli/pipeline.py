@@ -27,36 +27,49 @@ More = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", help="name=value for the source or sink, as often as needed."),
 ]
+Claims = Annotated[str, typer.Option("--config", "-c", help="The claims' configuration, a YAML file.")]
+Inventory = Annotated[
+    str, typer.Option(help="A Parquet table of objects (key, size, modified) instead of a listing.")
+]
 LOCAL = "nats://127.0.0.1:4222"
 
 
 @pipeline.command()
 def land(
-    stream: Annotated[str, typer.Argument(help="The stream.")],
-    target: Annotated[str, typer.Argument(help="The table's folder.")],
+    stream: Annotated[str, typer.Argument(help="The stream; with --kv, the bucket.")],
+    target: Annotated[str, typer.Argument(help="The table's folder; with --table, its name in the catalog.")],
     server: Server = LOCAL,
     layout: Annotated[str, typer.Option(help="Folders: none, day, topic or subject.")] = "day",
     table_format: Format = "parquet",
     checkpoint: Annotated[
         str, typer.Option(help="Where the position is kept; beside the table by itself.")
     ] = "",
-    files: Annotated[int, typer.Option(min=1, help="Files a batch makes in a folder.")] = 1,
+    files: Annotated[int, typer.Option(min=1, help="Files an epoch makes in a folder.")] = 1,
+    kv: Annotated[bool, typer.Option("--kv", help="Land the changes of a bucket.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="The target is a table of the catalog.")] = False,
+    every: Annotated[
+        str, typer.Option(help='Go on for ever: "1 minute". Without it, end when up to date.')
+    ] = "",
     option: More = None,
     master: Master = "local[*]",
 ) -> None:
     """Bring a table up to date with a stream, exactly once; run it again to go on."""
-    from headrace.spark import jobs
+    from headrace.spark.jobs.landing import Landing, default_checkpoint, keep_landing
 
+    place = {"bucket": stream} if kv else {"stream": stream}
     with session(master) as spark:
-        done = jobs.land(
-            spark,
-            {"servers": server, "stream": stream, **pairs(option)},
+        landing = Landing(
+            {"servers": server, **place, **pairs(option)},
             target,
-            checkpoint=checkpoint or jobs.default_checkpoint(target),
-            layout=layout,
-            table_format=table_format,
-            files=files,
+            checkpoint or default_checkpoint(target),
+            layout,
+            table_format,
+            files,
+            "headrace_kv" if kv else "headrace",
+            table,
+            every,
         )
+        done = keep_landing(spark, landing, tell)
     typer.echo(
         f"{done.rows} rows in {done.batches} batches landed in {target}, up to sequence {done.last_seq}"
     )
@@ -64,11 +77,13 @@ def land(
 
 @pipeline.command()
 def replay(
-    origin: Annotated[str, typer.Argument(help="The table's folder.")],
+    origin: Annotated[str, typer.Argument(help="The table's folder; with --table, its name in the catalog.")],
     stream: Annotated[str, typer.Argument(help="The stream that takes the rows.")],
     server: Server = LOCAL,
     where: Annotated[str, typer.Option(help="Which rows, as an SQL condition.")] = "true",
+    subject: Annotated[str, typer.Option(help="Where they go, in SQL.")] = "subject",
     table_format: Format = "parquet",
+    table: Annotated[bool, typer.Option("--table", help="The origin is a table of the catalog.")] = False,
     option: More = None,
     master: Master = "local[*]",
 ) -> None:
@@ -77,7 +92,16 @@ def replay(
 
     with session(master) as spark:
         sink = {"servers": server, "stream": stream, **pairs(option)}
-        done = jobs.replay(spark, origin, sink, table_format=table_format, where=where)
+        done = jobs.replay(
+            spark,
+            origin,
+            sink,
+            table_format=table_format,
+            where=where,
+            subject=subject,
+            is_table=table,
+            progress=tell,
+        )
     typer.echo(f"{done.rows} rows of {origin} are in stream {stream}")
 
 
@@ -96,8 +120,81 @@ def kv_snapshot(
 
     with session(master) as spark:
         source = {"servers": server, "bucket": bucket, **pairs(option)}
-        done = jobs.snapshot_bucket(spark, source, target, table_format=table_format, history=history)
+        done = jobs.snapshot_bucket(
+            spark, source, target, table_format=table_format, history=history, progress=tell
+        )
     typer.echo(f"{done.rows} rows of bucket {bucket} are in {target}")
+
+
+@pipeline.command("claims-audit")
+def claims_audit(
+    target: Annotated[str, typer.Argument(help="A folder for the table, the summary and the report.")],
+    config: Claims,
+    server: Server = LOCAL,
+    inventory: Inventory = "",
+    price: Annotated[float, typer.Option(min=0, help="Dollars for a GB kept a month.")] = 0.023,
+    option: More = None,
+    master: Master = "local[*]",
+) -> None:
+    """How long claims live, which leak, and what they cost: a table, and a report with plots."""
+    from headrace.spark import jobs
+    from headrace.spark.payloads import configs_of
+
+    with session(master) as spark:
+        done = jobs.claims_audit(
+            spark,
+            {"servers": server, **pairs(option)},
+            target,
+            configs=configs_of(config),
+            inventory=inventory,
+            price=price,
+            progress=tell,
+        )
+    typer.echo(
+        f"{done.claims} claims: {done.live} live, {done.ended} ended, {done.leaks} leaked ({done.leaked_bytes} bytes), "
+        f"{done.vanished} vanished; storage cost ${done.cost:.2f}\nreport: {done.report}"
+    )
+
+
+@pipeline.command("claims-collect")
+def claims_collect(
+    config: Claims,
+    server: Server = LOCAL,
+    namespace: Annotated[str, typer.Option(help="Which one, where the file has several.")] = "",
+    stream: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A stream that refers to claims. Given all that do, unknown objects go after the grace period."
+        ),
+    ] = None,
+    inventory: Inventory = "",
+    target: Annotated[str, typer.Option(help="A folder for a table of what became of each claim.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    option: More = None,
+    master: Master = "local[*]",
+) -> None:
+    """Delete what nobody needs any more, with many tasks; run it again for what the store refused."""
+    from headrace.claims.errors import ConfigError
+    from headrace.spark import jobs
+    from headrace.spark.payloads import configs_of
+
+    with session(master) as spark:
+        found = [each for each in configs_of(config) if namespace in ("", each.namespace)]
+        if len(found) != 1:
+            raise ConfigError("namespace", f"{config} has {len(found)} that fit; name one with --namespace")
+        done = jobs.claims_collect(
+            spark,
+            {"servers": server, **pairs(option)},
+            config=found[0],
+            streams=stream,
+            inventory=inventory,
+            target=target,
+            dry_run=dry_run,
+            progress=tell,
+        )
+    told = ", ".join(f"{count} {action}" for action, count in sorted(done.actions.items())) or "no claims"
+    verb = "would free" if dry_run else "freed"
+    typer.echo(f"{told}; {verb} {done.freed_bytes} bytes")
 
 
 @pipeline.command()
@@ -135,6 +232,11 @@ def session(master: str) -> Iterator[SparkSession]:
         raise typer.Exit(1) from None
     finally:
         spark.stop()
+
+
+def tell(line: str) -> None:
+    """Progress; what a job found is on the other stream."""
+    typer.echo(line, err=True)
 
 
 def reason(error: Exception) -> str:

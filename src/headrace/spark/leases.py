@@ -21,6 +21,8 @@ from headrace.spark.streams import StreamError, call
 _log = logging.getLogger("headrace.spark")
 _REGISTRY = "CLAIMS"
 _LOOK_S = 5.0
+#: The name of a reader that wants nothing to be kept for it.
+NOBODY = "none"
 
 
 class Lease:
@@ -31,7 +33,7 @@ class Lease:
         self._subject = _subject(options)
         self._floor = self._told = -1
         self._told_s = 0.0
-        self._is_kept = True
+        self._is_kept = options.claim_reader != NOBODY
         self._link: Link | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -80,7 +82,7 @@ class Lease:
 
 def protect_once(options: Options, finished: int) -> None:
     """For a batch read: hold what is behind `finished` for one lease."""
-    if options.path and not options.servers_given:
+    if options.claim_reader == NOBODY or (options.path and not options.servers_given):
         return
     try:
         link = Link(options.address)

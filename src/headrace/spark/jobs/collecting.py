@@ -1,0 +1,310 @@
+"""Collecting claims at scale: the inventory joined with what still refers to it, what nobody needs deleted by tasks.
+
+Owns the join and the work of a task. It decides nothing itself: `headrace.claims.verdicts` does, from facts, time and
+floors, as for every collector; orphans follow the sweeper's rule. Invariants: a task looks at facts and floors again
+right before it deletes, so that what changed since the join is left alone; nothing younger than the grace period, by the
+store's clock, is touched; every removal is in the audit trail. It can run beside any number of collectors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructField, StructType
+
+from headrace.claims.claims import Claims
+from headrace.claims.clock import SECOND_NS
+from headrace.claims.config import ClaimConfig
+from headrace.claims.floors import Floors
+from headrace.claims.reference import end_of_hour_ns
+from headrace.claims.registry import STREAM, Entry
+from headrace.claims.removal import Remover, Report
+from headrace.claims.sweeper import Sweeper
+from headrace.claims.verdicts import judge
+from headrace.spark import payloads
+from headrace.spark.connections import connect
+from headrace.spark.jobs.inventory import inventory as list_objects
+from headrace.spark.jobs.snapshots import replace_table
+from headrace.spark.jobs.summaries import Options, Progress, silent
+from headrace.spark.link import Address
+from headrace.spark.options import address_of, lowered
+from headrace.spark.schema import CLAIM
+from headrace.spark.streams import StreamError, facts_of
+
+_CHUNK = 500
+_RESULT = "claim_id string, key string, action string, reason string, size bigint"
+_RESULT_ARROW = pa.schema(
+    [(name, pa.string()) for name in ("claim_id", "key", "action", "reason")] + [("size", pa.int64())]
+)
+#: What may become of a claim: gone (or in a dry run, to go), kept, or not to be deleted now.
+GONE = ("collected", "expired", "orphan")
+
+
+@dataclass(frozen=True)
+class CollectSummary:
+    """What a collection did, or in a dry run would do."""
+
+    actions: Mapping[str, int]
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    dry_run: bool = False
+
+    @property
+    def removed(self) -> int:
+        return sum(self.actions.get(action, 0) for action in GONE)
+
+    @property
+    def freed_bytes(self) -> int:
+        return sum(self.bytes.get(action, 0) for action in GONE)
+
+
+def claims_collect(
+    spark: SparkSession,
+    source: Options,
+    *,
+    config: ClaimConfig,
+    streams: Sequence[str] | None = None,
+    inventory: str = "",
+    target: str = "",
+    tasks: int = 0,
+    dry_run: bool = False,
+    progress: Progress = silent,
+) -> CollectSummary:
+    """Delete the claims of a namespace that nobody needs, and objects that nobody knows.
+
+    `source` has `servers` and what else a read needs. References are looked for in the streams that the registry names.
+    With `streams`, whoever calls vouches that no other stream refers to claims of this namespace: then unknown objects
+    go as soon as they are older than the grace period, and not only when their own time is over. `inventory` is a table
+    of objects that is there already. `target` is a folder for a table of what became of each claim.
+    """
+    payloads.usable([config])
+    facts = _facts(spark, source, config)
+    named = list(streams) if streams is not None else _named_streams(facts)
+    progress(f"references are in {', '.join(named) or 'no stream'}")
+    joined = _joined(facts, _references(spark, source, named), list_objects(spark, [config], table=inventory))
+    worker = _Worker(
+        address_of(lowered({name: str(value) for name, value in source.items()})),
+        config,
+        vouched=streams is not None,
+        dry_run=dry_run,
+    )
+    done = joined.repartition(tasks or 8, "key").mapInArrow(worker, _RESULT)
+    if target:
+        # Written, then summed up: the work is done once.
+        replace_table(done, target, "parquet")
+        done = spark.read.parquet(target)
+    rows = done.groupBy("action").agg(f.count("*").alias("claims"), f.sum("size").alias("bytes")).collect()
+    return CollectSummary(
+        {row.action: row.claims for row in rows}, {row.action: row.bytes or 0 for row in rows}, dry_run
+    )
+
+
+def _facts(spark: SparkSession, source: Options, config: ClaimConfig) -> DataFrame:
+    """The registry's facts: claim_id, facts (JSON), revision, object_key, streams."""
+    reader = spark.read.schema("seq bigint, data binary").format("headrace")
+    subject = f"$CLAIMS.claim.{config.namespace}.*"
+    frame = reader.options(**{**source, "stream": STREAM, "subject": subject}).load()
+    text = f.col("data").cast("string")
+    parsed = f.from_json(text, "claim_id string, object_key string, places map<string, string>")
+    found = frame.where(f.length("data") > 0).select(
+        text.alias("facts"), f.col("seq").alias("revision"), parsed.alias("p")
+    )
+    return found.select(
+        "facts", "revision", "p.claim_id", "p.object_key", f.map_keys("p.places").alias("streams")
+    )
+
+
+def _named_streams(facts: DataFrame) -> list[str]:
+    rows = facts.select(f.explode("streams").alias("stream")).distinct().collect()
+    return sorted(row.stream for row in rows)
+
+
+def _references(spark: SparkSession, source: Options, streams: Sequence[str]) -> DataFrame:
+    """Messages that are there and refer to a claim: referred_key, referring (streams)."""
+    found = spark.createDataFrame([], "referred_key string, stream string")
+    address = address_of(lowered({name: str(value) for name, value in source.items()}))
+    for stream in streams:
+        if not _is_readable(address, stream):
+            continue
+        reader = spark.read.schema(StructType([StructField("claim", CLAIM)])).format("headrace")
+        # Who collects must not be a reader that everything is kept for.
+        frame = reader.options(**{**source, "stream": stream, "claimReader": "none"}).load()
+        keys = frame.where("claim is not null").select(
+            f.col("claim.object_key").alias("referred_key"), f.lit(stream).alias("stream")
+        )
+        found = found.unionByName(keys)
+    return found.groupBy("referred_key").agg(f.collect_set("stream").alias("referring"))
+
+
+def _is_readable(address: Address, stream: str) -> bool:
+    """Whether a stream is there and can be read as a table; of others the tasks ask message by message."""
+    try:
+        return bool(facts_of(address, "$JS.API", stream, 0.0).config.get("allow_direct"))
+    except StreamError:
+        return False
+
+
+def _joined(facts: DataFrame, references: DataFrame, objects: DataFrame) -> DataFrame:
+    """One row a claim or object: what is known of it, where it is referred to, and its object."""
+    there = objects.select("key", "size", "modified")
+    both = facts.join(there, facts.object_key == there.key, "full_outer")
+    named = both.select(
+        f.coalesce("key", "object_key").alias("key"),
+        "facts",
+        "revision",
+        f.col("size"),
+        f.unix_micros("modified").alias("modified_us"),
+    )
+    return named.join(references, f.col("key") == f.col("referred_key"), "left").select(
+        "key", "facts", "revision", "size", "modified_us", "referring"
+    )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of the join."""
+
+    key: str
+    facts: str | None
+    revision: int | None
+    size: int | None
+    modified_us: int | None
+    referring: list[str] | None
+
+    def entry(self, config: ClaimConfig) -> Entry:
+        """The facts of a claim; for an object that nobody knows, what its key tells."""
+        if self.facts is not None:
+            known = {item.name for item in fields(Entry)}
+            values = {name: value for name, value in json.loads(self.facts).items() if name in known}
+            return Entry(**values | {"revision": self.revision})
+        namespace, topic, _, claim_id = self.key.split("/")
+        size = self.size or 0
+        created = (self.modified_us or 0) * 1000
+        return Entry(claim_id, namespace, topic, config.bucket, self.key, size, size, created, 0)
+
+
+class _JoinedFloors(Floors):
+    """Floors as they are now, and the messages that the join found: a request a claim would take too long."""
+
+    #: The streams that refer to the claim in question.
+    referring: frozenset[str] = frozenset()
+
+    async def needed_by(self, stream: str, subject: str, seq: int, but: str = "") -> str:
+        if stream not in self.referring:
+            return await super().needed_by(stream, subject, seq, but)
+        floors = await self.of(stream) or ()
+        return next((item.name for item in floors if item.name != but and item.needs(subject, seq)), "")
+
+    async def was_read(self, stream: str, subject: str, seq: int) -> bool:
+        if stream not in self.referring:
+            return await super().was_read(stream, subject, seq)
+        concerned = [item for item in await self.of(stream) or () if item.concerns(subject)]
+        return bool(concerned) and not any(item.needs(subject, seq) for item in concerned)
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """The work of a task; everything in it can be pickled."""
+
+    address: Address
+    config: ClaimConfig
+    vouched: bool
+    dry_run: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = [_Row(**row) for row in batch.to_pylist()]
+            for start in range(0, len(rows), _CHUNK):
+                yield payloads.run(self._work(rows[start : start + _CHUNK]))
+
+    async def _work(self, rows: list[_Row]) -> pa.RecordBatch:
+        connection = await connect(self.address)
+        try:
+            claims = Claims(connection, self.config)
+            try:
+                done = await self._collect(claims, rows)
+                await connection.flush()
+                return done
+            finally:
+                await claims.close()
+        finally:
+            await connection.close()
+
+    async def _collect(self, claims: Claims, rows: list[_Row]) -> pa.RecordBatch:
+        now_ns = await claims.registry.now_ns()
+        floors = _JoinedFloors(claims.wire)
+        fresh = await claims.registry.find_all(
+            self.config.namespace, [row.key.rpartition("/")[2] for row in rows]
+        )
+        doomed: list[tuple[Entry, str]] = []
+        told: dict[str, tuple[str, str]] = {}
+        remover = Remover(self.config, claims.store, claims.registry, claims.audit, claims.metrics)
+        sweeper = Sweeper(self.config, claims.store, claims.registry, remover, claims.metrics)
+        for row in rows:
+            entry = row.entry(self.config)
+            event, reason = await self._verdict(row, entry, fresh.get(entry.claim_id), now_ns, floors)
+            if not event and row.facts and await sweeper.is_forgotten(entry, now_ns, floors):
+                event, reason = (
+                    "released",
+                    "read or gone, and nobody released it; it goes after its retention",
+                )
+                if not self.dry_run:
+                    await sweeper.release(entry, now_ns)
+            told[row.key] = (event or "live", reason)
+            if event in GONE:
+                doomed.append((entry, "expired" if event == "orphan" else event))
+        if not self.dry_run:
+            gone, failed = await remover.remove(doomed, now_ns, Report())
+            await claims.registry.stop_timers(entry for entry in gone if entry.revision)
+            for entry in failed:
+                told[entry.object_key] = ("failed", "the store would not delete it; the next run tries again")
+        return _result(rows, told)
+
+    async def _verdict(
+        self, row: _Row, entry: Entry, fresh: Entry | None, now_ns: int, floors: _JoinedFloors
+    ) -> tuple[str, str]:
+        """(what becomes of a claim, why); "" when it stays."""
+        if row.facts is None:
+            return self._orphan(row, fresh, now_ns)
+        if fresh is None or fresh.revision != entry.revision:
+            return "", "somebody changed it meanwhile"
+        floors.referring = frozenset(row.referring or ())
+        verdict = await judge(entry, self.config.ttl, now_ns, floors)
+        if not verdict.event and row.size is None and now_ns > entry.created_ns + self._grace_ns:
+            return "missing", "its object is not in the store"
+        return verdict.event, verdict.reason
+
+    def _orphan(self, row: _Row, fresh: Entry | None, now_ns: int) -> tuple[str, str]:
+        if fresh is not None and fresh.object_key == row.key:
+            return "", "it was registered meanwhile"
+        limit_ns = now_ns - self._grace_ns
+        hour_ns = end_of_hour_ns(row.key.split("/")[2])
+        if hour_ns is None or (row.modified_us or 0) * 1000 > limit_ns:
+            return "", "younger than grace_period"
+        if hour_ns <= limit_ns:
+            return "orphan", "nobody knows it, and its time is over"
+        if row.referring:
+            return "", f"referred to from {', '.join(row.referring)}"
+        if self.vouched:
+            return "orphan", "nobody knows it, and no stream refers to it"
+        return "", "its time is not over, and other streams may refer to it"
+
+    @property
+    def _grace_ns(self) -> int:
+        return self.config.ttl.grace_period * SECOND_NS
+
+
+def _result(rows: Sequence[_Row], told: Mapping[str, tuple[str, str]]) -> pa.RecordBatch:
+    columns = [
+        [row.key.rpartition("/")[2] for row in rows],
+        [row.key for row in rows],
+        [told[row.key][0] for row in rows],
+        [told[row.key][1] for row in rows],
+        [row.size for row in rows],
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, _RESULT_ARROW, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_RESULT_ARROW)

@@ -1,0 +1,182 @@
+"""Landing: a stream, or a bucket's changes, become a table, exactly once.
+
+Owns the query and its layout. Invariant: an epoch is in the table once, whatever is killed when; Spark's checkpoint and
+the sink's own log see to that. Files are few: each epoch writes `files` of them a folder at most, however many tasks read.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+from headrace.spark.doors import door_of
+from headrace.spark.jobs.ranges import has_begun, ranges_folder, record
+from headrace.spark.jobs.summaries import Options, Progress, Summary, silent
+from headrace.spark.offsets import resolve
+from headrace.spark.options import EARLIEST, OptionError, source_options
+
+#: How a landed table is divided into folders: by the day of a message, by its subject's first token, or by its subject.
+LAYOUTS = {"none": "", "day": "day", "topic": "topic", "subject": "subject_name"}
+_RECORD_EVERY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Landing:
+    """What is landed where, and how."""
+
+    source: Options
+    target: str
+    checkpoint: str
+    layout: str = "day"
+    table_format: str = "parquet"
+    files: int = 1
+    kind: str = "headrace"
+    is_table: bool = False
+    every: str = ""
+    options: Options = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise OptionError(f"layout {self.layout!r} is none of {', '.join(LAYOUTS)}")
+        if self.kind not in ("headrace", "jetstream", "headrace_kv"):
+            raise OptionError(f"kind {self.kind!r} is neither headrace nor headrace_kv")
+
+    @property
+    def ranges(self) -> str:
+        return ranges_folder(self.target, self.checkpoint, is_table=self.is_table)
+
+
+def land(
+    spark: SparkSession,
+    source: Options,
+    target: str,
+    *,
+    checkpoint: str = "",
+    layout: str = "day",
+    table_format: str = "parquet",
+    files: int = 1,
+    kind: str = "headrace",
+    is_table: bool = False,
+    options: Options | None = None,
+    progress: Progress = silent,
+) -> Summary:
+    """Bring a table up to date with a stream (or, with kind `headrace_kv`, with a bucket's changes), exactly once.
+
+    `target` is a folder, or with `is_table` the name of a table in the session's catalog. `files` is how many files an
+    epoch makes in each folder; `maxMessagesPerTrigger` of the source says how large they are. `options` go to the writer.
+    """
+    landing = Landing(
+        source,
+        target,
+        checkpoint or default_checkpoint(target),
+        layout,
+        table_format,
+        files,
+        kind,
+        is_table,
+        options=options or {},
+    )
+    begin = _begin(spark, landing)
+    query = _start(spark, landing)
+    return attend(spark, query, landing, begin, progress)
+
+
+def start_landing(spark: SparkSession, source: Options, target: str, **settings: Any) -> StreamingQuery:
+    """The query behind `land`; with `every` ("1 minute") it does not end. Ranges are recorded by the next `land`."""
+    settings.setdefault("checkpoint", default_checkpoint(target))
+    return _start(spark, Landing(source, target, **settings))
+
+
+def keep_landing(
+    spark: SparkSession, landing: Landing, progress: Progress = silent, stop_s: float | None = None
+) -> Summary:
+    """Land for ever, or for so long, and record ranges on the way."""
+    begin = _begin(spark, landing)
+    return attend(spark, _start(spark, landing), landing, begin, progress, stop_s)
+
+
+def attend(
+    spark: SparkSession,
+    query: StreamingQuery,
+    landing: Landing,
+    begin: int,
+    progress: Progress,
+    stop_s: float | None = None,
+) -> Summary:
+    """Follow a query to its end, tell of its epochs, and record what it landed."""
+    told, rows, batches = -1, 0, 0
+    started = recorded_s = time.monotonic()
+    ended = False
+    while not ended:
+        ended = bool(query.awaitTermination(1))
+        for each in query.recentProgress:
+            if each.batchId > told and each.numInputRows:
+                told, rows, batches = each.batchId, rows + each.numInputRows, batches + 1
+                progress(
+                    f"epoch {each.batchId}: {each.numInputRows} rows, {each.processedRowsPerSecond:,.0f} a second"
+                )
+        if not ended and time.monotonic() - recorded_s > _RECORD_EVERY_S:
+            record(spark, landing.ranges, landing.checkpoint, begin)
+            recorded_s = time.monotonic()
+        if not ended and stop_s is not None and time.monotonic() - started > stop_s:
+            query.stop()
+    ranges = record(spark, landing.ranges, landing.checkpoint, begin)
+    return Summary(rows, batches, ranges[-1].end_seq - 1 if ranges else 0)
+
+
+def _start(spark: SparkSession, landing: Landing) -> StreamingQuery:
+    source = {"starting": "earliest", **landing.source}
+    frame = spark.readStream.format(landing.kind).options(**source).load()
+    writer = _laid_out(frame, landing).writeStream.format(landing.table_format).outputMode("append")
+    if landing.layout != "none":
+        writer = writer.partitionBy(LAYOUTS[landing.layout])
+    writer = writer.option("checkpointLocation", landing.checkpoint).options(**landing.options)
+    trigger: dict[str, Any] = {"processingTime": landing.every} if landing.every else {"availableNow": True}
+    writer = writer.trigger(**trigger)
+    return writer.toTable(landing.target) if landing.is_table else writer.start(landing.target)
+
+
+def _laid_out(frame: DataFrame, landing: Landing) -> DataFrame:
+    """Rows with the column that names their folder, brought together so that each folder gets few files."""
+    subject = "subject" if "subject" in frame.columns else "key"
+    made = {
+        "day": f.to_date("time"),
+        "topic": f.substring_index(subject, ".", 1),
+        "subject": f.col(subject),
+    }
+    if landing.layout not in made:
+        return frame.coalesce(landing.files)
+    column = LAYOUTS[landing.layout]
+    frame = frame.withColumn(column, made[landing.layout])
+    if landing.layout == "day":
+        return frame.coalesce(landing.files)  # nearly all of an epoch is of one day
+    # Each folder's rows go to one task (or a few), and many folders to many tasks.
+    if landing.files == 1:
+        return frame.repartition(column)
+    return frame.repartition(f.col(column), f.col(_sequence(frame)) % landing.files)
+
+
+def _sequence(frame: DataFrame) -> str:
+    return "seq" if "seq" in frame.columns else "revision"
+
+
+def _begin(spark: SparkSession, landing: Landing) -> int:
+    """Where the first epoch begins; 0 when a landing has begun already, or nobody can say."""
+    if landing.kind == "headrace_kv" or has_begun(spark, landing.checkpoint):
+        return 0
+    options = source_options({name: str(value) for name, value in landing.source.items()})
+    door = door_of(options)
+    facts = door.facts()
+    return max(resolve(options.starting or EARLIEST, facts, door.seq_at), facts.first_seq)
+
+
+def default_checkpoint(target: str) -> str:
+    """Beside the table, under a name that table readers ignore."""
+    path = Path(target)
+    return str(path.parent / f"_{path.name}.checkpoint")

@@ -1,0 +1,260 @@
+"""The report of an audit: figures summed up by Spark, and one HTML page with its plots in it.
+
+Owns the page. Invariant: it loads nothing from anywhere, so that it can be mailed and kept. Must not know where the lives
+of claims came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from headrace.spark import plots
+
+_LEAKS = ("overdue", "undeleted", "orphan")
+_POINTS = 120
+_SPANS_S = (1, 10, 60, 300, 900, 3600, 6 * 3600, 86400, 7 * 86400)
+_MEANING = {
+    "live": "there, and somebody may still need it",
+    "ended": "gone, and the trail says how",
+    "overdue": "there, though its age and grace are over",
+    "undeleted": "there, though the trail says that it was deleted",
+    "orphan": "there, unknown to the trail, and its hour is over",
+    "vanished": "gone, and the trail does not say how: the bucket's own rule, or somebody else",
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the report shows; all of it small."""
+
+    totals: dict[str, Any]
+    states: list[Any]
+    topics: list[Any]
+    lifetimes: list[Any]
+    sizes: list[Any]
+    times: list[Any]
+    span_s: int
+
+
+def figures(lives: DataFrame) -> Figures:
+    """Everything that the report needs, in a few passes over the table."""
+    span_s = _span(lives)
+    return Figures(
+        _totals(lives),
+        lives.groupBy("namespace", "status").agg(_count(), _bytes(), f.sum("cost").alias("cost")).collect(),
+        lives.groupBy("topic")
+        .agg(
+            _count(),
+            _bytes(),
+            f.sum("cost").alias("cost"),
+            f.count_if(f.col("status").isin(*_LEAKS)).alias("leaks"),
+            f.percentile_approx("lifetime_s", 0.5).alias("median_s"),
+        )
+        .orderBy(f.desc("leaks"), f.desc("cost"))
+        .limit(20)
+        .collect(),
+        _histogram(lives.where("ended is not null"), "lifetime_s", "ended_by"),
+        _histogram(lives, "stored_size", "status"),
+        _times(lives, span_s),
+        span_s,
+    )
+
+
+def _totals(lives: DataFrame) -> dict[str, Any]:
+    leaked = f.col("status").isin(*_LEAKS)
+    size = f.coalesce("stored_size", f.lit(0))
+    row = lives.agg(
+        f.count("*").alias("claims"),
+        f.count_if(f.col("status") == "live").alias("live"),
+        f.count_if(f.col("status") == "ended").alias("ended"),
+        f.count_if(leaked).alias("leaks"),
+        f.count_if(f.col("status") == "vanished").alias("vanished"),
+        f.coalesce(f.sum(f.when(leaked, size)), f.lit(0)).alias("leaked_bytes"),
+        f.coalesce(f.sum(f.when(f.col("status") == "live", size)), f.lit(0)).alias("live_bytes"),
+        f.coalesce(
+            f.percentile_approx(f.when(f.col("ended").isNotNull(), f.col("lifetime_s")), 0.5), f.lit(0.0)
+        ).alias("lifetime_median_s"),
+        f.coalesce(
+            f.percentile_approx(f.when(f.col("ended").isNotNull(), f.col("lifetime_s")), 0.99), f.lit(0.0)
+        ).alias("lifetime_p99_s"),
+        f.coalesce(f.sum("cost"), f.lit(0.0)).alias("cost"),
+    ).collect()[0]
+    return dict(row.asDict())
+
+
+def _count() -> Any:
+    return f.count("*").alias("claims")
+
+
+def _bytes() -> Any:
+    return f.sum(f.coalesce("stored_size", f.lit(0))).alias("bytes")
+
+
+def _histogram(lives: DataFrame, column: str, by: str) -> list[Any]:
+    """How many have a value below each power of two."""
+    power = f.ceil(f.log2(f.greatest(f.col(column), f.lit(1)).cast("double"))).cast("int")
+    return (
+        lives.where(f.col(column).isNotNull())
+        .groupBy(power.alias("power"), f.col(by).alias("by"))
+        .agg(_count())
+        .collect()
+    )
+
+
+def _span(lives: DataFrame) -> int:
+    """The seconds of a point on the time axis."""
+    row = lives.agg(
+        f.min(f.col("created").cast("double")).alias("first"),
+        f.max(f.greatest("created", "ended").cast("double")).alias("last"),
+    ).collect()[0]
+    length = (row.last or 0) - (row.first or 0)
+    return next((span for span in _SPANS_S if length / span <= _POINTS), _SPANS_S[-1])
+
+
+def _times(lives: DataFrame, span_s: int) -> list[Any]:
+    """(moment, created, ended) of every span in which something happened."""
+
+    def counted(column: str, name: str) -> DataFrame:
+        place = (f.floor(f.col(column).cast("double") / span_s) * span_s).cast("bigint")
+        known = lives.where(f.col(column).isNotNull())
+        return known.groupBy(place.alias("at")).agg(f.count("*").alias(name))
+
+    joined = counted("created", "created").join(counted("ended", "ended"), "at", "full_outer")
+    return joined.na.fill(0).orderBy("at").collect()
+
+
+def html(found: Figures, price: float) -> str:
+    """The page."""
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    totals = found.totals
+    tiles = [
+        ("claims", plots.number(totals["claims"])),
+        ("live", plots.number(totals["live"])),
+        ("leaks", plots.number(totals["leaks"])),
+        ("vanished", plots.number(totals["vanished"])),
+        ("median lifetime", seconds_text(totals["lifetime_median_s"])),
+        ("99 % below", seconds_text(totals["lifetime_p99_s"])),
+        ("bytes leaked", bytes_text(totals["leaked_bytes"])),
+        ("storage cost", f"${totals['cost']:,.2f}"),
+    ]
+    cards = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)
+    return _PAGE.format(
+        made=made,
+        cards=cards,
+        plots="".join(f"<figure>{plot}</figure>" for plot in _drawn(found)),
+        states=_states_table(found.states),
+        topics=_topics_table(found.topics),
+        price=f"{price:g}",
+    )
+
+
+def _drawn(found: Figures) -> list[str]:
+    labels = [_moment(row.at, found.span_s) for row in found.times]
+    live, alive = [], 0
+    for row in found.times:
+        alive += row.created - row.ended
+        live.append(float(max(alive, 0)))
+    flows = [
+        ("created", [float(row.created) for row in found.times]),
+        ("ended", [float(row.ended) for row in found.times]),
+    ]
+    every = seconds_text(found.span_s)
+    return [
+        plots.lines(f"Claims created and ended, every {every}", labels, flows),
+        plots.lines("Claims alive", labels, [("alive", live)]),
+        _powers("Lifetimes of claims that ended, by how", found.lifetimes, seconds_text),
+        _powers("Sizes of objects, by state", found.sizes, bytes_text),
+    ]
+
+
+def _powers(title: str, rows: Sequence[Any], text: Any) -> str:
+    """A histogram over powers of two, without holes."""
+    if not rows:
+        return plots.bars(title, ["none"], [("none", [0.0])])
+    powers = range(min(row.power for row in rows), max(row.power for row in rows) + 1)
+    names = sorted({row.by for row in rows})
+    counts = {(row.by, row.power): float(row.claims) for row in rows}
+    series = [(name, [counts.get((name, power), 0.0) for power in powers]) for name in names]
+    return plots.bars(title, [f"≤{text(2.0**power)}" for power in powers], series)
+
+
+def _states_table(rows: Sequence[Any]) -> str:
+    lines = [
+        (row.namespace, row.status, f"{row.claims:,}", bytes_text(row.bytes), f"${row.cost or 0:,.4f}")
+        for row in sorted(rows, key=lambda row: (row.namespace, row.status))
+    ]
+    told = [(*line[:2], _MEANING[line[1]], *line[2:]) for line in lines]
+    return _table(("namespace", "state", "meaning", "claims", "bytes", "cost"), told)
+
+
+def _topics_table(rows: Sequence[Any]) -> str:
+    lines = [
+        (
+            row.topic or "?",
+            f"{row.claims:,}",
+            f"{row.leaks:,}",
+            bytes_text(row.bytes),
+            seconds_text(row.median_s or 0),
+            f"${row.cost or 0:,.4f}",
+        )
+        for row in rows
+    ]
+    return _table(("topic", "claims", "leaks", "bytes", "median lifetime", "cost"), lines)
+
+
+def _table(names: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in line) + "</tr>" for line in lines
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _moment(at: int, span_s: int) -> str:
+    pattern = "%d %b" if span_s >= 86400 else "%d %b %H:%M" if span_s >= 3600 else "%H:%M:%S"
+    return datetime.fromtimestamp(at, UTC).strftime(pattern)
+
+
+def _scaled(value: float, units: Mapping[str, float]) -> str:
+    name, size = next(
+        ((name, size) for name, size in units.items() if value >= size), list(units.items())[-1]
+    )
+    return f"{value / size:.3g} {name}"
+
+
+def seconds_text(value: float) -> str:
+    """A time span for reading."""
+    return _scaled(value, {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0})
+
+
+def bytes_text(value: float) -> str:
+    """A size for reading."""
+    return _scaled(value, {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 1024.0, "B": 1.0})
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Claims audit</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body {{ font: 15px/1.5 sans-serif; color: #1a202c; max-width: 1340px; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ margin-bottom: 0; }} p {{ color: #4a5568; }}
+.cards {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 12px; margin: 1.5rem 0; }}
+.cards div {{ border: 1px solid #e2e8f0; border-radius: 6px; padding: 10px 14px; }}
+.cards b {{ display: block; font-size: 22px; }} .cards span {{ color: #4a5568; }}
+.plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 12px; }}
+figure {{ margin: 0; border: 1px solid #e2e8f0; border-radius: 6px; padding: 6px; }} svg {{ width: 100%; height: auto; }}
+table {{ border-collapse: collapse; margin: 0.5rem 0 1.5rem; width: 100%; }}
+th, td {{ text-align: left; padding: 4px 10px; border-bottom: 1px solid #e2e8f0; }} th {{ color: #4a5568; }}
+</style></head><body>
+<h1>Claims audit</h1><p>Made {made}. Storage at ${price} for a GB a month.</p>
+<div class="cards">{cards}</div><div class="plots">{plots}</div>
+<h2>States</h2>{states}<h2>Topics</h2><p>Those with leaks first, then those that cost most; at most 20.</p>{topics}
+</body></html>
+"""

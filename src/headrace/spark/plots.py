@@ -1,0 +1,148 @@
+"""Plots as SVG texts: bars and lines, with axes that can be read. Nothing is loaded from anywhere.
+
+For reports and notebooks that need a picture and no plotting library. Invariant: what is drawn is what was given; a text
+is escaped. Must not know what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+Series = tuple[str, Sequence[float]]
+
+WIDTH, HEIGHT = 640, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 44, 48
+COLOURS = ("#2b6cb0", "#dd6b20", "#2f855a", "#805ad5", "#c53030", "#718096")
+_STEPS = (1, 2, 2.5, 5, 10)
+
+
+def bars(title: str, labels: Sequence[str], series: Sequence[Series], *, unit: str = "") -> str:
+    """Groups of bars, one a label; several series stand on each other."""
+    frame = _Frame(title, labels, series, unit, top=max(_totals(series), default=0.0))
+    width = frame.step * 0.72
+    parts = []
+    bases = [0.0] * len(labels)
+    for place, (name, values) in enumerate(series):
+        for index, value in enumerate(values):
+            if value:
+                x = frame.x(index) - width / 2
+                y, below = frame.y(bases[index] + value), frame.y(bases[index])
+                told = escape(f"{name}: {labels[index]}: {number(value)}{unit}")
+                parts.append(
+                    f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{max(below - y, 0.5):.1f}" '
+                    f'fill="{COLOURS[place % len(COLOURS)]}"><title>{told}</title></rect>'
+                )
+                bases[index] += value
+    return frame.drawn(parts)
+
+
+def lines(title: str, labels: Sequence[str], series: Sequence[Series], *, unit: str = "") -> str:
+    """One line a series."""
+    top = max((value for _, values in series for value in values), default=0.0)
+    frame = _Frame(title, labels, series, unit, top)
+    parts = []
+    for place, (_, values) in enumerate(series):
+        points = " ".join(f"{frame.x(index):.1f},{frame.y(value):.1f}" for index, value in enumerate(values))
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{COLOURS[place % len(COLOURS)]}" '
+            'stroke-width="2" stroke-linejoin="round"/>'
+        )
+    return frame.drawn(parts)
+
+
+def _totals(series: Sequence[Series]) -> list[float]:
+    return [sum(column) for column in zip(*(values for _, values in series), strict=True)]
+
+
+class _Frame:
+    """Axes, ticks, labels and the names of the series."""
+
+    def __init__(
+        self, title: str, labels: Sequence[str], series: Sequence[Series], unit: str, top: float
+    ) -> None:
+        self._title = title
+        self._labels = labels
+        self._names = [name for name, _ in series]
+        self._unit = unit
+        self._tick = _nice(top)
+        self._top = max(math.ceil(top / self._tick - 1e-9), 1) * self._tick
+        self.step = (WIDTH - _LEFT - _RIGHT) / max(len(labels), 1)
+
+    def x(self, index: int) -> float:
+        return _LEFT + self.step * (index + 0.5)
+
+    def y(self, value: float) -> float:
+        return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / self._top
+
+    def drawn(self, parts: Sequence[str]) -> str:
+        return "".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+                f'height="{HEIGHT}" font-family="sans-serif" font-size="11" role="img">',
+                f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+                f'<text x="{_LEFT}" y="18" font-size="14" font-weight="bold" fill="#1a202c">'
+                f"{escape(self._title)}</text>",
+                *self._legend(),
+                *self._grid(),
+                *parts,
+                *self._names_below(),
+                "</svg>",
+            ]
+        )
+
+    def _legend(self) -> list[str]:
+        if len(self._names) < 2:
+            return []
+        found, x = [], float(_LEFT)
+        for place, name in enumerate(self._names):
+            colour = COLOURS[place % len(COLOURS)]
+            found.append(f'<rect x="{x:.1f}" y="26" width="9" height="9" fill="{colour}"/>')
+            found.append(f'<text x="{x + 13:.1f}" y="34" fill="#4a5568">{escape(name)}</text>')
+            x += 28 + 6.2 * len(name)
+        return found
+
+    def _grid(self) -> list[str]:
+        found = []
+        for step in range(round(self._top / self._tick) + 1):
+            value = step * self._tick
+            y = self.y(value)
+            found.append(
+                f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
+                f'stroke="{"#a0aec0" if not step else "#e2e8f0"}"/>'
+            )
+            told = escape(f"{number(value)}{self._unit}")
+            found.append(
+                f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#4a5568">{told}</text>'
+            )
+        return found
+
+    def _names_below(self) -> list[str]:
+        """As many labels as there is room for."""
+        longest = max((len(label) for label in self._labels), default=1)
+        every = max(1, math.ceil((6.4 * longest + 10) / self.step))
+        return [
+            f'<text x="{self.x(index):.1f}" y="{HEIGHT - _BOTTOM + 18}" text-anchor="middle" fill="#4a5568">'
+            f"{escape(label)}</text>"
+            for index, label in enumerate(self._labels)
+            if index % every == 0
+        ]
+
+
+def _nice(top: float) -> float:
+    """The distance of about four ticks, in round numbers."""
+    if top <= 0:
+        return 1.0
+    rough = top / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(step * power for step in _STEPS if step * power >= rough * 0.999)
+
+
+def number(value: float) -> str:
+    """A number as short as it can be read."""
+    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            scaled = value / (1e3 if letter == "k" else limit)
+            return f"{scaled:.3g}{letter}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"

@@ -1,0 +1,160 @@
+"""Claims audited and collected by Spark: what is needed stays, what leaks is found, every removal is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.claims import ClaimConfig, Claims, Ttl
+from headrace.claims.stores import Plain
+from headrace.spark import jobs
+from spark.conftest import Broker
+from support.processes import headrace
+
+LARGE = b"x" * 5000
+
+
+def claimed(broker: Broker, config: ClaimConfig, work: Callable[[Claims], Awaitable[Any]]) -> Any:
+    """Do something with claims, on a connection of its own."""
+
+    async def done() -> Any:
+        connection = await nats.connect(broker.url)
+        try:
+            async with await Claims.open(connection, config) as claims:
+                found = await work(claims)
+                await connection.flush()
+                return found
+        finally:
+            await connection.close()
+
+    return asyncio.run(done())
+
+
+@pytest.fixture
+def config(name: str, tmp_path: Path) -> ClaimConfig:
+    store = {"path": str(tmp_path / "claims"), "sync": False}
+    return ClaimConfig(name, threshold=1000, store=store, ttl=Ttl(3600, True, 1, 0))
+
+
+def objects(config: ClaimConfig) -> set[str]:
+    root = Path(config.store["path"]) / config.bucket / config.namespace
+    return {path.name for path in root.rglob("*") if path.is_file()}
+
+
+def test_what_nobody_needs_is_collected(
+    broker: Broker, spark: SparkSession, name: str, config: ClaimConfig, tmp_path: Path
+) -> None:
+    broker.create(name, allow_msg_ttl=True)
+    consumer = {"durable_name": "c", "ack_policy": "explicit"}
+    broker.api(f"CONSUMER.DURABLE.CREATE.{name}.c", {"stream_name": name, "config": consumer})
+
+    async def live(claims: Claims) -> list[str]:
+        """Three claims: one read, one whose message is removed, one that waits; and two objects of nobody."""
+        ids = []
+        for each in ("read", "removed", "waiting"):
+            sent = await claims.producer.publish(f"{name}.{each}", LARGE)
+            assert sent.reference is not None
+            ids.append(sent.reference.claim_id)
+        await claims.wire.api(f"STREAM.MSG.DELETE.{name}", {"seq": 2})
+        stream = claims.wire.connection.jetstream()
+        (message,) = await (await stream.pull_subscribe_bind("c", name)).fetch(1)
+        assert await claims.consumer.handle(message, _nothing)
+        await claims.store.put(f"{name}/old/2020010100/old", b"x", Plain())
+        await claims.store.put(f"{name}/new/2999010100/new", b"x", Plain())
+        return ids
+
+    read, removed, waiting = claimed(broker, config, live)
+    source = {"servers": broker.url}
+    dry = jobs.claims_collect(spark, source, config=config, dry_run=True)
+    assert dry.removed == dry.actions["collected"] + dry.actions["orphan"] == 2
+    assert dry.actions == {"collected": 1, "released": 1, "live": 2, "orphan": 1}
+    assert objects(config) == {read, removed, waiting, "old", "new"}, "a dry run deletes nothing"
+    done = jobs.claims_collect(spark, source, config=config, target=str(tmp_path / "done"))
+    assert done.actions == dry.actions
+    assert done.freed_bytes == len(LARGE) + 1
+    told = {row.claim_id: row.action for row in spark.read.parquet(str(tmp_path / "done")).collect()}
+    assert told == {read: "collected", removed: "released", waiting: "live", "old": "orphan", "new": "live"}
+    assert objects(config) == {removed, waiting, "new"}
+    again = jobs.claims_collect(spark, source, config=config, streams=[name])
+    assert again.actions == {"collected": 1, "orphan": 1, "live": 1}, (
+        "whoever names the streams vouches for them"
+    )
+    assert objects(config) == {waiting}
+
+    async def events(claims: Claims) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        async for event in claims.audit.events(name):
+            found.setdefault(event.claim_id, set()).add(event.event)
+        return found
+
+    trail = claimed(broker, config, events)
+    assert trail[read] >= {"created", "retrieved", "released", "collected"}
+    assert "collected" in trail[removed]
+    assert trail[waiting] == {"created"}
+    assert trail["old"] == {"expired"}
+
+    summary = jobs.claims_audit(spark, source, str(tmp_path / "audit"), configs=[config])
+    assert (summary.claims, summary.live, summary.ended, summary.leaks) == (5, 1, 4, 0)
+    assert summary.live_bytes == len(LARGE)
+
+
+async def _nothing(_: Any) -> None:
+    """A handler that is content."""
+
+
+def test_lives_of_claims_are_told(
+    ours: Broker, spark: SparkSession, name: str, config: ClaimConfig, tmp_path: Path
+) -> None:
+    """Every state once, from events and objects; by the command line, as a page that loads nothing."""
+
+    async def stored(claims: Claims) -> None:
+        future, past = "2999010100", "2020010100"
+        for hour, claim in ((future, "live"), (past, "overdue"), (past, "undeleted"), (past, "orphan")):
+            await claims.store.put(f"{name}/topic/{hour}/{claim}", b"x" * 100, Plain())
+        for claim in ("live", "overdue", "undeleted", "ended", "vanished"):
+            hour, end = (future, 32503680000) if claim in ("live", "vanished") else (past, 1577836800)
+            facts = {"key": f"{name}/topic/{hour}/{claim}", "size": 200, "stored": 100, "expires_at": end}
+            await claims.audit.tell(name, claim, "created", **facts)
+        for claim in ("undeleted", "ended"):
+            await claims.audit.tell(name, claim, "retrieved")
+            await claims.audit.tell(name, claim, "collected")
+
+    claimed(ours, config, stored)
+    settings = tmp_path / "claims.yaml"
+    check = {"store": dict(config.store), "ttl": {"max_age": 3600, "grace_period": 0}}
+    settings.write_text(json.dumps({"namespace": name, "claim_check": check}))
+    target = tmp_path / "audit"
+    done = headrace(
+        *(
+            "pipeline",
+            "claims-audit",
+            str(target),
+            "-c",
+            str(settings),
+            "-s",
+            ours.url,
+            "--master",
+            "local[2]",
+        ),
+        timeout_s=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "6 claims: 1 live, 1 ended, 3 leaked (300 bytes), 1 vanished" in done.stdout
+    rows = {row.claim_id: row for row in spark.read.parquet(str(target / "claims")).collect()}
+    assert {claim: row.status for claim, row in rows.items()} == {name: name for name in rows}
+    assert (rows["ended"].ended_by, rows["ended"].reads, rows["ended"].original_size) == ("collected", 1, 200)
+    assert rows["overdue"].topic == rows["orphan"].topic == "topic"
+    assert rows["live"].lifetime_s >= 0
+    page = (target / "report.html").read_text()
+    assert page.count("<svg") == 4
+    links = set(re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]*)""", page))
+    assert not links, "nothing is loaded"
+    assert json.loads((target / "summary.json").read_text())["leaks"] == 3
