@@ -81,14 +81,15 @@ def _of_client(error: Exception) -> Failure | None:
     from headrace.client import errors as ours
     from headrace.errors import HeadraceError
 
+    if no_jetstream(error):
+        text = "JetStream does not answer: the server runs without it, or the account may not use it"
+        return Failure(text, NO_ANSWER)
     if isinstance(error, ours.JetStreamError):
         return Failure(_text_of(error), _code_of(error))
     if isinstance(error, theirs.NotFoundError):
         return Failure(str(error.description or error), NOT_FOUND)
     if isinstance(error, ours.NoStream | ours.NoAnswer):
-        jetstream = "$JS." in str(error)
-        text = "JetStream does not answer: the server runs without it, or the account may not use it"
-        return Failure(text if jetstream else str(error), NO_ANSWER)
+        return Failure(str(error), NO_ANSWER)
     if isinstance(error, nats.errors.NoRespondersError):
         return Failure("nobody listens there (no responders)", NO_ANSWER)
     if isinstance(error, nats.errors.TimeoutError | builtins.TimeoutError):
@@ -98,6 +99,13 @@ def _of_client(error: Exception) -> Failure | None:
     if isinstance(error, nats.errors.Error | HeadraceError):
         return Failure(str(error).removeprefix("nats: ") or type(error).__name__)
     return None
+
+
+def no_jetstream(error: Exception) -> bool:
+    """Nobody listens where JetStream's API should be: a refusal without the error that JetStream would give."""
+    from nats.js.errors import ServiceUnavailableError
+
+    return isinstance(error.__cause__, ServiceUnavailableError) and not error.__cause__.err_code
 
 
 def _text_of(error: object) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Work = Callable[..., Coroutine[Any, Any, int | None]]
 _CLOSE_S = 2.0
+_AGAIN_S = 0.05
 _JSON = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
 
@@ -90,6 +91,8 @@ class Link:
             url,
             name="headrace command line",
             allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=_AGAIN_S,  # type: ignore[arg-type]
             connect_timeout=self.timeout,  # type: ignore[arg-type]
             error_cb=self._note,
             disconnected_cb=self._lost,
@@ -104,6 +107,8 @@ class Link:
 
         error = self._reason if isinstance(error, NoServersError) else error
         where = self.target.shown
+        if isinstance(error, Failure):
+            return error
         if isinstance(error, ModuleNotFoundError):
             return Failure(f"--creds and --nkey need the package {error.name}: pip install {error.name}")
         if isinstance(error, ConnectionRefusedError):
@@ -120,7 +125,11 @@ class Link:
         """Come back when the connection is lost: for commands that go on until they are stopped."""
         self._stays = True
         for client in self._clients:
-            client.options |= {"allow_reconnect": True, "max_reconnect_attempts": -1}
+            client.options |= {
+                "allow_reconnect": True,
+                "max_reconnect_attempts": -1,
+                "reconnect_time_wait": 1,
+            }
 
     async def _note(self, error: Exception) -> None:
         """Requests raise their own errors; a connection that fails says why only here."""

@@ -9,6 +9,7 @@ import typer
 
 from headrace.cli import show
 from headrace.cli.arguments import Consumer, Stream
+from headrace.cli.failures import no_jetstream
 from headrace.cli.link import Link, connected, graded
 from headrace.durations import duration_ns
 
@@ -75,14 +76,16 @@ async def ping(
 @connected
 async def info(link: Link) -> None:
     """Show which server this is, and whether it has JetStream."""
-    from headrace.client.errors import NoAnswer, NoStream
+    from headrace.client.errors import JetStreamError
 
     facts = _facts(link)
     try:
         account = await link.api("INFO")
         facts["jetstream"] = True
         facts["api_level"] = account.get("api", {}).get("level", 0)
-    except (NoAnswer, NoStream):
+    except JetStreamError as error:
+        if not no_jetstream(error):
+            raise
         facts["jetstream"] = False
     if link.json:
         show.document(facts)

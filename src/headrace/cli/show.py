@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, Protocol
 
 import typer
@@ -159,14 +161,13 @@ def span(nanoseconds: int | None) -> str:
     seconds = nanoseconds / _SECOND_NS
     if seconds < 1:
         return f"{seconds * 1000:g}ms"
-    parts = []
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+    units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+    for (unit, length), (next_unit, next_length) in pairwise(units):
         if seconds >= length:
-            parts.append(f"{int(seconds // length)}{unit}")
-            seconds %= length
-    if seconds >= 1:
-        parts.append(f"{int(seconds)}s" if parts else f"{seconds:.3g}s")
-    return "".join(parts[:2])
+            whole, rest = divmod(seconds, length)
+            smaller = int(rest // next_length)
+            return f"{int(whole)}{unit}" + (f"{smaller}{next_unit}" if smaller else "")
+    return f"{seconds:.3g}s"
 
 
 def moment(text: str | None) -> str:
@@ -191,8 +192,18 @@ def confirm(question: str, force: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise Failure(f"{question} Nobody is there to confirm it: add --force", MISUSED)
-    if not typer.confirm(printable(question), err=True):
+    if _answer(f"{printable(question)} [y/N]: ").strip().lower() not in ("y", "yes"):
         raise Failure("nothing was changed", FAILED)
+
+
+def _answer(question: str) -> str:
+    """A line from the terminal. Ctrl-C ends the wait: the event loop's own handler would only note it."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        typer.echo(question, nl=False, err=True)
+        return sys.stdin.readline()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 class Progress(Protocol):

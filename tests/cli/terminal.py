@@ -1,0 +1,88 @@
+"""A command in a real pseudo-terminal, as a person sees it: keys go in, a screen comes out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from typing import Self
+
+PATIENCE_S = 30.0
+_ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])")
+
+
+class Terminal:
+    """`with Terminal("stream", "ls", url=...) as terminal: terminal.expect("text")`."""
+
+    def __init__(self, *words: object, url: str = "", columns: int = 100, rows: int = 40) -> None:
+        self._keys, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        environment = {**os.environ, "TERM": "xterm-256color", "HEADRACE_URL": url}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headrace", *map(str, words)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_own_terminal,
+        )
+        self.mode = termios.tcgetattr(slave)
+        self._slave = slave
+        self.raw = ""
+
+    @property
+    def text(self) -> str:
+        """What was shown, without colours and cursor movements."""
+        return _ESCAPES.sub("", self.raw).replace("\r", "")
+
+    def expect(self, text: str) -> None:
+        """Until the screen showed it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.text:
+            assert self._read(deadline - time.monotonic()), f"{text!r} was not shown:\n{self.text}"
+
+    def press(self, keys: str) -> None:
+        os.write(self._keys, keys.encode())
+
+    def ended(self) -> int:
+        """The exit code, with everything shown until then."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it goes on:\n{self.text}"
+            self._read(0.02)
+        while self._read(0):
+            pass
+        return self.process.returncode
+
+    def as_it_was(self) -> bool:
+        """The terminal's mode is that of the beginning."""
+        return termios.tcgetattr(self._slave)[:4] == self.mode[:4]
+
+    def _read(self, timeout_s: float) -> bool:
+        ready, _, _ = select.select([self._keys], [], [], max(0.0, timeout_s))
+        if not ready:
+            return False
+        self.raw += os.read(self._keys, 65536).decode(errors="replace")
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._slave)
+        os.close(self._keys)
+
+
+def _own_terminal() -> None:
+    """The new session's terminal is this one, so that Ctrl-C reaches it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -1,0 +1,110 @@
+"""The table of commands: everything in it exists, nothing is loaded before it is needed, mistakes are explained."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from headrace.cli import app, main, reference
+from headrace.cli.consumer_options import start_of, time_of
+from headrace.cli.failures import Failure
+from headrace.cli.stream_options import apply, two
+
+NAMES = [name for group in app.COMMANDS.values() for name, *_ in group]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    assert re.match("usage: headrace", capsys.readouterr().out, re.IGNORECASE)
+
+
+def test_every_command_and_option_says_what_it_does() -> None:
+    for path, command in reference.commands():
+        assert command.help, path
+        for parameter in command.params:
+            assert parameter.help or path == "headrace serve", f"{path} {parameter.name}"
+
+
+def modules_after(code: str) -> set[str]:
+    """What a fresh process has imported."""
+    code = f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_help_loads_no_command_and_no_client() -> None:
+    loaded = modules_after("from headrace.cli import main; main(['--help'])")
+    assert not loaded & {"nats", "numpy", "msgspec", "rich.console", "headrace.client"}
+    assert not any(name.startswith("headrace.cli.stream") for name in loaded)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["strem", "ls"], "'stream'"),
+        (["stream", "inof"], "'info'"),
+        (["stream", "ls", "--jsn"], "--json"),
+        (["kv", "get", "b"], "'key'"),
+    ],
+)
+def test_a_mistake_is_explained(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert hint in said
+    assert "Traceback" not in said
+
+
+def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("headrace.cli.contexts.names", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["context", "ls"])
+
+
+def test_options_of_streams() -> None:
+    given = {
+        "subjects": ["a,b", "c"],
+        "retention": "work",
+        "max_bytes": "unlimited",
+        "max_age": "0",
+        "ack": False,
+        "sources": ["A", "B"],
+        "republish": "a.>:b.>",
+        "tags": ["ssd"],
+        "cluster": "east",
+        "metadata": ["team = mill"],
+    }
+    assert apply({"name": "S"}, given) == {
+        "name": "S",
+        "subjects": ["a", "b", "c"],
+        "retention": "workqueue",
+        "max_bytes": -1,
+        "max_age": 0,
+        "no_ack": True,
+        "sources": [{"name": "A"}, {"name": "B"}],
+        "republish": {"src": "a.>", "dest": "b.>"},
+        "placement": {"tags": ["ssd"], "cluster": "east"},
+        "metadata": {"team": "mill"},
+    }
+
+
+def test_options_that_say_nothing() -> None:
+    with pytest.raises(Failure, match="FIRST:SECOND"):
+        two("a", "mapping")
+    with pytest.raises(Failure, match="name=value"):
+        apply({}, {"metadata": ["x"]})
+    with pytest.raises(Failure, match="exactly one"):
+        apply({}, {"sources": ["A", "B"], "through": "c:d"})
+
+
+def test_where_consumers_start() -> None:
+    assert start_of("subject") == {"deliver_policy": "last_per_subject"}
+    assert start_of("17") == {"deliver_policy": "by_start_sequence", "opt_start_seq": 17}
+    assert start_of("2026-01-31T12:00:00+02:00")["opt_start_time"] == "2026-01-31T10:00:00.000000Z"
+    assert time_of("1h", future=True) > time_of("1h")
+    with pytest.raises(Failure, match="says no time"):
+        start_of("tomorrow")
