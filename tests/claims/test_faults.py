@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from claims.faults import Faulty
+from claims.objects import Weed
+from claims.proxy import Proxy
 from claims.world import LARGE, World
 from headrace.claims import (
     PRESETS,
@@ -338,6 +340,80 @@ async def test_once_in_real_time(reference_url: str, tmp_path: Path) -> None:
     await server_timed.close()
     await world.close()
     await connection.close()
+
+
+@pytest.fixture
+async def wire_to_s3(weed: Weed) -> AsyncIterator[Proxy]:
+    """A real S3 server behind a wire that can fail."""
+    async with Proxy(weed.endpoint) as proxy:
+        yield proxy
+
+
+async def on_s3(world: World, weed: Weed, proxy: Proxy, **settings: Any) -> Claims:
+    store = {**weed.settings, "endpoint": proxy.endpoint, "retry_timeout": 5, **settings}
+    return await world.claims(ttl=AT_ACK, backend="s3", bucket="claims-faults", store=store)
+
+
+async def test_answers_of_5xx_are_tried_again_and_then_told(
+    world: World, weed: Weed, wire_to_s3: Proxy
+) -> None:
+    claims = await on_s3(world, weed, wire_to_s3, retries=2)
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    wire_to_s3.refuse(503, times=2)
+    assert (await claims.producer.publish(f"{stream}.a", LARGE)).reference, "the third attempt came through"
+    message = await world.next(stream, "c")
+    wire_to_s3.refuse(500)
+    with pytest.raises(Unavailable):
+        await claims.producer.publish(f"{stream}.b", LARGE)
+    with pytest.raises(Unavailable):
+        await claims.consumer.read(message)
+    wire_to_s3.heal()
+    assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 1, "nothing half published"
+    assert await claims.consumer.handle(message, nothing)
+    assert await keys(claims) == []
+
+
+async def test_a_store_that_is_slow_is_waited_for_so_long_and_no_longer(
+    world: World, weed: Weed, wire_to_s3: Proxy
+) -> None:
+    claims = await on_s3(world, weed, wire_to_s3, retries=0, timeout=1)
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    wire_to_s3.delay_s = 0.05
+    assert (await claims.producer.publish(f"{stream}.a", LARGE)).reference
+    message = await world.next(stream, "c")
+    wire_to_s3.delay_s = 5.0
+    with pytest.raises(Unavailable):
+        await claims.consumer.read(message)
+    wire_to_s3.heal()
+    assert await claims.consumer.handle(message, nothing)
+    assert await keys(claims) == []
+
+
+@pytest.mark.parametrize("world", ["nats-server"], indirect=True)  # its time begins with the store's
+async def test_an_upload_that_is_cut_off_halfway_leaves_nothing_once_the_collector_ran(
+    world: World, weed: Weed, wire_to_s3: Proxy
+) -> None:
+    claims = await on_s3(world, weed, wire_to_s3, retries=0)
+    stream = await world.stream()
+    wire_to_s3.cut_after = 3_000_000  # in the middle of the first part
+
+    async def source() -> AsyncIterator[bytes]:
+        for number in range(24):
+            if number == 12:
+                wire_to_s3.refuse(503)  # nor can it be given up any more
+            yield b"x" * 1_000_000
+
+    with pytest.raises(Unavailable):
+        await claims.producer.publish(f"{stream}.a", source())
+    wire_to_s3.heal()
+    assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
+    assert await keys(claims) == []
+    await world.advance(AT_ACK.max_age + 1)
+    await claims.collector.collect()
+    mine = [upload for upload in await claims.store.uploads() if upload.is_of(world.name)]
+    assert mine == []
 
 
 async def test_an_unknown_object_in_the_bucket_is_left_alone(world: World) -> None:

@@ -1,15 +1,17 @@
-"""Alert rules and dashboard against metrics that were really exported.
+"""Alert rules and dashboard, evaluated by Prometheus itself on metrics that were really exported.
 
-promtool (Debian package prometheus) tests the rules over hours in `deploy/claims.rules.test.yml`; where it is not
-installed, the expressions are evaluated here, by a reading of PromQL that is just large enough for them.
+promtool (Debian package prometheus) is given what a program exported, scrape by scrape, one a minute, and asked what
+the rules and the dashboard's expressions make of it. `deploy/claims.rules.test.yml` has the same over made-up series.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,55 +32,118 @@ RECORDED = {
 }
 ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule}
 DASHBOARD = json.loads((DEPLOY / "claims.dashboard.json").read_text())
+PANELS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 _NAME = re.compile(r"\bclaim_check_\w+")
-_WINDOW_S = 300
+#: Metrics are the program's; one server is enough where only they matter.
+on_one_server = pytest.mark.parametrize("world", ["headrace"], indirect=True)
 
 
-def samples(claims: Any) -> dict[str, dict[str, float]]:
-    """What a scrape sees: name -> namespace -> value."""
-    found: dict[str, dict[str, float]] = {}
-    text = generate_latest(claims.metrics.registry).decode()
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, {})[sample.labels["namespace"]] = sample.value
-    for name, expression in RECORDED.items():
-        (source,) = _NAME.findall(expression)
-        found[name] = found.get(source, {})
-    return found
+def promtool(*arguments: str) -> None:
+    """Run it; what it says is the failure."""
+    if shutil.which("promtool") is None:
+        pytest.fail("promtool is missing; on Debian: apt-get install prometheus")
+    command = ["promtool", *arguments]
+    done = subprocess.run(command, cwd=DEPLOY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def firing(name: str, before: dict[str, Any], after: dict[str, Any], namespace: str) -> bool:
-    """Whether an alert's expression holds between two scrapes that are its window apart."""
+class Scrapes:
+    """What Prometheus would have seen of a program, a sample a minute."""
 
-    def rate(match: re.Match[str]) -> str:
-        change = after[match[1]][namespace] - before[match[1]].get(namespace, 0)
-        return repr(change / _WINDOW_S)
+    def __init__(self, claims: Any, folder: Path) -> None:
+        self._claims = claims
+        self._path = folder / "scrapes.test.yml"
+        self._values: dict[str, list[str]] = {}
+        self.minutes = 0
 
-    expression = re.sub(r"rate\((\w+)\[5m\]\)", rate, ALERTS[name]["expr"])
-    expression = expression.replace("unless on (namespace)", "and not").replace("max by (namespace)", "")
-    # A series that does not exist equals nothing; no gauge or counter here is ever negative.
-    expression = _NAME.sub(lambda match: repr(after.get(match[0], {}).get(namespace, -1.0)), expression)
-    assert re.fullmatch(r"[\d\s.e+*()<>=andot-]+", expression), expression
-    return bool(eval(expression))
+    def take(self) -> None:
+        text = generate_latest(self._claims.metrics.registry).decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = ",".join(f"{name}={json.dumps(value)}" for name, value in sample.labels.items())
+                values = self._values.setdefault(f"{sample.name}{{{labels}}}", ["_"] * self.minutes)
+                values.append(repr(sample.value))
+        self.minutes += 1
+
+    @property
+    def names(self) -> set[str]:
+        return {series.partition("{")[0] for series in self._values}
+
+    def fires(self, namespace: str, expected: dict[str, list[int]]) -> None:
+        """That exactly these alerts fire at these minutes (negative: they do not)."""
+        checks = []
+        for alert, minutes in expected.items():
+            labels = {"severity": "warning", "namespace": namespace}
+            texts = {
+                name: text.replace("{{ $labels.namespace }}", namespace)
+                for name, text in ALERTS[alert]["annotations"].items()
+            }
+            firing = [{"exp_labels": labels, "exp_annotations": texts}]
+            checks += [
+                {
+                    "alertname": alert,
+                    "eval_time": f"{abs(minute)}m",
+                    "exp_alerts": firing if minute > 0 else [],
+                }
+                for minute in minutes
+            ]
+        self._evaluate({"alert_rule_test": checks})
+
+    def has_values(self, expressions: list[str]) -> None:
+        """That each expression gives something."""
+        minute = f"{self.minutes - 1}m"
+        checks = [
+            {
+                "expr": f"count({text}) > bool 0",
+                "eval_time": minute,
+                "exp_samples": [{"labels": "{}", "value": 1}],
+            }
+            for text in expressions
+        ]
+        self._evaluate({"promql_expr_test": checks})
+
+    def _evaluate(self, checks: dict[str, Any]) -> None:
+        series = [{"series": name, "values": " ".join(values)} for name, values in self._values.items()]
+        document = {
+            "rule_files": [str(DEPLOY / "claims.rules.yml")],
+            "evaluation_interval": "1m",
+            "tests": [{"interval": "1m", "input_series": series, **checks}],
+        }
+        self._path.write_text(yaml.safe_dump(document))
+        promtool("test", "rules", str(self._path))
+
+
+async def scraped(claims: Any, folder: Path, minutes: int, work: Callable[[int], Awaitable[Any]]) -> Scrapes:
+    """A program that works and is scraped, minute by minute."""
+    scrapes = Scrapes(claims, folder)
+    scrapes.take()
+    for minute in range(1, minutes):
+        await work(minute)
+        scrapes.take()
+    return scrapes
 
 
 async def nothing(_: Received) -> None:
     """A handler that is content."""
 
 
-async def test_every_name_in_rules_and_dashboard_is_exported(world: World) -> None:
+async def test_every_name_in_rules_and_dashboard_is_exported_and_evaluates(
+    world: World, tmp_path: Path
+) -> None:
     claims = await world.claims(ttl=PRESETS["aggressive"])
     stream = await world.stream()
     await world.consumer(stream, "c")
-    await claims.producer.publish(f"{stream}.a", LARGE)
-    await claims.consumer.handle(await world.next(stream, "c"), nothing)
-    await claims.collector.collect()
-    exported = samples(claims)
-    expressions = [rule["expr"] for rule in ALERTS.values()] + list(RECORDED.values())
-    expressions += [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
-    for name in {name for expression in expressions for name in _NAME.findall(expression)}:
-        assert name in exported, name
-        assert world.name in exported[name], f"{name} has a namespace"
+
+    async def work(minute: int) -> None:
+        await claims.producer.publish(f"{stream}.{minute}", LARGE)
+        await claims.consumer.handle(await world.next(stream, "c"), nothing)
+        await claims.collector.collect()
+
+    scrapes = await scraped(claims, tmp_path, 8, work)
+    sources = [rule["expr"] for rule in ALERTS.values()] + list(RECORDED.values()) + PANELS
+    used = {name for text in sources for name in _NAME.findall(text)}
+    assert used - scrapes.names - RECORDED.keys() == set()
+    await asyncio.to_thread(scrapes.has_values, [*RECORDED, *RECORDED.values(), *PANELS])
 
 
 def test_the_seeds_names_are_there() -> None:
@@ -101,68 +166,75 @@ def test_the_seeds_names_are_there() -> None:
     ]
 
 
+@on_one_server
 @pytest.mark.parametrize("preset", list(PRESETS))
-async def test_nothing_fires_while_all_is_well(world: World, preset: str) -> None:
+async def test_nothing_fires_while_all_is_well(world: World, preset: str, tmp_path: Path) -> None:
     """Also when reading never deletes, where a leak alert on creations and deletions alone would never stop."""
     claims = await world.claims(ttl=PRESETS[preset])
     stream = await world.stream()
     await world.consumer(stream, "c")
-    before = samples(claims)
-    for number in range(10):
-        await claims.producer.publish(f"{stream}.{number}", LARGE)
+
+    async def work(minute: int) -> None:
+        await claims.producer.publish(f"{stream}.{minute}", LARGE)
         await claims.consumer.handle(await world.next(stream, "c"), nothing)
-    await claims.collector.collect()
-    after = samples(claims)
-    assert [name for name in ALERTS if firing(name, before, after, world.name)] == []
+        await claims.collector.collect()
+
+    scrapes = await scraped(claims, tmp_path, 42, work)
+    await asyncio.to_thread(scrapes.fires, world.name, {alert: [-15, -41] for alert in ALERTS})
 
 
-async def test_a_leak_fires(world: World) -> None:
+@on_one_server
+async def test_a_leak_fires(world: World, tmp_path: Path) -> None:
+    """Claims past their age that nobody removes: a sweep sees them, and may not delete."""
     claims = await world.claims(ttl=PRESETS["conservative"])
     stream = await world.stream()
-    before = samples(claims)
-    await claims.producer.publish(f"{stream}.a", LARGE)
     await claims.store.put(f"{world.name}/t/2020010100/lost", b"x", Plain())
     await world.advance(3 * 3600)
-    await claims.collector.collect(dry_run=True)
-    after = samples(claims)
-    assert firing("ClaimCheckStorageLeak", before, after, world.name)
+
+    async def work(minute: int) -> None:
+        await claims.producer.publish(f"{stream}.{minute}", LARGE)
+        await claims.collector.collect(dry_run=True)
+
+    scrapes = await scraped(claims, tmp_path, 42, work)
+    await asyncio.to_thread(scrapes.fires, world.name, {"ClaimCheckStorageLeak": [-20, 41]})
 
 
-async def test_a_leak_fires_when_nobody_sweeps(world: World) -> None:
+@on_one_server
+async def test_a_leak_fires_when_nobody_sweeps(world: World, tmp_path: Path) -> None:
     """Without a collector the figure of orphans does not exist."""
     claims = await world.claims(ttl=PRESETS["conservative"])
     stream = await world.stream()
-    before = samples(claims)
-    await claims.producer.publish(f"{stream}.a", LARGE)
-    after = samples(claims)
-    assert world.name not in after.get("claim_check_orphaned_claims", {})
-    assert firing("ClaimCheckStorageLeak", before, after, world.name)
+    scrapes = await scraped(
+        claims, tmp_path, 42, lambda minute: claims.producer.publish(f"{stream}.{minute}", LARGE)
+    )
+    await asyncio.to_thread(scrapes.fires, world.name, {"ClaimCheckStorageLeak": [-20, 41]})
 
 
-async def test_missing_claims_and_refused_deletions_fire(world: World) -> None:
+@on_one_server
+async def test_missing_claims_and_refused_deletions_fire(world: World, tmp_path: Path) -> None:
     faulty = Faulty(MemoryStore(clock=world.clock))
     claims = await world.claims(objects=faulty, backend="memory", ttl=PRESETS["aggressive"])
     stream = await world.stream()
     await world.consumer(stream, "c")
-    before = samples(claims)
     faulty.fail("delete", StoreError("503"))
-    for number in range(40):
-        sent = await claims.producer.publish(f"{stream}.{number}", LARGE)
-        message = await world.next(stream, "c")
-        if number % 10 == 0:
+
+    async def work(minute: int) -> None:
+        for number in range(8):
+            sent = await claims.producer.publish(f"{stream}.{number}", LARGE)
+            message = await world.next(stream, "c")
+            if number:
+                await claims.consumer.handle(message, nothing)
+                continue
             assert sent.reference
             await faulty._store.delete([sent.reference.object_key])
             with pytest.raises(NotFound):
                 await claims.consumer.read(message)
-        else:
-            await claims.consumer.handle(message, nothing)
-    after = samples(claims)
-    assert firing("ClaimCheckTTLTooShort", before, after, world.name)
-    assert firing("ClaimCheckDeleteFailures", before, after, world.name)
+
+    scrapes = await scraped(claims, tmp_path, 17, work)
+    alerts = {"ClaimCheckTTLTooShort": [-5, 16], "ClaimCheckDeleteFailures": [-5, 16]}
+    await asyncio.to_thread(scrapes.fires, world.name, alerts)
 
 
-@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is missing: apt-get install prometheus")
 def test_promtool_agrees() -> None:
-    for command in (["check", "rules", "claims.rules.yml"], ["test", "rules", "claims.rules.test.yml"]):
-        done = subprocess.run(["promtool", *command], cwd=DEPLOY, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+    promtool("check", "rules", "claims.rules.yml")
+    promtool("test", "rules", "claims.rules.test.yml")

@@ -202,6 +202,8 @@ async def _watched(chunks: AsyncIterator[Chunk], failed: list[BaseException]) ->
     try:
         async for chunk in chunks:
             yield chunk
+    except GeneratorExit:  # the store gave up first: that is its failure, not the source's
+        raise
     except BaseException as error:
         failed.append(error)
         raise
