@@ -24,19 +24,18 @@ def free_port() -> int:
         return port
 
 
-def hub_setup(leaf_port: int, *, extra: str = "", more: str = "") -> Setup:
-    """A server that lets others dial in at this port."""
-    config = (
-        f"jetstream {{ domain: {HUB} }}\nleafnodes {{ listen: '127.0.0.1:{leaf_port}', {extra} }}\n{more}"
-    )
-    return Setup(settings={"server_name": "the-hub"}, config=config)
+def hub_setup(leaf_port: int, *, extra: str = "", more: str = "", jetstream: bool = True) -> Setup:
+    """A server that lets others dial in at this port; `extra` is more of its section, `more` of its configuration."""
+    domain = f"jetstream {{ domain: {HUB} }}\n" if jetstream else ""
+    config = f"{domain}leafnodes {{ listen: '127.0.0.1:{leaf_port}'\n {extra} }}\n{more}"
+    return Setup(settings={"server_name": "the-hub"}, config=config, jetstream=jetstream)
 
 
 def leaf_setup(url: str, *, remote: str = "", more: str = "", name: str = "the-leaf") -> Setup:
     """A server that dials this URL."""
     config = (
         f"jetstream {{ domain: {LEAF} }}\n"
-        f"leafnodes {{ reconnect: '250ms', remotes: [ {{ url: '{url}', {remote} }} ] }}\n{more}"
+        f"leafnodes {{ reconnect: '250ms', remotes: [ {{ url: '{url}'\n {remote} }} ] }}\n{more}"
     )
     return Setup(settings={"server_name": name}, config=config)
 

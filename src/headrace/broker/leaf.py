@@ -264,6 +264,8 @@ class LeafSession(Peer):
         """From now on interest and messages go to and fro."""
         if self._joined:
             return
+        if self.dialled and self.cluster and any(s.cluster == self.cluster for s in self._leaves.sessions):
+            self._loop()  # joined with it already, the other way round or by another name
         self._joined = self.ready = True
         self._close_in()
         self._leaves.join(self)

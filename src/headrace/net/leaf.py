@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import secrets
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,14 +19,14 @@ from headrace.broker.accounts import GLOBAL
 from headrace.broker.leaf import Local
 from headrace.broker.leaf_interest import Leaves
 from headrace.errors import ProtocolError
-from headrace.net.auth import Authenticator
+from headrace.net.auth import Approach, Authenticator
 from headrace.net.auth import Identity as Known
 from headrace.net.leaf_connection import LeafConnection
 from headrace.net.leaf_options import Address, Leafnodes, LeafRemote
 from headrace.net.leaf_remote import Dialler
 from headrace.net.leaf_tls import dialling_context, listening_context
 from headrace.net.logs import SILENT, Log
-from headrace.net.options import Options
+from headrace.net.options import Options, OptionsError
 from headrace.protocol import frames
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class LeafDoor:
         self._accounts = accounts
         self._clients = clients
         self._leaves: dict[str, Leaves] = {}
-        self._judge = _own_judge(self.leaf)
+        self._judge = _own_judge(options)
         self._cids = 0
         self._server: asyncio.Server | None = None
         self._diallers: list[Dialler] = []
@@ -88,6 +87,10 @@ class LeafDoor:
             self.log.info(f"Listening for leafnode connections on {self.host}:{self.port}")
         for remote in leaf.remotes:
             dialling_context(remote.tls)  # what is wrong with certificates is said at the start
+            if remote.account and self._accounts.get(remote.account) is None:
+                raise OptionsError(
+                    f"a leafnode remote is in account {remote.account!r}, which is not configured"
+                )
         self._diallers = [Dialler(self, remote) for remote in leaf.remotes if not remote.disabled]
 
     async def stop(self) -> None:
@@ -136,12 +139,10 @@ class LeafDoor:
     def dialling(self, remote: LeafRemote) -> ssl.SSLContext:
         return dialling_context(remote.tls)
 
-    def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
+    def authenticate(self, fields: Mapping[str, Any], approach: Approach) -> Identity | None:
         """Who may dial in: users of the section if it has some, else those of the server."""
-        if self._judge is None:
-            identity = self._clients.authenticator.check(fields)
-        else:
-            identity = self._judge.check(fields)
+        judge = self._judge or self._clients.authenticator
+        identity = judge.check(fields, approach)
         if identity is None or not self.leaf.account or identity.account != GLOBAL:
             return identity
         return Known(identity.user, self.leaf.account, identity.permissions)
@@ -166,6 +167,7 @@ class LeafDoor:
         self,
         cid: int,
         client_ip: str,
+        nonce: str,
         account: str,
         imports: dict[str, list[str]] | None,
         exports: dict[str, list[str]] | None,
@@ -189,7 +191,7 @@ class LeafDoor:
             "jetstream": options.jetstream,
             "client_id": cid,
             "client_ip": client_ip,
-            "nonce": "" if account else secrets.token_urlsafe(11),
+            "nonce": nonce,
             "cluster": self.local.name,
             "domain": options.domain,
             "leafnode_urls": self._urls(),
@@ -226,8 +228,17 @@ def _shown(connection: LeafConnection) -> dict[str, Any]:
     }
 
 
-def _own_judge(leaf: Leafnodes) -> Authenticator | None:
+def _own_judge(options: Options) -> Authenticator | None:
     """Who decides about those who dial in, when the section says so itself."""
+    leaf = options.leaf
     if not leaf.has_credentials:
         return None
-    return Authenticator(Options(user=leaf.user, password=leaf.password, users=leaf.users))
+    return Authenticator(
+        Options(
+            user=leaf.user,
+            password=leaf.password,
+            users=leaf.users,
+            accounts=options.accounts,
+            system_account=options.system_account,
+        )
+    )

@@ -15,7 +15,9 @@ from headrace.broker import Identity
 from headrace.broker.leaf import LeafSession
 from headrace.broker.leaf_interest import Leaves
 from headrace.errors import ProtocolError
+from headrace.net.auth import Approach
 from headrace.net.leaf_options import Address, LeafRemote
+from headrace.net.nkeys import new_nonce
 from headrace.net.secure import Channel
 from headrace.protocol import frames
 from headrace.protocol.leaf import LeafParser
@@ -29,6 +31,8 @@ RELIEF_S = 0.01
 BUFFER_BYTES = 256 * 1024
 #: From the first INFO to the second, which says that all is well.
 JOIN_S = 5.0
+#: The kind of connection that users can be confined to.
+LEAFNODE = "LEAFNODE"
 
 
 class LeafConnection(asyncio.Protocol):
@@ -48,6 +52,7 @@ class LeafConnection(asyncio.Protocol):
         self._channel: Channel | None = None
         self._closing = False
         self._seen = 0
+        self._nonce = new_nonce()
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         cid = door.next_cid()
@@ -273,7 +278,11 @@ class LeafConnection(asyncio.Protocol):
     # What the session asks of its owner
 
     def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
-        return self._door.authenticate(fields)
+        certificate = self._channel.certificate() if self._channel is not None else None
+        approach = Approach(
+            kind=LEAFNODE, nonce=self._nonce, client_ip=self.client_ip, certificate=certificate
+        )
+        return self._door.authenticate(fields, approach)
 
     def leaves(self, account: str) -> Leaves:
         return self._door.leaves(account)
@@ -295,7 +304,8 @@ class LeafConnection(asyncio.Protocol):
     def info(
         self, account: str, imports: dict[str, list[str]] | None, exports: dict[str, list[str]] | None
     ) -> bytes:
-        return self._door.info(self.session.cid, self.client_ip, account, imports, exports)
+        nonce = "" if account else self._nonce
+        return self._door.info(self.session.cid, self.client_ip, nonce, account, imports, exports)
 
     def joined(self) -> None:
         self.was_joined = True

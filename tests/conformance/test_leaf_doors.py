@@ -1,0 +1,246 @@
+"""Who may join as a leafnode and what it may do then: passwords, keys, TLS, permissions, accounts; loops and chains.
+
+Every pairing of ours and the reference, where both take part.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from nacl.signing import SigningKey
+
+from conformance.client import Client
+from conformance.joined import PAIRINGS, free_port, hub_setup, joined, leaf_setup
+from conformance.reading import eventually
+from conformance.servers import KINDS, OURS, Server, Setup
+from support import certificates
+
+
+@pytest.fixture(params=[pair for pair in PAIRINGS if OURS in pair], ids=lambda p: f"hub={p[0]},leaf={p[1]}")
+def kinds(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A pairing in which ours takes part."""
+    pairing: tuple[str, str] = request.param
+    return pairing
+
+
+def crosses(sender: Client, listener: Client, subject: str) -> bool:
+    sid = listener.subscribe(subject)
+    listener.flush()
+    try:
+        for _ in range(10):
+            sender.publish(subject, b"?")
+            sender.flush()
+            try:
+                listener.next(sid, 0.05)
+            except TimeoutError:
+                continue
+            return True
+        return False
+    finally:
+        listener.unsubscribe(sid)
+        listener.flush()
+
+
+class TestPasswords:
+    def test_the_right_one(self, kinds: tuple[str, str]) -> None:
+        auth = "authorization { user: edge, password: 's3cret' }"
+        with joined(*kinds, user="edge:s3cret", hub={"extra": auth}) as pair:
+            assert crosses(pair.leaf.client, pair.hub.client, "hello")
+
+    def test_one_of_several_users(self, kinds: tuple[str, str]) -> None:
+        auth = "authorization { users: [ {user: a, password: one}, {user: b, password: two} ] }"
+        with joined(*kinds, user="b:two", hub={"extra": auth}) as pair:
+            assert crosses(pair.leaf.client, pair.hub.client, "hello")
+
+    def test_the_users_of_the_server_count_where_there_are_no_others(self, kinds: tuple[str, str]) -> None:
+        port = free_port()
+        users = "authorization { users: [ {user: c, password: three} ] }"
+        with ExitStack() as stack:
+            hub = stack.enter_context(Server(kinds[0], hub_setup(port, more=users)))
+            leaf = stack.enter_context(Server(kinds[1], leaf_setup(f"nats-leaf://c:three@127.0.0.1:{port}")))
+            upper = stack.enter_context(Client(hub.port, user="c", **{"pass": "three"}))
+            lower = stack.enter_context(Client(leaf.port))
+            eventually(lambda: crosses(lower, upper, "hello"), 10.0)
+
+    def test_a_wrong_one(self, kinds: tuple[str, str]) -> None:
+        port = free_port()
+        auth = "authorization { user: edge, password: 's3cret' }"
+        with ExitStack() as stack:
+            stack.enter_context(Server(kinds[0], hub_setup(port, extra=auth)))
+            leaf = stack.enter_context(Server(kinds[1], leaf_setup(f"nats-leaf://edge:no@127.0.0.1:{port}")))
+            eventually(lambda: "Authorization Violation" in leaf.log_text(), 10.0)
+            assert "s3cret" not in leaf.log_text()
+
+
+class TestKeys:
+    def test_a_user_s_key(self, kinds: tuple[str, str]) -> None:
+        key = SigningKey.generate()
+        public = encode(bytes([20 << 3]) + bytes(key.verify_key))
+        seed = encode(bytes([18 << 3 | (20 << 3) >> 5, ((20 << 3) & 31) << 3]) + bytes(key))
+        users = f"authorization {{ users: [ {{nkey: {public}}} , {{user: c, password: three}} ] }}"
+        port = free_port()
+        with ExitStack() as stack:
+            hub = stack.enter_context(Server(kinds[0], hub_setup(port, more=users)))
+            remote = f"nkey: {seed}"
+            leaf = stack.enter_context(
+                Server(kinds[1], leaf_setup(f"nats-leaf://127.0.0.1:{port}", remote=remote))
+            )
+            upper = stack.enter_context(Client(hub.port, user="c", **{"pass": "three"}))
+            lower = stack.enter_context(Client(leaf.port))
+            eventually(lambda: crosses(lower, upper, "hello"), 10.0)
+            assert seed not in leaf.log_text()
+
+
+def encode(body: bytes) -> str:
+    checked = body + binascii.crc_hqx(body, 0).to_bytes(2, "little")
+    return base64.b32encode(checked).rstrip(b"=").decode()
+
+
+class TestTls:
+    @pytest.fixture
+    def certs(self, tmp_path: Path) -> certificates.Certificates:
+        return certificates.make(tmp_path)
+
+    @pytest.mark.parametrize(("verify", "first"), [(False, False), (True, False), (True, True)])
+    def test_a_secret_connection(
+        self, kinds: tuple[str, str], certs: certificates.Certificates, verify: bool, first: bool
+    ) -> None:
+        more = f"verify: {str(verify).lower()}, handshake_first: {str(first).lower()}"
+        listening = (
+            f"tls {{ cert_file: '{certs.cert}', key_file: '{certs.key}', ca_file: '{certs.ca}', {more} }}"
+        )
+        own = f"cert_file: '{certs.client_cert}', key_file: '{certs.client_key}'," if verify else ""
+        dialling = f"tls {{ ca_file: '{certs.ca}', {own} handshake_first: {str(first).lower()} }}"
+        with joined(*kinds, hub={"extra": listening}, leaf={"remote": dialling}) as pair:
+            assert crosses(pair.leaf.client, pair.hub.client, "hello")
+            assert crosses(pair.hub.client, pair.leaf.client, "hello")
+
+    def test_an_unknown_authority_is_not_believed(
+        self, kinds: tuple[str, str], certs: certificates.Certificates
+    ) -> None:
+        port = free_port()
+        listening = f"tls {{ cert_file: '{certs.cert}', key_file: '{certs.key}' }}"
+        with ExitStack() as stack:
+            stack.enter_context(Server(kinds[0], hub_setup(port, extra=listening)))
+            leaf = stack.enter_context(
+                Server(kinds[1], leaf_setup(f"tls://127.0.0.1:{port}", remote="tls { timeout: 2 }"))
+            )
+            eventually(lambda: "certificate" in leaf.log_text().lower(), 10.0)
+
+
+class TestPermissions:
+    def test_what_a_user_may(self, kinds: tuple[str, str]) -> None:
+        """A leaf says only what its user may publish, and hears only what it may subscribe to."""
+        users = (
+            "authorization { users: [ {user: edge, password: pw, permissions: {"
+            " publish: {allow: ['up.>'], deny: ['up.not']}, subscribe: {allow: ['down.>'], deny: ['down.not']} }},"
+            " {user: c, password: three} ] }"
+        )
+        port = free_port()
+        with ExitStack() as stack:
+            hub = stack.enter_context(Server(kinds[0], hub_setup(port, more=users)))
+            leaf = stack.enter_context(Server(kinds[1], leaf_setup(f"nats-leaf://edge:pw@127.0.0.1:{port}")))
+            upper = stack.enter_context(Client(hub.port, user="c", **{"pass": "three"}))
+            lower = stack.enter_context(Client(leaf.port))
+            eventually(lambda: crosses(lower, upper, "up.a"), 10.0)
+            assert crosses(upper, lower, "down.a")
+            for sender, listener, subject in (
+                (lower, upper, "up.not"),
+                (lower, upper, "down.a"),
+                (upper, lower, "down.not"),
+                (upper, lower, "up.a"),
+            ):
+                assert not crosses(sender, listener, subject), subject
+            assert crosses(lower, upper, "up.b"), "the connection stays"
+
+
+class TestAccounts:
+    def test_a_leaf_is_in_one_account(self, kinds: tuple[str, str]) -> None:
+        accounts = (
+            "accounts { A { users: [ {user: a, password: pw} ] }, B { users: [ {user: b, password: pw} ] } }"
+        )
+        auth = "authorization { users: [ {user: edge, password: pw, account: B} ] }"
+        port = free_port()
+        with ExitStack() as stack:
+            hub = stack.enter_context(
+                Server(kinds[0], hub_setup(port, extra=auth, more=accounts, jetstream=False))
+            )
+            leaf = stack.enter_context(Server(kinds[1], leaf_setup(f"nats-leaf://edge:pw@127.0.0.1:{port}")))
+            others = stack.enter_context(Client(hub.port, user="a", **{"pass": "pw"}))
+            upper = stack.enter_context(Client(hub.port, user="b", **{"pass": "pw"}))
+            lower = stack.enter_context(Client(leaf.port))
+            eventually(lambda: crosses(lower, upper, "hello"), 10.0)
+            assert not crosses(lower, others, "hello")
+
+
+class TestTopologies:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_two_that_dial_each_other_notice(self, kind: str) -> None:
+        ports = [free_port(), free_port()]
+        with ExitStack() as stack:
+            servers = [
+                stack.enter_context(
+                    Server(
+                        kind,
+                        Setup(
+                            settings={"server_name": f"ring-{number}"},
+                            config=f"leafnodes {{ listen: '127.0.0.1:{ports[number]}', reconnect: '200ms', "
+                            f"remotes: [ {{ url: 'nats-leaf://127.0.0.1:{ports[1 - number]}' }} ] }}",
+                            jetstream=False,
+                        ),
+                    )
+                )
+                for number in range(2)
+            ]
+            eventually(lambda: any("Loop detected" in each.log_text() for each in servers), 10.0)
+
+    @pytest.mark.parametrize("middle", KINDS)
+    def test_a_chain(self, middle: str) -> None:
+        """Interest and messages pass through the one in the middle, in both directions."""
+        outer = OURS
+        ports = [free_port(), free_port()]
+        with ExitStack() as stack:
+            top = stack.enter_context(Server(outer, hub_setup(ports[0])))
+            config = (
+                f"jetstream {{ domain: MID }}\nleafnodes {{ listen: '127.0.0.1:{ports[1]}', "
+                f"remotes: [ {{ url: 'nats-leaf://127.0.0.1:{ports[0]}' }} ] }}"
+            )
+            stack.enter_context(Server(middle, Setup(settings={"server_name": "mid"}, config=config)))
+            low = stack.enter_context(Server(outer, leaf_setup(f"nats-leaf://127.0.0.1:{ports[1]}")))
+            upper, lower = stack.enter_context(Client(top.port)), stack.enter_context(Client(low.port))
+            eventually(lambda: crosses(lower, upper, "hello"), 15.0)
+            assert crosses(upper, lower, "hello")
+            answer = upper.request("$JS.LEAF.API.INFO")
+            assert answer.json["domain"] == "LEAF"
+
+    def test_several_remotes(self) -> None:
+        """One server joins two systems; what is said in one is heard here, and not in the other."""
+        ports = [free_port(), free_port()]
+        with ExitStack() as stack:
+            hubs = [
+                stack.enter_context(
+                    Server(
+                        kind,
+                        Setup(
+                            settings={"server_name": f"hub-{kind}"},
+                            config=f"leafnodes {{ listen: '127.0.0.1:{port}' }}",
+                            jetstream=False,
+                        ),
+                    )
+                )
+                for kind, port in zip(KINDS, ports, strict=True)
+            ]
+            remotes = ", ".join(f"{{ url: 'nats-leaf://127.0.0.1:{port}' }}" for port in ports)
+            config = f"leafnodes {{ reconnect: '200ms', remotes: [ {remotes} ] }}"
+            setup = Setup(settings={"server_name": "both"}, config=config, jetstream=False)
+            edge = stack.enter_context(Server(OURS, setup))
+            here = stack.enter_context(Client(edge.port))
+            there = [stack.enter_context(Client(hub.port)) for hub in hubs]
+            for client in there:
+                eventually(lambda client=client: crosses(here, client, "hello"), 10.0)
+                assert crosses(client, here, "hello")
+            assert not crosses(there[0], there[1], "hello")
