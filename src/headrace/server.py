@@ -34,7 +34,7 @@ from headrace.net.options import (
 from headrace.net.presence import Presence
 from headrace.net.reload import fixed_changes, merged, review
 from headrace.net.tenants import Tenants
-from headrace.net.tls import server_context
+from headrace.net.tls import context_of, server_context
 
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
@@ -102,10 +102,11 @@ class Server:
         try:
             self._tenants.settle(self.options, self._judge)
             await self._open_door(tls)
+            await self._open_web()
             self._collectors = self._make_collectors()
             await self._open_leafs()
             await self._open_monitors(tls)
-            self._presence.show(nats=[self.url], monitoring=self._monitor_urls())
+            self._presence.show(nats=[self.url], monitoring=self._monitor_urls(), websocket=self._web_urls())
         except BaseException:
             await self.stop()
             raise
@@ -311,6 +312,26 @@ class Server:
         self._log.info(f"Listening for client connections on {_address(options.host, listener.port)}")
         if tls is not None:
             self._log.info("TLS required for client connections")
+
+    async def _open_web(self) -> None:
+        settings = self.options.websocket
+        if not settings.port:
+            return
+        tls = context_of(settings.tls) if settings.tls.cert else None
+        try:
+            await self.listener.start_web(tls)
+        except OSError as error:
+            host = settings.host or self.options.host
+            raise _not_to_be_had(host, settings.port, "websocket { port }", error) from error
+        for url in self._web_urls():
+            self._log.info(f"Listening for websocket clients on {url}")
+
+    def _web_urls(self) -> list[str]:
+        settings = self.options.websocket
+        if not settings.port:
+            return []
+        scheme = "wss" if settings.tls.cert else "ws"
+        return [f"{scheme}://{_address(settings.host or self.options.host, self.listener.web_port)}"]
 
     def _open_system(self, listener: Listener) -> None:
         """Answer in the system account, and tell who comes and goes."""

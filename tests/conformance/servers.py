@@ -33,6 +33,7 @@ LATER: dict[str, str] = {}
 _LISTENING = re.compile(r"Listening for client connections on \S*?:(\d+)\s")
 _READY = "Server is ready"
 _MONITORING = re.compile(r"Starting http monitor on \S*?:(\d+)")
+_WEBSOCKET = re.compile(r"Listening for websocket clients on (wss?://\S+)")
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 10.0
 
@@ -137,6 +138,13 @@ class Server:
         found = _MONITORING.search(self.log_text())
         assert found, self.log_text()
         return f"http://127.0.0.1:{found[1]}{path}"
+
+    @property
+    def websocket_url(self) -> str:
+        """The address for WebSocket clients; the server was configured with one."""
+        found = _WEBSOCKET.search(self.log_text())
+        assert found, self.log_text()
+        return found[1]
 
     def signal(self, number: int) -> None:
         assert self._process is not None

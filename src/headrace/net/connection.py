@@ -96,13 +96,16 @@ class Connection(asyncio.BufferedProtocol):
     def _begin_tls(self, context: ssl.SSLContext) -> None:
         options = self._listener.options
         self._peeking = options.allow_non_tls
-        self._channel = Channel(context)
+        self._make_channel(context)
         if not options.tls_handshake_first:
             self._greet()
         elif options.tls_first_wait_s:
             self._listener.wheel.appoint(self, options.tls_first_wait_s)
             return
         self._listener.wheel.appoint(self, options.tls_timeout_s)
+
+    def _make_channel(self, context: ssl.SSLContext) -> None:
+        self._channel = Channel(context)
 
     def _begin_plain(self) -> None:
         self._greet()
@@ -290,12 +293,16 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing:
             return
         self.flush()
+        self._say_goodbye()
         self._closing = True
         self.session.close()
         if self._channel is not None and self._channel.open:
             self._send(self._channel.close())
         self._transport.close()
         self._listener.wheel.appoint(self, LINGER_S)
+
+    def _say_goodbye(self) -> None:
+        """What this kind of connection says last."""
 
     def abort(self) -> None:
         """End the connection at once."""

@@ -15,7 +15,7 @@ PROTOCOL = 1
 class Card:
     """The part of INFO that is the same for every client of a listener."""
 
-    __slots__ = ("_fields", "_open", "_options", "_tls", "_verify")
+    __slots__ = ("_fields", "_open", "_options", "_tls", "_verify", "_web")
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Card:
         self._tls = options.tls_enabled if tls is None else tls
         self._verify = options.tls_files.verify if verify is None else verify
         self._open = bool(stranger)
+        self._web = tls is not None
         self._fields: dict[str, Any] = {
             "server_id": server_id,
             "server_name": server_name,
@@ -62,7 +63,7 @@ class Card:
         if (options.auth_required and not self._open) or (account and options.has_credentials):
             fields["auth_required"] = True
         if self._tls:
-            fields["tls_available" if options.allow_non_tls else "tls_required"] = True
+            fields["tls_available" if options.allow_non_tls and not self._web else "tls_required"] = True
         if self._verify:
             fields["tls_verify"] = True
         fields["max_payload"] = max_payload or options.max_payload

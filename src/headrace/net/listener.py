@@ -21,6 +21,7 @@ from headrace.net.doors import Door
 from headrace.net.info import Card
 from headrace.net.logs import SILENT, Log
 from headrace.net.options import Options
+from headrace.net.web import WEBSOCKET, open_web
 from headrace.net.wheel import Wheel
 
 INBOX_BYTES = 512 * 1024
@@ -35,6 +36,7 @@ class Listener:
     """Clients on one address, and what they share with those who come by other doors."""
 
     door: Door
+    _web_door: Door
 
     def __init__(
         self,
@@ -74,6 +76,8 @@ class Listener:
         self.on_come: Callable[[Session], None] = lambda session: None
         self.on_go: Callable[[Session], None] = lambda session: None
         self._server: asyncio.Server | None = None
+        self._web_server: asyncio.Server | None = None
+        self.web_port = 0
 
     # Life
 
@@ -92,6 +96,29 @@ class Listener:
         self.door = self._make_door(self.tls)
         self.accounts.wake_by(self._wake)
         await self._server.start_serving()
+
+    async def start_web(self, tls: ssl.SSLContext | None) -> None:
+        """Listen for WebSocket clients, too; raises OSError when the address is not to be had."""
+        settings = self.options.websocket
+        host = settings.host or self.options.host
+        self._web_server = server = await open_web(self, lambda: self._web_door, settings, host or "0.0.0.0")
+        self.web_port = server.sockets[0].getsockname()[1]
+        self._web_door = self._make_web_door(tls)
+        await server.start_serving()
+
+    def _make_web_door(self, tls: ssl.SSLContext | None) -> Door:
+        settings = self.options.websocket
+        card = Card(
+            self.options,
+            self._server_id,
+            self._server_name,
+            settings.host or self.host,
+            self.web_port,
+            tls=tls is not None,
+            verify=settings.tls.verify,
+            stranger=settings.no_auth_user,
+        )
+        return Door(WEBSOCKET, card, tls, settings.tls.map_users, settings.no_auth_user)
 
     async def stop(self) -> None:
         """Accept no more, send what is pending, close."""
@@ -126,9 +153,10 @@ class Listener:
 
     def close_door(self) -> None:
         """Accept no more."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        for server in (self._server, self._web_server):
+            if server is not None:
+                server.close()
+        self._server = self._web_server = None
 
     async def lame_duck(self) -> None:
         """Accept no more, tell clients to go elsewhere, close them one by one; returns when all are gone."""

@@ -23,11 +23,11 @@ class Presence:
         self._ports_dir = Path(options.ports_file_dir) if options.ports_file_dir else None
         self._written: list[Path] = []
 
-    def show(self, *, nats: list[str], monitoring: list[str]) -> None:
+    def show(self, *, nats: list[str], monitoring: list[str], websocket: list[str] | None = None) -> None:
         if self._pid_file is not None:
             self._write(self._pid_file, str(os.getpid()))
         if self._ports_dir is not None:
-            ports = {"nats": nats, "monitoring": monitoring, "cluster": [], "websocket": []}
+            ports = {"nats": nats, "monitoring": monitoring, "cluster": [], "websocket": websocket or []}
             self._write(self._ports_dir / PORTS_FILE.format(pid=os.getpid()), json.dumps(ports))
 
     def hide(self) -> None:

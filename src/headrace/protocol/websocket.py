@@ -1,0 +1,379 @@
+"""WebSocket (RFC 6455), the server's side, without a socket: bytes in, payload and bytes out.
+
+Owns the opening handshake, the framing, masks, control frames and permessage-deflate. What a frame carries is passed on
+as it comes, so nothing grows with what a peer says it is going to send: a frame's length is a number until its bytes are
+there, and what is inflated is bounded. Messages have no meaning here: together they are one stream of bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import numpy as np
+
+HEAD_BYTES_MAX = 8192
+CONTROL_BYTES_MAX = 125
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+NORMAL, GOING_AWAY, PROTOCOL_ERROR, INVALID_DATA, POLICY, TOO_BIG = 1000, 1001, 1002, 1007, 1008, 1009
+
+_FINAL, _COMPRESSED, _MASKED = 0x80, 0x40, 0x80
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_DEFLATE = "permessage-deflate"
+_DEFLATE_ANSWER = "permessage-deflate; server_no_context_takeover; client_no_context_takeover"
+_TAIL = b"\x00\x00\xff\xff"
+#: Smaller pieces are not worth a compressor.
+_COMPRESS_MIN = 64
+_CHUNK = 64 * 1024
+_SMALL = 128
+
+
+class WebSocketError(Exception):
+    """The peer broke the rules; `status` and the text go into the closing frame."""
+
+    def __init__(self, text: str, status: int = PROTOCOL_ERROR) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Refusal(Exception):
+    """A request that is no good handshake, with its HTTP status."""
+
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+    def answer(self) -> bytes:
+        body = f"{self}\n".encode()
+        return (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\nSec-Websocket-Version: 13\r\n"
+            f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        ).encode() + body
+
+
+# The handshake
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The head of an HTTP request; names of headers in lower case, the first value of each counts."""
+
+    method: str
+    path: str
+    headers: dict[str, list[str]]
+
+    def get(self, name: str) -> str:
+        return self.headers.get(name, [""])[0]
+
+    def lists(self, name: str, value: str) -> bool:
+        """Whether a header's list has this value."""
+        return any(
+            value.lower() == item.strip().lower()
+            for line in self.headers.get(name, ())
+            for item in line.split(",")
+        )
+
+    def cookies(self) -> dict[str, str]:
+        pairs = (
+            item.strip().partition("=") for line in self.headers.get("cookie", ()) for item in line.split(";")
+        )
+        return {name: value.strip('"') for name, sign, value in pairs if sign}
+
+
+def read_request(head: bytes) -> Request:
+    """The request in a head that ends with an empty line."""
+    line, *rest = head[:-4].decode("latin-1").split("\r\n")
+    words = line.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        raise Refusal(HTTPStatus.BAD_REQUEST, "bad request")
+    headers: dict[str, list[str]] = {}
+    for entry in rest:
+        name, colon, value = entry.partition(":")
+        if not colon or not name or name != name.strip():
+            raise Refusal(HTTPStatus.BAD_REQUEST, "bad header")
+        headers.setdefault(name.lower(), []).append(value.strip())
+    return Request(words[0], words[1], headers)
+
+
+def check(request: Request) -> None:
+    """Refuse what is no opening handshake."""
+    if request.method != "GET":
+        raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "request method must be GET")
+    if not request.get("host"):
+        raise Refusal(HTTPStatus.BAD_REQUEST, "'Host' missing in request")
+    for name, value in (("upgrade", "websocket"), ("connection", "Upgrade")):
+        if not request.lists(name, value):
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"invalid value for header '{name.title()}'")
+    try:
+        key = base64.b64decode(request.get("sec-websocket-key"), validate=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != 16:
+        raise Refusal(HTTPStatus.BAD_REQUEST, "invalid websocket key")
+    if not request.lists("sec-websocket-version", "13"):
+        raise Refusal(HTTPStatus.BAD_REQUEST, "invalid version")
+
+
+def check_origin(request: Request, *, same: bool, allowed: tuple[str, ...], secure: bool) -> None:
+    """Refuse a browser's page from somewhere else; who names no origin is no browser."""
+    origin = request.get("origin") or request.get("sec-websocket-origin")
+    if not origin or not (same or allowed):
+        return
+    found = _origin(origin)
+    own = _origin(f"{'https' if secure else 'http'}://{request.get('host')}")
+    if found is None or (same and found != own):
+        raise Refusal(HTTPStatus.FORBIDDEN, "origin not allowed: not same origin")
+    if allowed and found not in {_origin(text) for text in allowed}:
+        raise Refusal(HTTPStatus.FORBIDDEN, "origin not allowed: not in the allowed list")
+
+
+def _origin(text: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return None
+    if not parts.scheme or not parts.hostname:
+        return None
+    return (
+        parts.scheme.lower(),
+        parts.hostname.lower(),
+        port or (443 if parts.scheme.lower() == "https" else 80),
+    )
+
+
+def wants_deflate(request: Request) -> bool:
+    """Whether the client offers compression."""
+    return any(
+        offer.split(";")[0].strip().lower() == _DEFLATE
+        for line in request.headers.get("sec-websocket-extensions", ())
+        for offer in line.split(",")
+    )
+
+
+def accept(request: Request, *, compress: bool, headers: tuple[tuple[str, str], ...] = ()) -> bytes:
+    """The answer that opens the connection."""
+    digest = hashlib.sha1(request.get("sec-websocket-key").encode() + _GUID, usedforsecurity=False).digest()
+    lines = [
+        "HTTP/1.1 101 Switching Protocols",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        f"Sec-WebSocket-Accept: {base64.b64encode(digest).decode()}",
+    ]
+    if compress:
+        lines.append(f"Sec-WebSocket-Extensions: {_DEFLATE_ANSWER}")
+    lines += [f"{name}: {value}" for name, value in headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+# Frames
+
+
+def unmask(data: bytes, key: bytes, position: int) -> bytes:
+    """The bytes of a frame from `position` on without their mask."""
+    size, turn = len(data), position % 4
+    key = key[turn:] + key[:turn]
+    if size < _SMALL:
+        mask = (key * (size // 4 + 1))[:size]
+        return (int.from_bytes(data, "big") ^ int.from_bytes(mask, "big")).to_bytes(size, "big")
+    even = size & ~3
+    words = np.frombuffer(data, np.uint32, even // 4) ^ np.frombuffer(key, np.uint32)[0]
+    return bytes(words.tobytes()) + unmask(data[even:], key, 0)
+
+
+def frame(opcode: int, payload: bytes | bytearray, *, compressed: bool = False) -> bytes:
+    """A whole frame from the server, which masks nothing."""
+    first = _FINAL | opcode | (_COMPRESSED if compressed else 0)
+    size = len(payload)
+    if size < 126:
+        head = bytes((first, size))
+    elif size < 65536:
+        head = struct.pack("!BBH", first, 126, size)
+    else:
+        head = struct.pack("!BBQ", first, 127, size)
+    return head + payload
+
+
+def closing(status: int, reason: str) -> bytes:
+    """The frame that says goodbye and why."""
+    text = reason.encode()[: CONTROL_BYTES_MAX - 2].decode("utf-8", "ignore").encode()
+    return frame(CLOSE, struct.pack("!H", status) + text)
+
+
+class Frames:
+    """Both directions of an open connection. `answers` collects what has to go back; `ended`: the peer said goodbye."""
+
+    def __init__(self, *, compress: bool, inflated_max: int) -> None:
+        self._compress = compress
+        #: What one compressed message may become; the rest of the rules bound everything else.
+        self.inflated_max = inflated_max
+        self.answers = bytearray()
+        self.ended = False
+        self._head = bytearray()
+        self._open = False  # a message has begun and not ended
+        self._inflate = False
+        self._final = True
+        self._opcode = CONTINUATION
+        self._remaining = 0
+        self._position = 0
+        self._key = b""
+        self._control: bytearray | None = None
+        self._inflater: zlib._Decompress | None = None
+        self._inflated = 0
+
+    # In
+
+    def receive(self, data: bytes) -> Iterator[bytes]:
+        """The payload in what came, piece by piece; WebSocketError ends the connection."""
+        at, end = 0, len(data)
+        while at < end and not self.ended:
+            if not self._key:
+                at = self._take_head(data, at)
+                if not self._key:
+                    return
+                if self._remaining:
+                    continue
+            piece = data[at : at + self._remaining]
+            plain = unmask(piece, self._key, self._position)
+            at += len(piece)
+            self._position += len(piece)
+            self._remaining -= len(piece)
+            yield from self._piece(plain)
+            if not self._remaining:
+                self._key = b""
+
+    def _take_head(self, data: bytes, at: int) -> int:
+        """Go on with a frame's head; where its payload starts, if the head is complete."""
+        head = self._head
+        need = 2
+        while True:
+            missing = need - len(head)
+            head += data[at : at + missing]
+            at = min(at + missing, len(data))
+            if len(head) < need:
+                return at
+            if need == 2:
+                self._check_head(head[0], head[1])
+                need = 2 + {126: 2, 127: 8}.get(head[1] & 0x7F, 0) + 4
+            else:
+                break
+        size = head[1] & 0x7F
+        if size >= 126:
+            size = int.from_bytes(head[2 : need - 4], "big")
+            if size >> 63:
+                raise WebSocketError("invalid 64-bit payload length")
+        self._key, self._remaining, self._position = bytes(head[need - 4 :]), size, 0
+        head.clear()
+        return at
+
+    def _check_head(self, first: int, second: int) -> None:
+        opcode, final, compressed = first & 0x0F, bool(first & _FINAL), bool(first & _COMPRESSED)
+        if first & 0x30:
+            raise WebSocketError("RSV2 and RSV3 must be clear")
+        if compressed and not self._compress:
+            raise WebSocketError("compressed frame received without negotiated permessage-deflate")
+        if not second & _MASKED:
+            raise WebSocketError("mask bit missing")
+        if opcode in (CLOSE, PING, PONG):
+            if not final or compressed or second & 0x7F > CONTROL_BYTES_MAX:
+                raise WebSocketError("a control frame is whole, small and not compressed")
+            self._control = bytearray()
+        elif opcode in (TEXT, BINARY):
+            if self._open:
+                raise WebSocketError(
+                    "new message started before final frame for previous message was received"
+                )
+            self._begin(compressed)
+        elif opcode == CONTINUATION:
+            if not self._open or compressed:
+                raise WebSocketError("invalid continuation frame")
+        else:
+            raise WebSocketError(f"unknown opcode {opcode}")
+        self._opcode = opcode
+        if opcode < CLOSE:
+            self._final, self._open = final, not final
+
+    def _begin(self, compressed: bool) -> None:
+        self._inflate = compressed
+        self._inflated = 0
+        if compressed:
+            self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+
+    def _piece(self, plain: bytes) -> Iterator[bytes]:
+        if self._opcode >= CLOSE:
+            self._take_control(plain)
+        elif not self._inflate:
+            if plain:
+                yield plain
+        else:
+            yield from self._inflated_pieces(plain)
+
+    def _inflated_pieces(self, data: bytes) -> Iterator[bytes]:
+        """What a compressed message holds, never much of it at a time."""
+        if self._final and not self._remaining:
+            data += _TAIL
+        assert self._inflater is not None
+        while data:
+            try:
+                piece = self._inflater.decompress(data, _CHUNK)
+            except zlib.error as error:
+                raise WebSocketError("compressed data is not good", INVALID_DATA) from error
+            data = self._inflater.unconsumed_tail
+            self._inflated += len(piece)
+            if self._inflated > self.inflated_max:
+                raise WebSocketError("a compressed message is too big", TOO_BIG)
+            if piece:
+                yield piece
+            elif self._inflater.eof or not data:
+                break
+
+    def _take_control(self, plain: bytes) -> None:
+        assert self._control is not None
+        self._control += plain
+        if self._remaining:
+            return
+        payload, self._control = bytes(self._control), None
+        if self._opcode == PING:
+            self.answers += frame(PONG, payload)
+        elif self._opcode == CLOSE:
+            self._take_close(payload)
+
+    def _take_close(self, payload: bytes) -> None:
+        """The peer says goodbye: so do we, with what it said if that was in order."""
+        self.ended = True
+        if not payload:
+            self.answers += frame(CLOSE, b"")
+            return
+        status = int.from_bytes(payload[:2], "big")
+        try:
+            text = payload[2:].decode()
+        except UnicodeDecodeError:
+            self.answers += closing(INVALID_DATA, "invalid utf8 body in close frame")
+            return
+        if len(payload) == 1 or not _valid_status(status):
+            raise WebSocketError("invalid close status code")
+        self.answers += closing(status, text)
+
+    # Out
+
+    def encode(self, data: bytes | bytearray) -> bytes:
+        """A message with this payload."""
+        if not self._compress or len(data) < _COMPRESS_MIN:
+            return frame(BINARY, data)
+        deflater = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
+        packed = deflater.compress(data) + deflater.flush(zlib.Z_SYNC_FLUSH)
+        return frame(BINARY, packed[: -len(_TAIL)], compressed=True)
+
+
+def _valid_status(status: int) -> bool:
+    if status in (1004, 1005, 1006, 1015):
+        return False
+    return 1000 <= status < 1016 or 3000 <= status < 5000
