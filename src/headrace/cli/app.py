@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -107,6 +106,8 @@ class LazyGroup(TyperGroup):
 
 def _tell_server(ctx: Any, group: Any) -> None:
     """Let a group's own --server default to what was said before it, in HEADRACE_URL or in a context."""
+    import logging
+
     logging.getLogger("nats").addHandler(logging.NullHandler())
     server = targets.resolve(root_flags(ctx)).server
     if server != targets.LOCAL:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import sys
@@ -144,6 +143,8 @@ class Link:
             note("headrace: connected again")
 
     async def close(self) -> None:
+        import asyncio
+
         self._stays = False
         for client in self._clients:
             try:
@@ -264,6 +265,8 @@ def silence() -> None:
 
 
 def _run(session: Coroutine[Any, Any, int | None]) -> int | None:
+    import asyncio
+
     with asyncio.Runner() as runner:
         return runner.run(session)
 

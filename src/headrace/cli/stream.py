@@ -11,10 +11,12 @@ from headrace.cli import show, stream_options
 from headrace.cli.arguments import Force, Stream
 from headrace.cli.failures import MISUSED, Failure
 from headrace.cli.link import Link, configured, connected
+from headrace.cli.stream_backup import backup_commands
 from headrace.cli.stream_messages import message_commands
 
 stream_app = typer.Typer(help="Streams: make them, look at them, change them.", no_args_is_help=True)
 stream_app.add_typer(message_commands)
+stream_app.add_typer(backup_commands)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="A configuration in JSON, as 'stream info --json' prints it.")
