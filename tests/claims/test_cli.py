@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from claims.objects import free_ports
 from claims.world import LARGE, World
 from headrace.claims import load
 from headrace.cli.app import run
@@ -99,6 +103,36 @@ async def test_lint_and_publish(world: World, tmp_path: Path, capsys: Any) -> No
     other = written(world, tmp_path, max_age=3600)
     assert await called("claims", "lint", "-c", other, "-s", world.url) == 1
     assert "max_age is 3600 here and 7200 there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("world", ["nats-server"], indirect=True)
+async def test_collect_watches_until_it_is_stopped(world: World, tmp_path: Path) -> None:
+    """A process of its own: it collects, shows its metrics, and ends without a complaint."""
+    path = written(world, tmp_path, max_age=60)
+    claims, sent = await offloaded(world, path)
+    await world.wire.api(f"STREAM.PURGE.{sent.stream}")
+    await aged(claims, sent.reference.claim_id, 7200)
+    (port,) = free_ports(1)
+    command = ["claims", "collect", "--watch", "-c", path, "-s", world.url, "--metrics-port", port]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "headrace", *map(str, command), stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(30):
+        while await claims.store.exists(sent.reference.object_key):
+            await asyncio.sleep(0.05)
+        line = f'claim_check_claims_expired_total{{namespace="{world.name}"}} 1.0'
+        while line not in await exported(port):
+            await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = await process.communicate()
+    assert process.returncode == 0, said.decode()
+    assert b"Traceback" not in said
+
+
+async def exported(port: int) -> str:
+    answer = await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/metrics")
+    with answer:
+        return str(answer.read().decode())
 
 
 async def test_what_is_wrong_is_explained(tmp_path: Path, capsys: Any) -> None:

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 
 from claims.faults import Faulty
 from claims.objects import Weed
 from claims.proxy import Proxy
 from claims.world import LARGE, World
+from headrace import Server
 from headrace.claims import (
     PRESETS,
     ChecksumMismatch,
@@ -316,12 +318,19 @@ async def test_files_and_iterators_are_streamed(world: World, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-async def test_once_in_real_time(reference_url: str, tmp_path: Path) -> None:
-    """No clock is moved here: TTLs of a second or two, markers by nats-server itself, a collector that watches."""
-    import nats
+@pytest.mark.parametrize("server", ["nats-server", "headrace"])
+async def test_once_in_real_time(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
+    """No clock is moved here: TTLs of a second or two, markers by the server itself, a collector that watches."""
+    if server == "headrace":
+        async with Server(store_dir=tmp_path / "broker") as ours:
+            await _in_real_time(ours.url, tmp_path)
+    else:
+        await _in_real_time(request.getfixturevalue("reference_url"), tmp_path)
 
-    connection = await nats.connect(reference_url)
-    world = World(connection, reference_url, None, tmp_path, f"RT{time.time_ns()}")
+
+async def _in_real_time(url: str, tmp_path: Path) -> None:
+    connection = await nats.connect(url)
+    world = World(connection, url, None, tmp_path, f"RT{time.time_ns()}")
     ttl = Ttl(max_age=4, retention_after_read=1, grace_period=1)
     claims = await world.claims(ttl=ttl, clock=SystemClock())
     server_timed = Claims(connection, claims.config, store=claims.store)

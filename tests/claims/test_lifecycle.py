@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from base64 import b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 
 from claims.objects import GcsEmulator, Weed
 from claims.world import LARGE, World
-from headrace.claims import PRESETS, ClaimConfig, Received, Ttl, open_store
-from headrace.claims.stores import Plain
+from headrace.claims import PRESETS, ClaimConfig, Claims, Received, Ttl, open_store
+from headrace.claims.stores import Denied, Plain, StoreError
 from headrace.claims.stores import lifecycle as lifecycles
 
 
@@ -144,6 +145,65 @@ async def test_claims_on_a_real_store(
     assert not await claims.store.exists(orphan.reference.object_key)
     levels = {finding.level for finding in await claims.lint() if "bucket" in finding.about}
     assert "error" not in levels
+
+
+async def test_s3_objects_carry_their_end_as_a_tag(weed: Weed, world: World) -> None:
+    claims = await world.claims(backend="s3", bucket=bucket_name(), store=weed.settings)
+    stream = await world.stream()
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    store: Any = claims.store
+    answer = await store.call("get_object_tagging", Bucket=store.bucket, Key=sent.reference.object_key)
+    assert answer["TagSet"] == [{"Key": "expires-at", "Value": str(sent.reference.expires_at)}]
+
+
+@pytest.mark.parametrize("name", ["s3", "azure"])
+async def test_wrong_credentials_are_named_and_a_start_with_them_fails(
+    world: World, settings_of: Callable[[str], dict[str, Any]], name: str
+) -> None:
+    """A producer that could not store or clean up must not start; a reader with them may succeed later."""
+    settings = settings_of(name)
+    secret = {
+        "s3": {"secret_access_key": "wrong"},
+        "azure": {"access_key": b64encode(b"wrong" * 13).decode()},
+    }
+    settings["store"] = {**settings["store"], **secret[name], "retries": 0}
+    with pytest.raises(StoreError):
+        await world.claims(bucket=bucket_name(), **settings)
+    store = open_store(ClaimConfig("ns", bucket=bucket_name(), **settings))
+    with pytest.raises(Denied):
+        await store.put("ns/t/2026010100/x", b"x", Plain())
+    with pytest.raises(Denied):
+        await store.get("ns/t/2026010100/x")
+    await store.close()
+
+
+async def test_lint_looks_at_the_bucket_and_its_rules(weed: Weed, world: World) -> None:
+    settings = {"backend": "s3", "bucket": bucket_name(), "store": {**weed.settings, "retries": 0}}
+    config = ClaimConfig(world.name, **settings)
+    claims = Claims(world.connection, config)
+    world.opened.append(claims)
+    await claims.registry.ensure()
+
+    async def errors() -> list[str]:
+        return [item.text for item in await claims.lint() if item.level == "error"]
+
+    assert any("does not exist" in text for text in await errors())
+    await claims.set_up()
+    assert await errors() == []
+    lifecycle: Any = claims.store.lifecycle
+    for rules in ([], lifecycle.wanted(world.name, 7)):
+        if rules:
+            await lifecycle.write(rules)
+        else:
+            await claims.store.call("delete_bucket_lifecycle", Bucket=config.bucket)  # type: ignore[attr-defined]
+        assert any("missing or not 2 days" in text for text in await errors())
+    await claims.set_up()
+    assert await errors() == [], "a start repairs it"
+    away = {**settings, "store": {**settings["store"], "endpoint": "http://127.0.0.1:1"}}
+    lost = Claims(world.connection, ClaimConfig(world.name, **away))
+    world.opened.append(lost)
+    assert any("cannot be reached" in item.text for item in await lost.lint())
 
 
 async def test_gcs_buckets_and_rules_on_an_emulator(gcs: GcsEmulator) -> None:

@@ -97,10 +97,10 @@ class Collector:
         next_sweep = loop.time()
         while True:
             try:
-                await self.collect_due(poll_s)
                 if loop.time() >= next_sweep:
-                    await self._sweeper.sweep(await self._now_ns())
+                    await self.collect()
                     next_sweep = loop.time() + sweep_every_s
+                await self.collect_due(poll_s)
             except (NoAnswer, RequestError, StoreError) as error:
                 _LOG.warning("collecting %s: %s", self._config.namespace, error)
                 await asyncio.sleep(min(poll_s, 1.0))

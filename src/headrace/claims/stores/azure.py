@@ -83,7 +83,8 @@ class AzureStore(CloudStore):
         endpoint = self._settings.get("endpoint") or f"https://{account}.blob.core.windows.net"
         key = self._settings.get("access_key")
         credential = {"account_name": account, "account_key": key} if key else _default_credential()
-        return ContainerClient(endpoint, self.bucket, credential=credential)
+        retries = int(self._settings.get("retries", 3))
+        return ContainerClient(endpoint, self.bucket, credential=credential, retry_total=retries)
 
 
 class AzureLifecycle:
