@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/headrace/kernel/*.pyx src/headrace/kernel/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check format bench crash soak-readers mutants conformance-natspy parts java clean
+.PHONY: help setup run demo test check format bench crash sim soak-readers mutants conformance-natspy parts java clean
 
 help: ## what can be made
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -59,6 +59,9 @@ bench: setup ## side by side with nats-server, as ratios
 crash: setup ## two million crash points and every byte of a store rotten: hours (ARGS='--points 50000' for fewer)
 	$(BIN)/python -m tests.crash.enumerate --jobs 2 $(ARGS)
 	$(BIN)/python -m tests.crash.rot --jobs 2
+
+sim: setup ## whole simulated brokers by seed (SEEDS=20000)
+	$(BIN)/python -m tests.sim.worlds 0 $(or $(SEEDS),20000) --jobs 2
 
 soak-readers: setup ## another process reads through pins for a minute while the store is written at full speed
 	$(BIN)/python -m tests.crash.pin_load $(ARGS)

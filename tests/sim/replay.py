@@ -2,12 +2,12 @@
 
 import sys
 
-from headrace.sim.world import World
+from headrace.sim.storeworld import StoreWorld
 
 from .options import SIZES
 
 if __name__ == "__main__":
     seed = int(sys.argv[1])
-    world = World(seed, SIZES[seed % len(SIZES)])
+    world = StoreWorld(seed, SIZES[seed % len(SIZES)])
     print(world)
     print(world.run(), f"{world.crashes} crashes")

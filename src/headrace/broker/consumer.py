@@ -171,6 +171,9 @@ class Consumer:
         log, progress = self.stream.log, self.progress
         known = [*progress.pending, *progress.counts]
         self.forget([seq for seq in known if log.next(None, seq) != seq], quietly=True)
+        if self.config.ack_policy in ("explicit", "all"):
+            for seq in progress.overdue():
+                progress.enqueue(seq)
         if self.releases and self.progress.next_seq > log.first_seq:
             done = log.seqs(self.filter, log.first_seq, min(progress.next_seq - 1, log.last_seq))
             self.stream.readers.release(self, done[~needs(self, done)].tolist() if len(done) else [])

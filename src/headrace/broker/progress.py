@@ -133,6 +133,14 @@ class Progress:
         self._counted.add(seq)
         self.changed = True
 
+    def overdue(self) -> list[int]:
+        """What is pending without a deadline: it was about to be delivered again when the server ended."""
+        seqs = np.fromiter(self.pending, dtype=np.uint64, count=len(self.pending))
+        dated = np.zeros(len(seqs), dtype=bool)
+        for _, first, last in self.deadlines.runs():
+            dated |= (seqs >= first) & (seqs <= last)
+        return [seq for seq in seqs[~dated].tolist() if seq not in self.deadlines.own]
+
     def delivered_at(self, seq: int, wait_ns: int) -> int:
         """When a pending message was last delivered, told from its deadline."""
         return self.deadlines.of(seq) - wait_ns
