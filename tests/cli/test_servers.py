@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cli import identities
 from cli.conftest import Headrace
 from conformance.servers import KINDS, Server, Setup
 from support import certificates
@@ -70,6 +71,26 @@ def test_credentials(kind: str, capsys: pytest.CaptureFixture[str], monkeypatch:
         headrace("stream", "ls", code=5)
         headrace.url = ""
         headrace("stream", "ls")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_and_credential_files(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    person, seed = identities.user(), tmp_path / "seed"
+    seed.write_bytes(person.seed)
+    users = f"authorization {{ users [ {{nkey: {person.public}}} ] }}"
+    with Server(kind, Setup(config=users, jetstream=False)) as server:
+        headrace = Headrace(server.url, capsys, monkeypatch)
+        headrace("server", "ping", code=5)
+        headrace("server", "ping", "--nkey", seed)
+    trusting, credentials = identities.trusting_server(tmp_path)
+    with Server(kind, Setup(config=trusting, jetstream=False)) as server:
+        headrace = Headrace(server.url, capsys, monkeypatch)
+        headrace("server", "ping", code=5)
+        headrace("server", "ping", "--creds", credentials)
+        headrace("server", "ping", "--creds", tmp_path / "missing", code=5)
+        assert "missing" in headrace.error
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -86,18 +86,22 @@ class Link:
         from headrace.client import Client
 
         client = Client()
-        await client.connect(
-            url,
-            name="headrace command line",
-            allow_reconnect=False,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=_AGAIN_S,  # type: ignore[arg-type]
-            connect_timeout=self.timeout,  # type: ignore[arg-type]
-            error_cb=self._note,
-            disconnected_cb=self._lost,
-            reconnected_cb=self._found,
-            **self.target.client_options(),
-        )
+        try:
+            await client.connect(
+                url,
+                name="headrace command line",
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=_AGAIN_S,  # type: ignore[arg-type]
+                connect_timeout=self.timeout,  # type: ignore[arg-type]
+                error_cb=self._note,
+                disconnected_cb=self._lost,
+                reconnected_cb=self._found,
+                **self.target.client_options(),
+            )
+        except BaseException:
+            await client.close()
+            raise
         return client
 
     def _unreachable(self, error: Exception | None) -> Failure:
