@@ -18,6 +18,8 @@ from headrace.store.format import FRAME_BYTES, aligned, frame_head, journal_path
 from headrace.store.options import StoreOptions
 
 _ZEROS = bytes(1 << 20)
+#: As many spares are kept, at most, where frames come faster than files can be made.
+SPARES_MAX = 4
 
 
 class File(NamedTuple):
@@ -52,6 +54,7 @@ class Journal:
         self.closed: list[File] = []
         self._free: deque[File] = deque()
         self._making = False
+        self._spares_wanted = options.journal_spares
         self._crc = 0
         self._file = 0
         self._size = 0
@@ -86,14 +89,22 @@ class Journal:
         return ops
 
     def _turn(self, length: int) -> list[Op]:
-        """Goes on to another file: a spare, or one made on the spot where none is ready or large enough."""
+        """Goes on to another file: a spare, or one had on the spot where none is ready or large enough."""
         self.closed.append(File(self._file, self._size, self.number))
         self._at = 0
         if self.spares and self.spares[0][1] >= length:
             self._file, self._size = self.spares.popleft()
             return []
-        self._file, self._size = self.next_file, max(self._standard, length)
+        if length <= self._standard:  # they are used up faster than they are made
+            self._spares_wanted = min(self._spares_wanted + 1, SPARES_MAX)
+        self._file = self.next_file
         self.next_file += 1
+        old = next((file for file in self._free if file.size >= length), None)
+        if old is not None:
+            self._free.remove(old)
+            self._size = old.size
+            return _renamed(old, self._file)
+        self._size = max(self._standard, length)
         return [("create", journal_path(self._file), self._size), ("syncdir", "journal")]
 
     def release(self, frame: int) -> None:
@@ -109,7 +120,7 @@ class Journal:
         surplus = self._surplus()
         if surplus:
             self._submit([("unlink", journal_path(file.number)) for file in surplus], None)
-        elif len(self.spares) < self._options.journal_spares:
+        elif len(self.spares) < self._spares_wanted:
             self._make()
 
     def _surplus(self) -> list[File]:
@@ -125,11 +136,7 @@ class Journal:
         self.next_file += 1
         if self._free:
             old = self._free.popleft()
-            renamed: list[Op] = [
-                ("rename", journal_path(old.number), journal_path(number)),
-                ("syncdir", "journal"),
-            ]
-            self._submit(renamed, (number, old.size))
+            self._submit(_renamed(old, number), (number, old.size))
         else:
             self._submit(_made(number, self._standard), (number, self._standard))
 
@@ -151,6 +158,11 @@ class Journal:
                 self._disk.submit("behind", [("unlink", path)], lambda error: None)
         else:
             self._fail(error)
+
+
+def _renamed(old: File, number: int) -> list[Op]:
+    """A file that is done with, under a new number."""
+    return [("rename", journal_path(old.number), journal_path(number)), ("syncdir", "journal")]
 
 
 def _made(number: int, size: int) -> list[Op]:
