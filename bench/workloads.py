@@ -306,17 +306,42 @@ def mirror(port: int, scale: float) -> float:
     """A mirror on the same server catches up with a full stream."""
     total = int(200 * scale) * CHUNK
     publish(port, total // CHUNK, 128)
+    return _catch_up(port, total, {"mirror": {"name": "B"}})
+
+
+@workload("source")
+def source(port: int, scale: float) -> float:
+    """A stream that sources a full one with an ephemeral consumer catches up."""
+    total = int(200 * scale) * CHUNK
+    publish(port, total // CHUNK, 128)
+    return _catch_up(port, total, {"sources": [{"name": "B"}]})
+
+
+@workload("source_durable")
+def source_durable(port: int, scale: float) -> float:
+    """The same with a durable consumer; to be compared with `source`, of which it may lose a tenth."""
+    total = int(200 * scale) * CHUNK
+    publish(port, total // CHUNK, 128)
+    how = {"deliver_subject": "sourced", "ack_policy": "flow_control", "flow_control": True}
+    with Connection(port) as connection:
+        connection.consumer("B", "C", **how, idle_heartbeat=1_000_000_000, max_ack_pending=20_000)
+    consumer = {"name": "C", "deliver_subject": "sourced"}
+    return _catch_up(port, total, {"sources": [{"name": "B", "consumer": consumer}]})
+
+
+def _catch_up(port: int, total: int, config: dict[str, Any]) -> float:
+    """How fast stream M, which copies another, gets to its messages."""
     with Connection(port) as connection:
         with contextlib.suppress(Refused):
             connection.api("STREAM.DELETE.M")
         start = time.perf_counter()
-        connection.api("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "B"}})
+        connection.api("STREAM.CREATE.M", {"name": "M", **config})
         while (copied := connection.api("STREAM.INFO.M")["state"]["messages"]) < total:
             waited = time.perf_counter() - start
             if not copied and waited > 10:
-                raise NotYet("mirror")
+                raise NotYet("copying")
             if waited > 120:
-                raise AssertionError(f"the mirror copied {copied} of {total} in {waited:.0f} s")
+                raise AssertionError(f"{copied} of {total} were copied in {waited:.0f} s")
             time.sleep(0.005)
         seconds = time.perf_counter() - start
         connection.api("STREAM.DELETE.M")
