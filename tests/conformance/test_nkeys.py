@@ -1,0 +1,320 @@
+"""NKeys and signed tokens: who signs the nonce is let in, and gets what was signed for."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from conformance.client import EOF, Client, Wire
+from conformance.servers import Server, Setup
+from support.identities import Key, Realm
+
+Launch = Callable[[Setup], Server]
+VIOLATION = b"-ERR 'Authorization Violation'\r\n"
+
+
+def answer(wire: Wire, **fields: Any) -> bytes:
+    """The first frame after CONNECT with these fields and a PING."""
+    connect = {"verbose": False, "protocol": 0, **fields}
+    wire.send(b"CONNECT " + json.dumps(connect).encode() + b"\r\nPING\r\n")
+    return wire.frame()
+
+
+USER, OTHER = Key("U"), Key("U")
+
+
+@pytest.fixture(scope="module")
+def keyed(kind: str) -> Iterator[Server]:
+    users = f"""authorization {{ users: [
+        {{nkey: {USER.public}, permissions: {{publish: "ok.>"}}}}
+        {{user: plain, password: x}} ] }}"""
+    with Server(kind, Setup(config=users, jetstream=False)) as running:
+        yield running
+
+
+class TestKeys:
+    def test_everybody_gets_another_nonce(self, keyed: Server) -> None:
+        nonces = set()
+        for _ in range(3):
+            with Wire(keyed.port) as wire:
+                nonces.add(wire.info["nonce"])
+        assert len(nonces) == 3
+        assert all(len(nonce) == 15 for nonce in nonces)
+
+    def test_the_signature_lets_in(self, keyed: Server) -> None:
+        with Wire(keyed.port) as wire:
+            sig = USER.sign_nonce(wire.info["nonce"])
+            assert answer(wire, nkey=USER.public, sig=sig) == b"PONG\r\n"
+            wire.send(b"PUB no 0\r\n\r\n")
+            assert wire.frame() == b"-ERR 'Permissions Violation for Publish to \"no\"'\r\n"
+
+    def test_padded_standard_base64_does_too(self, keyed: Server) -> None:
+        with Wire(keyed.port) as wire:
+            sig = base64.b64encode(USER.sign(wire.info["nonce"].encode())).decode()
+            assert answer(wire, nkey=USER.public, sig=sig) == b"PONG\r\n"
+
+    def test_a_password_still_does(self, keyed: Server) -> None:
+        with Wire(keyed.port) as wire:
+            assert answer(wire, user="plain", **{"pass": "x"}) == b"PONG\r\n"
+
+    @pytest.mark.parametrize(
+        "case", ["none", "empty", "other key", "other nonce", "unknown", "junk", "no key"]
+    )
+    def test_nothing_else_does(self, keyed: Server, case: str) -> None:
+        with Wire(keyed.port) as wire:
+            nonce, good = wire.info["nonce"], USER.public
+            fields: dict[str, Any] = {
+                "none": {"nkey": good},
+                "empty": {"nkey": good, "sig": ""},
+                "other key": {"nkey": good, "sig": OTHER.sign_nonce(nonce)},
+                "other nonce": {"nkey": good, "sig": USER.sign_nonce("x" * 15)},
+                "unknown": {"nkey": OTHER.public, "sig": OTHER.sign_nonce(nonce)},
+                "junk": {"nkey": good, "sig": "!!!"},
+                "no key": {"sig": USER.sign_nonce(nonce)},
+            }[case]
+            assert answer(wire, **fields) == VIOLATION
+            assert wire.frame() == EOF
+
+    def test_a_key_is_no_name(self, keyed: Server) -> None:
+        with Wire(keyed.port) as wire:
+            assert answer(wire, user=USER.public, **{"pass": ""}) == VIOLATION
+
+    async def test_nats_py(self, keyed: Server, tmp_path: Path) -> None:
+        seed = tmp_path / "user.nk"
+        seed.write_text(USER.seed)
+        connection = await nats.connect(keyed.url, nkeys_seed=str(seed), allow_reconnect=False)
+        await connection.flush()
+        await connection.close()
+
+
+def realm() -> Realm:
+    """Accounts as the tests need them; keys are new, so both servers get the same."""
+    made = Realm()
+    made.signing, made.scoped = Key("A"), Key("A")  # type: ignore[attr-defined]
+    scope = {
+        "kind": "user_scope",
+        "key": made.scoped.public,  # type: ignore[attr-defined]
+        "role": "app",
+        "template": {"pub": {"allow": ["{{name()}}.>"]}, "sub": {}, "subs": -1, "data": -1, "payload": -1},
+    }
+    storage = {"mem_storage": 1000, "disk_storage": 100_000, "streams": 1, "consumer": -1}
+    made.account(
+        "A",
+        limits=storage | {"conn": 3, "subs": 3, "payload": 100},
+        signing_keys=[made.signing.public, scope],  # type: ignore[attr-defined]
+        exports=[
+            {"name": "s", "subject": "s.>", "type": "stream"},
+            {"name": "q", "subject": "q", "type": "service"},
+            {"name": "p", "subject": "private.>", "type": "stream", "token_req": True},
+        ],
+    )
+    a = made.accounts["A"]
+    b = made.accounts["B"] = Key("A")
+    activation = a.token(b.public, "activation", subject="private.>", kind="stream")
+    imports = [
+        {"name": "s", "subject": "s.>", "account": a.public, "type": "stream", "local_subject": "from.a.>"},
+        {"name": "q", "subject": "q", "account": a.public, "type": "service", "local_subject": "ask"},
+        {"name": "p", "subject": "private.>", "account": a.public, "type": "stream", "token": activation},
+    ]
+    made.account("B", imports=imports)
+    made.account("EXPIRED", claims={"exp": int(time.time()) - 10})
+    made.account("FOREIGN", signer=Key("O"))
+    gone = made.gone = made.user("A")  # type: ignore[attr-defined]
+    made.account("R", revocations={})
+    revoked = made.revoked = made.user("R")  # type: ignore[attr-defined]
+    made.account("R", revocations={revoked[0].public: int(time.time()) + 1})
+    made.account("ALL", revocations={"*": int(time.time()) + 1000})
+    assert gone
+    return made
+
+
+REALM = realm()
+
+
+@pytest.fixture(scope="module")
+def trusting(kind: str) -> Iterator[Server]:
+    with Server(kind, Setup(config=REALM.config())) as running:
+        yield running
+
+
+class TestTokens:
+    def enter(self, wire: Wire, user: tuple[Key, str], **more: Any) -> bytes:
+        key, token = user
+        sig = key.sign_nonce(wire.info["nonce"])
+        return answer(wire, **{"jwt": token, "sig": sig, **more})
+
+    def client(self, trusting: Server, user: tuple[Key, str]) -> Client:
+        """A client that signs; the nonce comes only with the greeting, so it connects twice."""
+        key, token = user
+
+        class Signing(Client):
+            def send(self, data: bytes) -> None:
+                if data.startswith(b"CONNECT "):
+                    fields = json.loads(data[8:]) | {"jwt": token, "sig": key.sign_nonce(self.info["nonce"])}
+                    data = b"CONNECT " + json.dumps(fields).encode() + b"\r\n"
+                super().send(data)
+
+        return Signing(trusting.port)
+
+    def test_a_user_of_an_account(self, trusting: Server) -> None:
+        with self.client(trusting, REALM.user("B")) as client:
+            assert client.infos[-1]["remote_account"] == REALM.accounts["B"].public
+
+    def test_a_signing_key(self, trusting: Server) -> None:
+        with Wire(trusting.port) as wire:
+            assert self.enter(wire, REALM.user("A", signer=REALM.signing)) == b"PONG\r\n"  # type: ignore[attr-defined]
+
+    def test_a_scoped_key_gives_its_rules(self, trusting: Server) -> None:
+        key = Key("U")
+        token = REALM.scoped.token(  # type: ignore[attr-defined]
+            key.public, "user", name="bob", issuer_account=REALM.accounts["A"].public
+        )
+        with Wire(trusting.port) as wire:
+            assert self.enter(wire, (key, token)) == b"PONG\r\n"
+            wire.send(b"PUB bob.x 0\r\n\r\nPUB alice.x 0\r\n\r\nPING\r\n")
+            assert wire.frame() == b"-ERR 'Permissions Violation for Publish to \"alice.x\"'\r\n"
+            assert wire.frame() == b"PONG\r\n"
+
+    @pytest.mark.parametrize(
+        "case",
+        [
+            "not signed",
+            "signed by another",
+            "expired",
+            "not yet",
+            "unknown account",
+            "another's account",
+            "expired account",
+            "foreign operator",
+            "revoked",
+            "all revoked",
+            "altered",
+            "no token",
+            "wrong network",
+            "wrong connection",
+            "account token",
+        ],
+    )
+    def test_what_does_not_let_in(self, trusting: Server, case: str) -> None:
+        made, now = REALM, int(time.time())
+        user = made.user("B")
+        more: dict[str, Any] = {}
+        if case == "not signed":
+            more["sig"] = ""
+        elif case == "signed by another":
+            user = (Key("U"), user[1])
+        elif case == "expired":
+            user = made.user("B", claims={"exp": now - 5})
+        elif case == "not yet":
+            user = made.user("B", claims={"nbf": now + 100})
+        elif case == "unknown account":
+            stranger = Key("A")
+            user = (user[0], stranger.token(user[0].public, "user"))
+        elif case == "another's account":
+            user = made.user("B", signer=made.accounts["A"])
+        elif case == "expired account":
+            user = made.user("EXPIRED")
+        elif case == "foreign operator":
+            user = made.user("FOREIGN")
+        elif case == "revoked":
+            user = made.revoked  # type: ignore[attr-defined]
+        elif case == "all revoked":
+            user = made.user("ALL")
+        elif case == "altered":
+            head, body, signature = user[1].split(".")
+            user = (user[0], f"{head}.{body[:-2]}AA.{signature}")
+        elif case == "no token":
+            more["jwt"] = ""
+        elif case == "wrong network":
+            user = made.user("B", src=["10.0.0.0/8"])
+        elif case == "wrong connection":
+            user = made.user("B", allowed_connection_types=["WEBSOCKET"])
+        elif case == "account token":
+            user = (user[0], made.tokens["B"])
+        with Wire(trusting.port) as wire:
+            assert self.enter(wire, user, **more) == VIOLATION
+            assert wire.frame() == EOF
+
+    def test_a_bearer_needs_no_signature(self, trusting: Server) -> None:
+        _, token = REALM.user("B", bearer_token=True)
+        with Wire(trusting.port) as wire:
+            assert answer(wire, jwt=token) == b"PONG\r\n"
+
+    def test_rules_of_the_token(self, trusting: Server) -> None:
+        user = REALM.user("B", pub={"allow": ["ok"]}, sub={"deny": ["no"]})
+        with self.client(trusting, user) as client:
+            client.errors.clear()
+            client.publish("no")
+            client.subscribe("no")
+            client.publish("ok")
+            client.flush()
+            assert len(client.errors) == 2
+
+    def test_an_end_of_the_token_ends_the_connection(self, trusting: Server) -> None:
+        with Wire(trusting.port) as wire:
+            user = REALM.user("B", claims={"exp": int(time.time()) + 2})
+            assert self.enter(wire, user) == b"PONG\r\n"
+            wire.expect_end(b"-ERR 'User Authentication Expired'\r\n")
+
+    def test_limits_of_the_account(self, trusting: Server) -> None:
+        """Three connections, three subscriptions each, a hundred bytes."""
+        made = REALM
+        with self.client(trusting, made.user("A")) as one:
+            one.subscribe("x")
+            one.subscribe("y")
+            one.subscribe("z")
+            one.flush()
+            assert one.errors == ["maximum subscriptions exceeded"]
+            with self.client(trusting, made.user("A")) as two, self.client(trusting, made.user("A")):
+                with Wire(trusting.port) as wire:
+                    full = self.enter(wire, made.user("A"))
+                    assert full == b"-ERR 'maximum account active connections exceeded'\r\n"
+                two.send(b"PUB x 101\r\n")
+                assert two.frame() == b"-ERR 'Maximum Payload Violation'\r\n"
+
+    def test_streams_of_the_account(self, trusting: Server) -> None:
+        with self.client(trusting, REALM.user("A")) as client:
+            limits = client.api("INFO")["limits"]
+            assert (limits["max_memory"], limits["max_storage"], limits["max_streams"]) == (1000, 100_000, 1)
+        with self.client(trusting, REALM.user("B")) as client:
+            assert client.api("INFO")["error"]["err_code"] == 10039
+
+    def test_imports(self, trusting: Server) -> None:
+        made = REALM
+        with self.client(trusting, made.user("A")) as a, self.client(trusting, made.user("B")) as b:
+            sid, private = b.subscribe("from.a.>"), b.subscribe("private.>")
+            asked = a.subscribe("q")
+            a.flush()
+            b.flush()
+            a.publish("s.x", b"1")
+            a.publish("private.y", b"2")
+            a.flush()
+            assert [message.subject for message in b.pending(sid)] == ["from.a.x"]
+            assert [message.subject for message in b.pending(private)] == ["private.y"]
+            b.ask("ask", b"?")
+            a.publish(a.next(asked).reply, b"!")
+            a.flush()
+            assert b.next("1").payload == b"!"
+
+    def test_the_system_account(self, trusting: Server) -> None:
+        with self.client(trusting, REALM.user("SYS")) as client:
+            assert client.infos[-1]["acc_is_sys"] is True
+            assert "statsz" in client.request("$SYS.REQ.SERVER.PING").json
+
+    async def test_nats_py(self, trusting: Server, tmp_path: Path) -> None:
+        key, token = REALM.user("B")
+        creds = tmp_path / "user.creds"
+        creds.write_text(
+            f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
+            f"-----BEGIN USER NKEY SEED-----\n{key.seed}\n------END USER NKEY SEED------\n"
+        )
+        connection = await nats.connect(trusting.url, user_credentials=str(creds), allow_reconnect=False)
+        await connection.flush()
+        await connection.close()
