@@ -248,8 +248,11 @@ class Batches:
             stream.retention.enforce()
             self._reserve(batch)
             seq = self._keep_plain(batch.members)
-        name = dumps(batch.name.decode("utf-8", "replace"))
-        return b'%b%d,"batch":%b,"count":%d}' % (stream.ack_prefix, seq, name, count)
+        shown = batch.name.decode("utf-8", "replace")
+        stream.jetstream.diary.note(
+            stream.jetstream.clock_ns(), "batch", stream.name, f"{shown}: {count} messages"
+        )
+        return b'%b%d,"batch":%b,"count":%d}' % (stream.ack_prefix, seq, dumps(shown), count)
 
     def _reserve(self, batch: Batch) -> None:
         subjects = sum(len(m.subject) if isinstance(m, Member) else len(m[0]) for m in batch.members)

@@ -177,3 +177,17 @@ def test_contents_need_the_token_where_clients_need_a_password() -> None:
     assert not guard.may_read(request(host="127.0.0.1"))
     assert guard.may_read(request(authorization=f"Bearer {TOKEN}"))
     assert not Guard(Options(token="t")).is_admin(request(authorization="Bearer "))
+
+
+async def test_batches_are_counted_and_told(site: Site) -> None:
+    client = await nats.connect(site.server.url)
+    js = client.jetstream()
+    request = {"name": "B", "subjects": ["b.>"], "allow_atomic": True}
+    await client.request("$JS.API.STREAM.CREATE.B", json.dumps(request).encode())
+    for position, commit in ((1, {}), (2, {"Nats-Batch-Commit": "1"})):
+        headers = {"Nats-Batch-Id": "one", "Nats-Batch-Sequence": str(position)} | commit
+        await client.request(f"b.{position}", b"x", headers=headers)
+    assert (await js.stream_info("B")).state.messages == 2
+    shown = await site.json("/headrace/overview")
+    assert [event["text"] for event in shown["events"] if event["kind"] == "batch"] == ["one: 2 messages"]
+    await client.close()
