@@ -30,6 +30,8 @@ class Delivery(NamedTuple):
 class Owner:
     """What carries a session in the simulation: nothing."""
 
+    client_ip = "127.0.0.1"
+
     def authenticate(self, fields: Mapping[str, Any]) -> None:
         return None
 

@@ -158,8 +158,12 @@ def snapshot_created(stamp: Stamp, stream: str, state: dict[str, Any], client: C
     return _event(f"{_SUBJECT}STREAM.SNAPSHOT_CREATE.{stream}", ADVISORY + "snapshot_create", stamp, body)
 
 
-def snapshot_completed(stamp: Stamp, stream: str, start_ns: int, end_ns: int, client: ClientInfo) -> Event:
+def snapshot_completed(
+    stamp: Stamp, stream: str, start_ns: int, end_ns: int, client: ClientInfo, problem: str = ""
+) -> Event:
     body = {"stream": stream, "start": text(start_ns), "end": text(end_ns), "client": plain(client)}
+    if problem:
+        body["error"] = problem
     subject = f"{_SUBJECT}STREAM.SNAPSHOT_COMPLETE.{stream}"
     return _event(subject, ADVISORY + "snapshot_complete", stamp, body)
 

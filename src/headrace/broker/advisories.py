@@ -40,7 +40,12 @@ class Advisories:
         jetstream = self._jetstream
         if not jetstream.hub.interest(events.AUDIT_SUBJECT):
             return
-        client = ClientInfo(server=jetstream.server_name)
+        client = self.client(session)
+        self.send(events.audit, jetstream.server_name, client, subject, request, response)
+
+    def client(self, session: Any) -> ClientInfo:
+        """Who is behind a request."""
+        client = ClientInfo(server=self._jetstream.server_name)
         if session is not None:
             client.host = session.owner.client_ip
             client.id, client.name, client.lang, client.ver = (
@@ -50,4 +55,4 @@ class Advisories:
                 session.version,
             )
             client.user = session.identity.user if session.identity is not None else ""
-        self.send(events.audit, jetstream.server_name, client, subject, request, response)
+        return client

@@ -30,6 +30,7 @@ class Request:
     body: bytes
     reply: bytes
     answer_header: bytes = b""  # what a handler wants the answer to carry
+    session: Any = None  # who asks; None for the server itself
 
 
 Handler = Callable[["JetStream", Request], bytes]
@@ -68,7 +69,7 @@ class ApiDoor:
             return
         jetstream = self._jetstream
         jetstream.api_total += not endpoint.private
-        request = Request(names, header, payload, reply)
+        request = Request(names, header, payload, reply, session=session)
         refused = False
         try:
             if jetstream.store.poisoned is not None:

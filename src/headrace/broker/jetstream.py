@@ -14,7 +14,7 @@ import msgspec
 from headrace.api import errors
 from headrace.api.configs import StreamConfig
 from headrace.api.limits import NO_LIMITS, Limits, Usage
-from headrace.broker import acks, consumer_api, pin_api, stream_api
+from headrace.broker import acks, consumer_api, contents, pin_api, restores, snapshots, stream_api
 from headrace.broker.acks import AckDoor
 from headrace.broker.advisories import Advisories
 from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits, Staging
@@ -48,7 +48,13 @@ _FULL_NS = 1_000_000_000
 _CLOCK_JUMP_NS = 1_000_000_000
 
 
-ENDPOINTS = stream_api.ENDPOINTS | consumer_api.ENDPOINTS | pin_api.ENDPOINTS
+ENDPOINTS = (
+    stream_api.ENDPOINTS
+    | consumer_api.ENDPOINTS
+    | pin_api.ENDPOINTS
+    | snapshots.ENDPOINTS
+    | restores.ENDPOINTS
+)
 
 
 class Clock(Protocol):
@@ -97,6 +103,8 @@ class JetStream:
         self.fast_room = FastRoom(fast_limits)
         self.streams: dict[str, Stream] = {}
         self.limits = limits
+        self.snapshots: set[snapshots.Snapshot] = set()
+        self.restores: dict[str, restores.Restore] = {}
         self.api_total = 0
         self.api_errors = 0
         self._clock = clock
@@ -197,13 +205,26 @@ class JetStream:
 
     def create_stream(self, config: StreamConfig) -> Stream:
         """Make a stream; its configuration has been validated."""
+        if config.name in self.restores:
+            raise errors.error(10058)
         log = self.store.create(
             config.name, memory=config.storage == "memory", first_seq=max(config.first_seq, 1)
         )
+        return self.adopt_stream(config, log)
+
+    def adopt_stream(
+        self, config: StreamConfig, log: Log, equip: Callable[[Stream], None] | None = None
+    ) -> Stream:
+        """A stream for a log; `equip` gives it what it had when it was backed up, before anybody sees it."""
         stream = Stream(self, config, self.now_ns(), log)
         self.streams[config.name] = stream
+        if equip is not None:
+            equip(stream)
         self._keep(stream)
         self._open_doors(stream)
+        if equip is not None:
+            stream.retention.start()
+            stream.readers.open()
         stream.sourcing.configure(config)
         return stream
 
@@ -235,7 +256,10 @@ class JetStream:
 
     def _recover(self) -> None:
         facts = self.store.facts
-        for log in self.store.logs.values():
+        for log in list(self.store.logs.values()):
+            if facts.get(contents.mark_of(log)) is not None:  # the restore was cut short
+                contents.discard(self, log)
+                continue
             value = facts.get(self.config_key(log.ident))
             if value is None:
                 continue

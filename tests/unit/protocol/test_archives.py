@@ -1,0 +1,126 @@
+"""The format of backups, in pieces of any size, and what is none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ProtocolError
+from headrace.protocol.archives import END, Entry, Packer, Unpacker, encode_entry, varint
+
+TIMES = st.integers(-(2**62), 2**62)
+ENTRIES = st.builds(
+    Entry,
+    st.binary(max_size=20),
+    TIMES,
+    st.integers(0, 2**63),
+    st.binary(max_size=50),
+    st.binary(max_size=3000),
+)
+#: Made by nats-server 2.15: one message on `a` with payload `x`, repeated.
+MAGIC = b"NATSARC1"
+
+
+def pack(entries: list[Entry]) -> bytes:
+    packer = Packer()
+    return b"".join(packer.add(entry) for entry in entries) + packer.end()
+
+
+def unpack(data: bytes, piece: int, entry_max: int = 1 << 20) -> list[Entry]:
+    unpacker, found = Unpacker(entry_max), []
+    for at in range(0, len(data), piece):
+        unpacker.feed(data[at : at + piece])
+        while (entry := unpacker.next()) is not None:
+            found.append(entry)
+    assert unpacker.empty
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ENTRIES, max_size=60), st.integers(1, 5000))
+def test_there_and_back(entries: list[Entry], piece: int) -> None:
+    assert unpack(pack(entries), piece) == [*entries, END]
+
+
+def test_many_blocks() -> None:
+    entries = [Entry(b"s", number, number, b"", bytes([number % 256]) * 10_000) for number in range(1, 60)]
+    data = pack(entries)
+    assert unpack(data, 777) == [*entries, END]
+    assert len(data) < 60_000
+
+
+def test_the_form_of_an_entry() -> None:
+    entry = Entry(b"a.b", -1, 300, b"NATS/1.0\r\n\r\n", b"x")
+    assert encode_entry(entry) == b"\x03\x01\xac\x02\x0c\x01a.bNATS/1.0\r\n\r\nx"
+    assert varint(2**64 - 1) == b"\xff" * 9 + b"\x01"
+
+
+def test_blocks_that_say_nothing_are_passed_over() -> None:
+    head, rest = pack([])[:10], pack([])[10:]
+    padding = b"\xfe\x03\x00\x00abc" + b"\x99\x01\x00\x00x"
+    assert unpack(head + padding + head + rest, 3) == [END]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"garbage garbage garbage",
+        b"\xff\x06\x00\x00NoNoNo",
+        b"\x02\x00\x00\x00",
+        b"\x00\xff\xff\xff",
+        b"\x01\x03\x00\x00abc",
+        b"\x01\x05\x00\x00abcde",
+        b"\x00\x05\x00\x00abcd\x05",
+    ],
+)
+def test_no_blocks(data: bytes) -> None:
+    unpacker = Unpacker(1 << 20)
+    unpacker.feed(data)
+    with pytest.raises(ProtocolError, match="s2"):
+        unpacker.next()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"NATSARC2",
+        MAGIC + b"\xff" * 11,
+        MAGIC + varint(2**30) + b"\x00" * 4,
+        MAGIC + b"\x00\x00\x00" + varint(2**40) + b"\x00",
+        MAGIC + b"\x00\x00\x00" + varint(2**63) + varint(2**63),
+    ],
+)
+def test_no_archive(body: bytes) -> None:
+    packer = Packer()
+    packer._waiting[:] = body
+    unpacker = Unpacker(1 << 20)
+    unpacker.feed(packer._take(1))
+    with pytest.raises(ProtocolError, match="archive"):
+        unpacker.next()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2000), st.integers(1, 255))
+def test_a_flipped_byte_is_noticed(at: int, mask: int) -> None:
+    entries = [Entry(b"s", number, number, b"", b"payload %d" % number) for number in range(1, 200)]
+    data = bytearray(pack(entries))
+    at %= len(data)
+    data[at] ^= mask
+    try:
+        found = unpack(bytes(data), len(data))
+    except (ProtocolError, AssertionError):
+        return
+    assert found == [*entries, END] or at < 10  # a byte that says which compressor made it
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_anything_at_all(data: bytes) -> None:
+    unpacker = Unpacker(1 << 20)
+    unpacker.feed(data)
+    try:
+        while unpacker.next() is not None:
+            pass
+    except ProtocolError:
+        pass
