@@ -336,6 +336,29 @@ def test_migration_of_a_queue(kind: str, retention: str) -> None:
     assert len(broker.call("CONSUMER.NAMES.O")["consumers"]) == 1
 
 
+def test_a_position_that_is_missing_is_told_by_the_copies() -> None:
+    """As of a stream that came back from a backup, which holds messages and no positions."""
+    broker = started()
+    broker.call("STREAM.CREATE.O", name="O", subjects=["o.>"])
+    broker.call("STREAM.CREATE.A", name="A", subjects=["a"], sources=KINDS["source"]["sources"])
+    for number in range(5):
+        broker.publish("o.x", b"%d" % number)
+    broker.advance(SECOND)
+    broker.publish("a", b"own")
+    broker.settle()
+    stream = broker.jetstream.streams["A"]
+    broker.store.facts.delete(b"origins/%d" % stream.log.ident)
+    broker.publish("o.x", b"5")
+    broker.settle()
+    assert stored(broker, "A")[-1] == b"5"
+    broker.store.facts.delete(b"origins/%d" % stream.log.ident)
+    broker.jetstream.ticker.arm()
+    broker.settle()
+    again = _crashed(broker, Random(3))
+    again.advance(5 * SECOND)
+    assert stored(again, "A") == [b"0", b"1", b"2", b"3", b"4", b"own", b"5"]
+
+
 class TestBatches:
     """Seed 4: a stream that does batches itself shows a sourced one as a whole."""
 

@@ -18,7 +18,7 @@ from headrace.broker.counters import Totals
 from headrace.broker.held import Held, Message
 from headrace.broker.mappings import Change, first_of
 from headrace.broker.origin import Origin, Start
-from headrace.broker.positions import Positions
+from headrace.broker.positions import Positions, told_by_copies
 from headrace.errors import RequestError, StoreError
 
 if TYPE_CHECKING:
@@ -183,6 +183,8 @@ class SourceIntake(_Intake):
         super().__init__(stream, origin)
         self._positions = positions
         known = positions.get(origin.index)
+        if not positions.knows(origin.index):
+            known = told_by_copies(stream.log, origin.index)
         self.held = Held(stream, origin.index)
         self.seq = known.seq
         self.received = max(known.seq, self.held.durable_seq)

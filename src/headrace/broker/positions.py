@@ -1,16 +1,21 @@
 """How far a stream's sources have come: by index name, the newest origin sequence and which origin that was.
 
 A position is a fact in the same frame as the copy it speaks of, and apart from the messages, so that neither a crash nor
-a purge repeats or skips anything. It outlives its source: an entry that comes back goes on where it was.
+a purge repeats or skips anything. It outlives its source: an entry that comes back goes on where it was. Where there is
+none, as in a stream that was restored from a backup, the newest copy tells.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from headrace.store import Facts
+from headrace.protocol import headers
+from headrace.store import Facts, Log
 
 KEY = b"origins/"
+SOURCE = b"Nats-Stream-Source"
+#: How many messages are looked at, from the newest on.
+LOOK_BACK_MAX = 50_000
 
 
 class Position(msgspec.Struct, array_like=True):
@@ -23,6 +28,20 @@ class Position(msgspec.Struct, array_like=True):
 def key_of(ident: int) -> bytes:
     """Where the positions of a stream are kept."""
     return KEY + b"%d" % ident
+
+
+def told_by_copies(log: Log, index: str) -> Position:
+    """The position that the newest copy from a source tells; none when there is no such copy among the newest."""
+    seq = log.prev(None, log.last_seq) if log.messages else 0
+    for _ in range(LOOK_BACK_MAX):
+        message = log.get(seq) if seq else None
+        if message is None:
+            return Position()
+        words = (headers.get(message[2], SOURCE) or b"").decode("utf-8", "replace").split(" ")
+        if len(words) >= 5 and f"{words[0]} {words[2]} {words[3]}" == index and words[1].isdigit():
+            return Position(int(words[1]), words[5] if len(words) > 5 else "")
+        seq = log.prev(None, seq - 1) if seq > 1 else 0
+    return Position()
 
 
 class Positions:
@@ -42,6 +61,10 @@ class Positions:
 
     def get(self, index: str) -> Position:
         return self._changed.get(index) or self._known.get(index) or Position()
+
+    def knows(self, index: str) -> bool:
+        """Whether this source ever had a position here."""
+        return index in self._changed or index in self._known
 
     def set(self, index: str, seq: int, identity: str) -> None:
         """To be written down with the frame under construction."""
