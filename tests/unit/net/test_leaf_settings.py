@@ -1,0 +1,100 @@
+"""The section `leafnodes` and its flags: what they mean, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.cli.flags import parse
+from headrace.net.conf import ConfigError
+from headrace.net.conf import parse as parse_file
+from headrace.net.leaf_options import LeafRemote, LeafTls, address_of
+from headrace.net.options import Options, OptionsError
+from headrace.net.settings import interpret
+
+
+def read(text: str) -> tuple[Options, list[str]]:
+    draft = interpret(parse_file(text, "test.conf", lambda path: "", {}))
+    return Options(**draft.settings), draft.warnings
+
+
+def test_everything() -> None:
+    options, warnings = read(
+        """
+        leafnodes {
+            listen: "127.0.0.1:7422"
+            reconnect: "5s"
+            no_advertise: true
+            authorization { user: edge, password: pw, account: A, timeout: 3 }
+            tls { cert_file: c.pem, key_file: k.pem, ca_file: ca.pem, verify: true }
+            remotes: [
+                { urls: ["nats-leaf://a:b@one:7000", "tls://two"], account: A, creds: user.creds, hub: true
+                  deny_imports: "in.>", deny_exports: ["out.>", "x"], tls { ca_file: ca.pem, first: true } }
+                { url: "three", disabled: true, dial_timeout: "2s" }
+            ]
+        }
+        """
+    )
+    leaf = options.leaf
+    assert warnings == []
+    assert (leaf.host, leaf.port, leaf.reconnect_s, leaf.no_advertise) == ("127.0.0.1", 7422, 5.0, True)
+    assert (leaf.user, leaf.password, leaf.account, leaf.auth_timeout_s) == ("edge", "pw", "A", 3.0)
+    assert leaf.tls == LeafTls(cert="c.pem", key="k.pem", ca="ca.pem", verify=True)
+    first, second = leaf.remotes
+    assert first.urls == ("nats-leaf://a:b@one:7000", "tls://two")
+    assert (first.account, first.credentials, first.hub) == ("A", "user.creds", True)
+    assert (first.deny_imports, first.deny_exports) == (("in.>",), ("out.>", "x"))
+    assert first.tls == LeafTls(ca="ca.pem", handshake_first=True)
+    assert second == LeafRemote(urls=("three",), disabled=True, dial_timeout_s=2.0)
+    assert "pw" not in repr(leaf)
+    assert "a:b" not in repr(leaf)
+
+
+def test_addresses() -> None:
+    assert address_of("one") == ("one", 7422, False, "", None)
+    assert address_of("nats-leaf://u:p%40@one:1") == ("one", 1, False, "u", "p@")
+    assert address_of("tls://[::1]:1")[:3] == ("::1", 1, True)
+    assert address_of("nats://token@one").user == "token"
+
+
+def test_compression_is_reported() -> None:
+    assert read("leafnodes { port: 1, compression: off }")[1] == []
+    assert len(read("leafnodes { port: 1, compression: s2_auto }")[1]) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "leafnodes: 1",
+        "leafnodes { unknown: 1 }",
+        "leafnodes { remotes: 1 }",
+        "leafnodes { remotes: [ {account: A} ] }",
+        "leafnodes { remotes: [ {url: x, unknown: 1} ] }",
+        "leafnodes { listen: 'a:b' }",
+        "leafnodes { authorization { users: 1 } }",
+        "leafnodes { tls { unknown: 1 } }",
+    ],
+)
+def test_mistakes_are_told(text: str) -> None:
+    with pytest.raises(ConfigError):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "leafnodes { port: 70000 }",
+        "leafnodes { remotes: [ {url: 'ws://one'} ] }",
+        "leafnodes { remotes: [ {url: x, creds: a, nkey: b} ] }",
+        "leafnodes { port: 1, tls { ca_file: x } }",
+        "leafnodes { port: 1, authorization { user: a, password: b, users: [ {user: c, password: d} ] } }",
+    ],
+)
+def test_contradictions_are_refused(text: str) -> None:
+    with pytest.raises(OptionsError):
+        read(text)[0].check()
+
+
+def test_flags() -> None:
+    options, _ = parse(["--leaf_listen", "127.0.0.1:-1", "--leaf_remotes", "one, tls://two"]).resolve()
+    assert (options.leaf.host, options.leaf.port) == ("127.0.0.1", -1)
+    assert [remote.urls for remote in options.leaf.remotes] == [("one",), ("tls://two",)]
