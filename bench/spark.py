@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from conformance.servers import KINDS, OURS, Server
+from conformance.servers import KINDS, OURS, Server, Setup
 from headrace.spark.link import Address, Link
 from headrace.store import FileDisk, Store
 
@@ -131,33 +131,47 @@ def fill_server(link: Link, messages: int) -> None:
 
 
 def served(kind: str, **config: Any) -> tuple[Server, Link]:
-    server = Server(kind)
+    server = Server(kind, Setup(flags=("-m", "-1")))
     link = Link(Address(servers=(server.url,), timeout_s=30.0))
     base = {"name": "S", "subjects": ["s.>", "_progress.S.>"], "allow_direct": True, "allow_atomic": True}
     link.request("$JS.API.STREAM.CREATE.S", {**base, **config})
     return server, link
 
 
-def wire(spark: SparkSession, kind: str, messages: int, rounds: int) -> dict[str, Rate]:
+def wire(spark: SparkSession, kind: str, folder: Path, messages: int, rounds: int) -> dict[str, Rate]:
     server, link = served(kind)
+
+    def summed(frame: DataFrame) -> Rate:
+        return rate(messages, rounds, lambda: frame.selectExpr("sum(length(data))").collect())
+
     with server:
         fill_server(link, messages)
         reader = spark.read.format("headrace").option("servers", server.url).option("stream", "S")
         frame = reader.option("minPartitions", 2).load()
-        return {
-            f"wire {kind}": rate(messages, rounds, lambda: frame.selectExpr("sum(length(data))").collect())
-        }
+        found = {f"wire {kind}": summed(frame)}
+        if kind == OURS:
+            web = server.monitoring_url("")
+            found["pinned files over HTTP"] = summed(reader.option("path", web).load())
+        table = str(folder / f"wire-{kind}")
+        frame.write.parquet(table)
+        found[f"the same rows from Parquet ({kind})"] = summed(spark.read.parquet(table))
+        return found
 
 
-def sink(spark: SparkSession, kind: str, messages: int, rounds: int) -> dict[str, Rate]:
+def sink(spark: SparkSession, kind: str, folder: Path, messages: int, rounds: int) -> dict[str, Rate]:
     server, _ = served(kind)
     text = PAYLOAD.decode()
+    table = str(folder / f"sink-{kind}")
     with server:
         frame = spark.sql(
             f"select 's.' || id % 100 as subject, '{text}' as data from range(0, {messages}, 1, 2)"
         )
         writer = frame.write.format("headrace").mode("append").option("servers", server.url)
-        return {f"sink {kind}": rate(messages, rounds, lambda: writer.option("stream", "S").save())}
+        parquet = frame.write.mode("overwrite")
+        return {
+            f"sink {kind}": rate(messages, rounds, lambda: writer.option("stream", "S").save()),
+            f"the same rows to Parquet ({kind})": rate(messages, rounds, lambda: parquet.parquet(table)),
+        }
 
 
 def latency(spark: SparkSession, kind: str) -> dict[str, float]:
@@ -253,9 +267,9 @@ def main() -> None:
             found |= direct(spark, folder, args.messages or 8_000_000, args.rounds)
         for kind in KINDS:
             if "wire" in chosen:
-                found |= wire(spark, kind, args.messages or 500_000, args.rounds)
+                found |= wire(spark, kind, folder, args.messages or 500_000, args.rounds)
             if "sink" in chosen:
-                found |= sink(spark, kind, args.messages or 300_000, args.rounds)
+                found |= sink(spark, kind, folder, args.messages or 300_000, args.rounds)
         if "latency" in chosen:
             found |= latency(spark, OURS)
         spark.stop()

@@ -108,6 +108,13 @@ def test_filters_are_pushed_where_asked(ours: Broker, load: Load, spark: SparkSe
     try:
         frame = load(ours, name, pushdown=True).filter(f"seq > 10 and seq <= 80 and subject = '{name}.2'")
         found = [int(row.data) for row in frame.orderBy("seq").collect()]
+        middle = load(ours, name).filter("seq = 50").first()
+        assert middle is not None
+        recent = load(ours, name, pushdown=True).filter(
+            f"time >= '{middle.time}' and subject like '{name}.%'"
+        )
+        assert recent.agg({"seq": "max"}).first()[0] == 100
+        assert recent.count() == load(ours, name).filter(f"time >= '{middle.time}'").count()
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     assert found == [n for n in range(10, 80) if n % 7 == 2]

@@ -5,17 +5,28 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
 
 from conformance.servers import KINDS, Server, Setup
 from headrace.errors import ProtocolError
 from headrace.spark import options as o
 from headrace.spark.blocks import Scanner, deadlines
+from headrace.spark.filters import narrowed
 from headrace.spark.link import Address, Link, LinkError
 from headrace.spark.offsets import Offset
 from headrace.spark.planning import divide
@@ -41,6 +52,24 @@ def test_options_are_read_whatever_their_case() -> None:
     assert abs(o.bound_of("-10m").time_ns - (time.time_ns() - 600 * o.NS)) < o.NS
     with pytest.raises(ValueError, match="has no time zone"):
         o.bound_of("2026-01-01T00:00:00")
+
+
+def test_filters_narrow_what_is_read_and_nothing_else() -> None:
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    cases: list[tuple[list[Any], dict[str, Any]]] = [
+        ([GreaterThan(("seq",), 5), LessThanOrEqual(("seq",), 9)], {"starting": "6", "ending": "10"}),
+        ([EqualTo(("subject",), "a.b")], {"subject": "a.b"}),
+        ([EqualTo(("subject",), "a.*")], {}),
+        ([StringStartsWith(("subject",), "a.b.")], {"subject": "a.b.>"}),
+        ([StringStartsWith(("subject",), "a.b")], {}),
+        ([GreaterThanOrEqual(("time",), noon)], {"starting": "2026-01-01T12:00:00Z"}),
+        ([LessThan(("time",), noon)], {}),
+        ([EqualTo(("headers", "seq"), 5)], {}),
+    ]
+    for filters, expected in cases:
+        assert narrowed(OPTIONS, filters) == o.source_options({"stream": "S", **expected}), filters
+    newest = o.source_options({"stream": "S", "starting": "last-per-subject"})
+    assert narrowed(newest, [LessThan(("seq",), 9)]) == newest, "what is last must not depend on a filter"
 
 
 def test_secrets_are_not_shown() -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from headrace.spark.watching import lag_of, watch
 from spark.conftest import Broker, eventually
 
 Start = Callable[..., StreamingQuery]
@@ -63,6 +65,7 @@ def test_available_now_reads_in_limited_batches_and_goes_on_later(landing: Landi
     broker.create(stream)
     broker.fill(stream, 1000)
     query = landing.run(maxMessagesPerTrigger=400)
+    assert [lag_of(p) for p in query.recentProgress][:2] == [{stream: 600}, {stream: 200}]
     assert [p.numInputRows for p in query.recentProgress if p.numInputRows] == [400, 400, 200]
     broker.fill(stream, 300, start=1000)
     query = landing.run(maxBytesPerTrigger="1GB")
@@ -71,25 +74,35 @@ def test_available_now_reads_in_limited_batches_and_goes_on_later(landing: Landi
     source = query.recentProgress[-1].sources[0]
     assert '"next_seq": 1301' in source.endOffset or '"next_seq":1301' in source.endOffset
     assert "1301" in source.latestOffset
+    assert lag_of(query.recentProgress[-1]) == {stream: 0}
 
 
-def test_new_messages_come_by_themselves(our_landing: Landing, spark: SparkSession) -> None:
+def test_new_messages_come_by_themselves_and_the_lag_is_told(
+    our_landing: Landing, spark: SparkSession
+) -> None:
     landing = our_landing
     broker, stream = landing.broker, landing.stream
     broker.create(stream)
     broker.fill(stream, 10)
     seen: list[int] = []
+    registry = CollectorRegistry()
+    lag = watch(spark, registry)
     reader = spark.readStream.format("headrace").option("servers", broker.url).option("stream", stream)
     frame = reader.load().select("seq")  # a new streaming query begins with what is new
-    query = frame.writeStream.foreachBatch(
+    writer = frame.writeStream.queryName(stream).foreachBatch(
         lambda batch, _: seen.extend(r.seq for r in batch.collect())
-    ).start()
+    )
+    query = writer.start()
+    labels = {"query": stream, "stream": stream}
     try:
         eventually(lambda: query.lastProgress is not None or not query.isActive)
         broker.fill(stream, 5)
         eventually(lambda: len(seen) >= 5)
+        eventually(lambda: lag.lag.get(stream) == {stream: 0})
+        assert registry.get_sample_value("headrace_spark_lag_messages", labels) == 0
     finally:
         query.stop()
+        spark.streams.removeListener(lag)
     assert seen == [11, 12, 13, 14, 15]
 
 

@@ -6,8 +6,10 @@ all filters again to what remains.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -17,10 +19,14 @@ from pyspark.sql.datasource import (
     GreaterThanOrEqual,
     LessThan,
     LessThanOrEqual,
+    StringStartsWith,
 )
 
-from headrace.spark.options import EARLIEST, LATEST, NEWEST, Bound, Options
+from headrace.spark.options import EARLIEST, LATEST, NEWEST, NS, Bound, Options
 
+#: What is no part of a literal subject.
+_WILD = re.compile(r"[*>\s]")
+_AFTER = (EqualTo, GreaterThan, GreaterThanOrEqual)
 _COMPARISONS = (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 
 
@@ -31,9 +37,28 @@ def narrowed(options: Options, filters: Iterable[Filter]) -> Options:
         # What is last of a subject must not depend on a filter.
         if column == ("seq",) and isinstance(each, _COMPARISONS) and options.starting != NEWEST:
             options = _by_seq(options, each)
-        elif column == ("subject",) and isinstance(each, EqualTo) and not options.subject:
-            options = replace(options, subject=str(each.value))
+        elif column == ("time",) and isinstance(each, _AFTER) and (options.starting or EARLIEST) == EARLIEST:
+            options = _by_time(options, each.value)
+        elif column == ("subject",) and not options.subject:
+            options = replace(options, subject=_pattern(each))
     return options
+
+
+def _by_time(options: Options, moment: Any) -> Options:
+    """Begin with the first message of that time; everything before it is older. (Behind an end some may be older too.)"""
+    if not isinstance(moment, datetime) or moment.tzinfo is None or moment.timestamp() <= 0:
+        return options
+    return replace(options, starting=Bound(time_ns=int(moment.timestamp()) * NS))
+
+
+def _pattern(each: Any) -> str:
+    """The subjects that a filter can let pass; "" for all."""
+    value = str(getattr(each, "value", ""))
+    if isinstance(each, EqualTo) and not _WILD.search(value):
+        return value
+    if isinstance(each, StringStartsWith) and value.endswith(".") and not _WILD.search(value):
+        return f"{value}>"
+    return ""
 
 
 def _by_seq(options: Options, each: Any) -> Options:

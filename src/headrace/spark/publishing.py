@@ -13,41 +13,30 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import HeadraceError
-from headrace.kernel import twin
+from headrace.spark.chunks import Chunk, WriteError, check_size, chunks, lots_of
 from headrace.spark.link import Address, Link, LinkError
-from headrace.spark.rows import Lot, Message, ends_and_bytes, lot_of
+from headrace.spark.rows import Lot, Message
 from headrace.spark.streams import StreamError, persistently
 
 if TYPE_CHECKING:
-    from headrace.kernel.frames import publishes
-else:
-    publishes = twin("frames").publishes
+    from headrace.spark.depositing import Deposit, Depositor, Desk
+
+__all__ = ["AtomicPublisher", "IdPublisher", "Target", "WriteError"]
 
 _NO_MESSAGE = 10037
 _WRONG_SEQUENCE = {10071, 10164}
 _INCOMPLETE = 10176
 _BUSY = 10210
-_CHUNK_BYTES = 4 << 20
 _RETRY_S = 0.05
-#: What the publishers' own headers take at most.
-_HEADERS_ADDED = 200
-_GATHERED = 1000
 _ID = b"Nats-Msg-Id: "
-
-
-class WriteError(HeadraceError):
-    """Rows that could not be written, or not once."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +52,24 @@ class Target:
     partition: int
     batch_messages: int = 1000
     reconnect_s: float = 30.0
+    desk: Desk | None = None
 
     @property
     def progress_subject(self) -> str:
         return f"{self.progress}.{self.query}.{self.partition}"
+
+    @property
+    def name(self) -> str:
+        """The task, in ids of its messages and claims."""
+        return f"{self.query}:{self.epoch}:{self.partition}"
+
+    def depositor(self) -> Depositor | None:
+        """Who puts large payloads away; None where they stay in their messages."""
+        if self.desk is None:
+            return None
+        from headrace.spark.depositing import Depositor
+
+        return Depositor(self.desk, self.name)
 
 
 @dataclass(frozen=True)
@@ -79,90 +82,23 @@ class Progress:
     crc: int = 0
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Messages that are stored together, and where the task stands behind them."""
-
-    lots: list[Lot]
-    rows: int
-    crc: int
-
-    def __len__(self) -> int:
-        return sum(len(each) for each in self.lots)
-
-    def frames(self, reply: bytes, mark: bytes, first: int) -> bytearray:
-        """The publishes of all messages; each one's number completes the header that `mark` begins."""
-        out = bytearray()
-        for each in self.lots:
-            try:
-                out += publishes(*each.columns(), reply, mark, first)
-            except ValueError as error:
-                raise WriteError(f"{error}; set one, or filter such rows out") from error
-            first += len(each)
-        return out
+def exchanged(chunk: Chunk, claims: Depositor | None) -> tuple[Chunk, list[Deposit]]:
+    """A chunk with claims in the place of large payloads. What is on record of it does not change by that."""
+    if claims is None:
+        return chunk, []
+    lots, deposits = claims.exchange(chunk.lots, chunk.rows - len(chunk))
+    return replace(chunk, lots=lots), deposits
 
 
-def lots_of(messages: Iterable[Message]) -> Iterator[Lot]:
-    """Messages that come one by one, gathered."""
-    held = iter(messages)
-    while some := list(islice(held, _GATHERED)):
-        yield lot_of(some)
-
-
-def chunks(lots: Iterable[Lot], size: int) -> Iterator[Chunk]:
-    """Messages in pieces that one atomic batch takes; the same messages make the same pieces, however they come."""
-    held: list[Lot] = []
-    rows = crc = count = length = 0
-    for each in lots:
-        at = 0
-        while at < len(each):
-            taken, weight = _fitting(each, at, size - count, _CHUNK_BYTES - length)
-            held.append(each.part(at, at + taken))
-            at, count, length = at + taken, count + taken, length + weight
-            if count == size or length >= _CHUNK_BYTES:
-                rows, crc = rows + count, _crc(held, crc)
-                yield Chunk(held, rows, crc)
-                held, count, length = [], 0, 0
-    if held:
-        yield Chunk(held, rows + count, _crc(held, crc))
-
-
-def _fitting(lot: Lot, at: int, rows: int, room: int) -> tuple[int, int]:
-    """How many messages from `at` on still fit, and their bytes; the one that fills the room fits too."""
-    ends, _ = ends_and_bytes(lot.payloads)
-    reach = ends[at + 1 : at + 1 + rows]
-    taken = min(int(np.searchsorted(reach, int(ends[at]) + room)) + 1, len(reach))
-    return taken, int(reach[taken - 1] - ends[at])
-
-
-def _crc(lots: list[Lot], crc: int) -> int:
-    """What the messages were: their lengths and bytes, column by column."""
-    columns = [0] * 6
-    for each in lots:
-        for place, column in enumerate(each.columns()):
-            if column:
-                ends, data = column
-                columns[2 * place] = crc32(np.diff(ends), columns[2 * place])
-                columns[2 * place + 1] = crc32(data[ends[0] : ends[-1]], columns[2 * place + 1])
-    return crc32(np.array(columns, np.int64).tobytes(), crc)
-
-
-def check_size(chunk: Chunk, link: Link) -> None:
-    """A message beyond the server's limit would end the connection."""
-    limit = int(link.info.get("max_payload", 1 << 20))
-    largest = max(_largest(each) for each in chunk.lots) + _HEADERS_ADDED
-    if largest > limit:
-        raise WriteError(
-            f"a message of {largest} bytes with its headers is larger than the server takes ({limit}); "
-            "raise its max_payload, or send the payload as a claim"
-        )
-
-
-def _largest(lot: Lot) -> int:
-    sizes = np.diff(ends_and_bytes(lot.payloads)[0])
-    if lot.lines is not None:
-        sizes = sizes + np.diff(ends_and_bytes(lot.lines)[0])
-    return int(sizes.max())
+@contextmanager
+def withdrawing(claims: Depositor | None) -> Iterator[None]:
+    """Claims of rows that are refused are removed; where it is not known what became of rows, their timers run."""
+    try:
+        yield
+    except WriteError:
+        if claims is not None:
+            claims.withdraw()
+        raise
 
 
 class AtomicPublisher:
@@ -172,6 +108,7 @@ class AtomicPublisher:
         self._target = target
         self._patiently = (target.address, target.reconnect_s)
         self._unsure = False
+        self._claims = target.depositor()
         self._done = persistently(*self._patiently, self._recall)
 
     def publish(self, messages: Iterable[Message]) -> int:
@@ -183,10 +120,11 @@ class AtomicPublisher:
         target, published, rows = self._target, 0, 0
         if self._done.epoch > target.epoch:
             return 0
-        for chunk in chunks(lots, target.batch_messages - 1):
-            rows = chunk.rows
-            if not self._recorded(chunk):
-                published += self._store(chunk)
+        with withdrawing(self._claims):
+            for chunk in chunks(lots, target.batch_messages - 1):
+                rows = chunk.rows
+                if not self._recorded(chunk):
+                    published += self._store(chunk)
         if self._done.epoch == target.epoch and self._done.rows > rows:
             raise self._changed(f"now it has {rows} rows")
         return published
@@ -219,6 +157,8 @@ class AtomicPublisher:
             time.sleep(_RETRY_S)
             before, self._done = self._done, persistently(*self._patiently, self._recall)
             if self._done.epoch > self._target.epoch or self._recorded(chunk):
+                if self._claims is not None:
+                    self._claims.leave()
                 return 0
             if self._done == before and refusal.code in _WRONG_SEQUENCE:
                 raise WriteError(self._explain(refusal))
@@ -245,15 +185,19 @@ class AtomicPublisher:
             self._done, self._unsure = self._recall(link), False
             if self._done.epoch == self._target.epoch and self._recorded(chunk):
                 return
-        check_size(chunk, link)
+        sent, deposits = exchanged(chunk, self._claims)
+        check_size(sent, _payload_max(link))
         reply = link.new_inbox()
         self._unsure = True
-        link.send(self._frames(chunk, reply))
+        link.send(self._frames(sent, reply))
         answer = json.loads(link.answer(reply, self._target.progress_subject).payload)
         self._unsure = False
         if "error" in answer:
             raise _Refused(answer["error"])
         self._done = Progress(answer["seq"], self._target.epoch, chunk.rows, chunk.crc)
+        if self._claims is not None:
+            # The messages of a batch follow each other, and the record is the last of them.
+            self._claims.confirm(deposits, list(range(answer["seq"] - len(chunk), answer["seq"])))
 
     def _frames(self, chunk: Chunk, reply: bytes) -> bytearray:
         target = self._target
@@ -284,6 +228,10 @@ class AtomicPublisher:
         return Progress(seq=message["seq"], **json.loads(base64.b64decode(message["data"])))
 
 
+def _payload_max(link: Link) -> int:
+    return int(link.info.get("max_payload", 1 << 20))
+
+
 class _Refused(Exception):
     """A server's refusal."""
 
@@ -297,7 +245,8 @@ class IdPublisher:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._name = f"{target.query}:{target.epoch}:{target.partition}:"
+        self._name = f"{target.name}:"
+        self._claims = target.depositor()
 
     def publish(self, messages: Iterable[Message]) -> int:
         """The same for messages that come one by one."""
@@ -306,19 +255,24 @@ class IdPublisher:
     def publish_lots(self, lots: Iterable[Lot]) -> int:
         """Publish everything; the server drops what it has. How many messages were new."""
         target, new = self._target, 0
-        for chunk in chunks(lots, target.batch_messages):
-            new += persistently(target.address, target.reconnect_s, partial(self._send, chunk))
+        with withdrawing(self._claims):
+            for chunk in chunks(lots, target.batch_messages):
+                new += persistently(target.address, target.reconnect_s, partial(self._send, chunk))
         return new
 
     def _send(self, chunk: Chunk, link: Link) -> int:
-        check_size(chunk, link)
+        chunk, deposits = exchanged(chunk, self._claims)
+        check_size(chunk, _payload_max(link))
         reply = link.new_inbox()
         first = chunk.rows - len(chunk)
         mark = b"Nats-Msg-Id: %s" % self._name.encode()
         if any(_has_ids(each) for each in chunk.lots):
             chunk, mark = self._identified(chunk, first), b""
         link.send(chunk.frames(reply, mark, first))
-        return self._acks(link, reply, len(chunk))
+        answers = self._acks(link, reply, len(chunk))
+        if self._claims is not None:
+            self._claims.confirm(deposits, [answer["seq"] for answer in answers])
+        return sum(not answer.get("duplicate", False) for answer in answers)
 
     def _identified(self, chunk: Chunk, first: int) -> Chunk:
         """The same messages, each with an id: its own, else that of its place."""
@@ -333,8 +287,9 @@ class IdPublisher:
             first += len(each)
         return replace(chunk, lots=made)
 
-    def _acks(self, link: Link, reply: bytes, count: int) -> int:
-        new = 0
+    def _acks(self, link: Link, reply: bytes, count: int) -> list[dict[str, Any]]:
+        """The acknowledgements, in the order of the messages."""
+        found = []
         for frame in link.frames(link.address.timeout_s, f"messages for stream {self._target.stream!r}"):
             if frame.subject != reply:
                 continue
@@ -345,10 +300,9 @@ class IdPublisher:
                 raise WriteError(
                     f"stream {self._target.stream!r} refuses a message: {_Refused(answer['error'])}"
                 )
-            new += not answer.get("duplicate", False)
-            count -= 1
-            if not count:
-                return new
+            found.append(answer)
+            if len(found) == count:
+                return found
         raise LinkError("the acknowledgements ended")
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -23,6 +23,9 @@ from headrace.spark.link import Address
 from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target
 from headrace.spark.rows import Shape, lot, shape_of
 from headrace.spark.streams import Facts, StreamError, call, expect, facts_of, persistently
+
+if TYPE_CHECKING:
+    from headrace.spark.depositing import Desk
 
 _MODES = ("auto", "true", "false")
 _BATCH_MAX = 1000
@@ -41,6 +44,8 @@ class SinkOptions:
     batch_messages: int = _BATCH_MAX
     domain: str = ""
     reconnect_s: float = 30.0
+    claim_config: str = field(default="", repr=False)
+    desk: Desk | None = None
 
     @property
     def api(self) -> str:
@@ -79,6 +84,7 @@ _SINK: dict[str, tuple[str, Any]] = {
     "writeid": ("write_id", _name),
     "batchsize": ("batch_messages", _size),
     "domain": ("domain", str),
+    "claimconfig": ("claim_config", str),
     "reconnect": ("reconnect_s", lambda text: duration_ns(text) / o.NS),
 }
 
@@ -94,6 +100,7 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
 def checked(options: SinkOptions) -> SinkOptions:
     """Options that suit the stream as it is: whether batches are atomic, and where progress is recorded."""
     facts = facts_of(options.address, options.api, options.stream, options.reconnect_s)
+    options = _with_desk(options, facts)
     if options.atomic == "true" and not facts.config.get("allow_atomic"):
         raise StreamError(
             f"stream {facts.name!r} takes no atomic batches: set allow_atomic, or leave out `atomic`"
@@ -108,6 +115,27 @@ def checked(options: SinkOptions) -> SinkOptions:
     if facts.name not in (found.get("streams") or []):
         raise StreamError(_no_progress(facts, f"{progress}.> is not among them"))
     return replace(options, progress=progress)
+
+
+def _with_desk(options: SinkOptions, facts: Facts) -> SinkOptions:
+    """Where large payloads are put away, made ready; nothing without a configuration of claims."""
+    if not options.claim_config:
+        return options
+    from headrace.claims.errors import ConfigError
+    from headrace.spark.depositing import Desk
+    from headrace.spark.payloads import configs_of
+
+    try:
+        configs = configs_of(options.claim_config)
+    except ConfigError as error:
+        raise o.OptionError(f"option `claimConfig`: {error}") from error
+    if len(configs) != 1:
+        raise o.OptionError(
+            "option `claimConfig`: a sink writes claims of one namespace; give one configuration"
+        )
+    desk = Desk(options.address, configs[0], options.stream, bool(facts.config.get("allow_msg_ttl")))
+    desk.prepare()
+    return replace(options, desk=desk)
 
 
 def _progress_subject(facts: Facts) -> str:
@@ -179,6 +207,7 @@ def _write(
         context.partitionId(),
         options.batch_messages,
         options.reconnect_s,
+        options.desk,
     )
     expect(options.address)
     publisher = AtomicPublisher(target) if options.progress else IdPublisher(target)

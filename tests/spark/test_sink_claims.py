@@ -1,0 +1,107 @@
+"""Payloads that are too large for a message: the sink makes them claims, once, and leaves none behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from headrace.spark.depositing import Desk
+from headrace.spark.link import Address
+from headrace.spark.payloads import configs_of
+from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target, WriteError
+from headrace.spark.rows import Message
+from spark.conftest import Broker
+from spark.test_batch import Load
+
+LARGE = 5000
+
+
+@pytest.fixture
+def settings(name: str, tmp_path: Path) -> str:
+    """The configuration of claims, as a file."""
+    path = tmp_path / "claims.yaml"
+    check = {"threshold": 1000, "store": {"path": str(tmp_path / "claims")}}
+    path.write_text(json.dumps({"namespace": name, "claim_check": check}))
+    return str(path)
+
+
+def objects(folder: Path) -> list[Path]:
+    return [path for path in (folder / "claims").rglob("*") if path.is_file() and len(path.name) == 32]
+
+
+def sink(broker: Broker, name: str) -> None:
+    broker.create(name, subjects=[f"{name}.>", f"_progress.{name}.>"], allow_atomic=True, allow_msg_ttl=True)
+
+
+def test_a_table_with_large_payloads_comes_back_whole(
+    broker: Broker, load: Load, spark: SparkSession, name: str, settings: str, tmp_path: Path
+) -> None:
+    sink(broker, name)
+    expression = (
+        f"'{name}.' || id % 3 as subject, repeat(string(id % 10), if(id % 5 = 0, {LARGE}, 10)) as data"
+    )
+    frame = spark.sql(f"select {expression} from range(0, 40, 1, 2)")
+    for _ in range(2):
+        writer = frame.write.format("headrace").mode("append").option("servers", broker.url)
+        writer.options(stream=name, claimConfig=settings, writeId="once").save()
+    assert len(objects(tmp_path)) == 8
+    plain = load(broker, name, subject=f"{name}.*").select("claim", "expires_at").collect()
+    assert sum(row.claim is not None for row in plain) == 8
+    assert all((row.claim is None) == (row.expires_at is None) for row in plain)
+    whole = load(broker, name, subject=f"{name}.*", claims="inline", claimConfig=settings).select("data")
+    assert sorted(len(row.data) for row in whole.collect()) == [10] * 32 + [LARGE] * 8
+
+
+def target(broker: Broker, name: str, settings: str, **changes: Any) -> Target:
+    address = Address(servers=(broker.url,))
+    desk = Desk(address, configs_of(settings)[0], name, True)
+    desk.prepare()
+    values = {
+        "progress": f"_progress.{name}",
+        "query": "q",
+        "epoch": 4,
+        "partition": 0,
+        "batch_messages": 100,
+    }
+    return Target(address, "$JS.API", name, **{**values, **changes}, desk=desk)
+
+
+def rows(name: str, count: int) -> list[Message]:
+    return [(f"{name}.x".encode(), b"", b"%d" % n * LARGE) for n in range(count)]
+
+
+@pytest.mark.parametrize("kind", [AtomicPublisher, IdPublisher])
+def test_a_repeated_task_puts_nothing_away_twice(
+    broker: Broker, name: str, settings: str, tmp_path: Path, kind: Any
+) -> None:
+    sink(broker, name)
+    place = target(broker, name, settings, **({"progress": ""} if kind is IdPublisher else {}))
+    assert kind(place).publish(rows(name, 3)) == 3
+    first = objects(tmp_path)
+    assert len(first) == 3
+    assert kind(place).publish(rows(name, 3)) == 0
+    assert objects(tmp_path) == first
+
+
+def test_claims_of_refused_rows_are_removed(ours: Broker, name: str, settings: str, tmp_path: Path) -> None:
+    sink(ours, name)
+    wrong = [(b"elsewhere", b"", b"x" * LARGE), *rows(name, 2)]
+    with pytest.raises(WriteError, match="is every subject among those of the stream"):
+        AtomicPublisher(target(ours, name, settings)).publish(wrong)
+    assert objects(tmp_path) == []
+
+
+def test_a_configuration_that_cannot_be_is_refused_on_the_driver(
+    ours: Broker, spark: SparkSession, name: str
+) -> None:
+    sink(ours, name)
+    writer = (
+        spark.sql("select 'x' as data").write.format("headrace").mode("append").option("servers", ours.url)
+    )
+    with pytest.raises(PySparkException, match=r"option `claimConfig`: .*there is no such file"):
+        writer.options(stream=name, subject=f"{name}.x", claimConfig="/nowhere.yaml").save()
