@@ -1,5 +1,6 @@
 """Finding and checking a server: addresses, contexts, credentials, checks, bench and top, on both kinds."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,10 @@ def test_keys_and_credential_files(
         headrace = Headrace(server.url, capsys, monkeypatch)
         headrace("server", "ping", code=5)
         headrace("server", "ping", "--nkey", seed)
+        monkeypatch.setitem(sys.modules, "nkeys", None)
+        headrace("server", "ping", "--nkey", seed, code=1)
+        assert "pip install nkeys" in headrace.error
+        monkeypatch.delitem(sys.modules, "nkeys")
     trusting, credentials = identities.trusting_server(tmp_path)
     with Server(kind, Setup(config=trusting, jetstream=False)) as server:
         headrace = Headrace(server.url, capsys, monkeypatch)

@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,7 +86,7 @@ class Link:
     async def _connect(self, url: str) -> Client:
         from headrace.client import Client
 
-        client = Client()
+        client, options = Client(), self.target.client_options()
         try:
             await client.connect(
                 url,
@@ -97,10 +98,11 @@ class Link:
                 error_cb=self._note,
                 disconnected_cb=self._lost,
                 reconnected_cb=self._found,
-                **self.target.client_options(),
+                **options,
             )
         except BaseException:
-            await client.close()
+            with suppress(Exception):
+                await client.close()
             raise
         return client
 
