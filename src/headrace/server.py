@@ -157,6 +157,8 @@ class Server:
         options.check()
         listener = self.listener
         tls, judge = server_context(options), Authenticator(options)
+        files = options.websocket.tls
+        web_tls = context_of(files) if files.cert else None
         for name in sorted(fixed_changes(self.options, options)):
             self._log.warn(f"A changed {name} takes effect after a restart")
         options_now = merged(self.options, options)
@@ -164,7 +166,7 @@ class Server:
         self.options = options_now
         before, listener.authenticator = listener.authenticator, judge
         judge.inside_secret = before.inside_secret
-        listener.adopt(self.options, tls)
+        listener.adopt(self.options, tls, web_tls)
         self._watch_pressure(listener)
         self._log.debugging, self._log.tracing = options.debug, options.trace
         for connection in list(listener.connections.values()):

@@ -101,7 +101,9 @@ class Listener:
         """Listen for WebSocket clients, too; raises OSError when the address is not to be had."""
         settings = self.options.websocket
         host = settings.host or self.options.host
-        self._web_server = server = await open_web(self, lambda: self._web_door, settings, host or "0.0.0.0")
+        self._web_server = server = await open_web(
+            self, lambda: (self._web_door, self.options.websocket), host or "0.0.0.0", settings.port
+        )
         self.web_port = server.sockets[0].getsockname()[1]
         self._web_door = self._make_web_door(tls)
         await server.start_serving()
@@ -139,13 +141,17 @@ class Listener:
             self._deadline.cancel()
         self.accounts.wake_by(None)
 
-    def adopt(self, options: Options, tls: ssl.SSLContext | None) -> None:
+    def adopt(
+        self, options: Options, tls: ssl.SSLContext | None, web_tls: ssl.SSLContext | None = None
+    ) -> None:
         """Go by these options from now on; the address stays what it is."""
         self.options, self.tls = options, tls
         self._limits = Limits(options.max_subscriptions, options.max_subscription_tokens)
         door = self._make_door(tls)
         # Who is here came through the old one; from now on it is the same.
         self.door.card, self.door.tls, self.door.map_users = door.card, door.tls, door.map_users
+        if self._web_server is not None:
+            self._web_door = self._make_web_door(web_tls)
 
     def _make_door(self, tls: ssl.SSLContext | None) -> Door:
         card = Card(self.options, self._server_id, self._server_name, self.host, self.port)

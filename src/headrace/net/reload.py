@@ -14,6 +14,15 @@ RELOADABLE = {
     "token",
     "users",
     "no_auth_user",
+    "accounts",
+    "operators",
+    "trusted_keys",
+    "resolver_preload",
+    "websocket",
+    "allow_non_tls",
+    "tls_map",
+    "tls_handshake_first",
+    "tls_first_wait_s",
     "tls_cert",
     "tls_key",
     "tls_ca",
@@ -40,12 +49,17 @@ UNAUTHORIZED = "Authorization Violation"
 def fixed_changes(before: Options, after: Options) -> set[str]:
     """The names of changed options that only a restart can take up."""
     names = {field.name for field in fields(Options)} - RELOADABLE
-    return {name for name in names if getattr(before, name) != getattr(after, name)}
+    changed = {name for name in names if getattr(before, name) != getattr(after, name)}
+    moved = (before.websocket.host, before.websocket.port) != (after.websocket.host, after.websocket.port)
+    return changed | ({"websocket address"} if moved else set())
 
 
 def merged(before: Options, after: Options) -> Options:
     """The options to go by from now on: what can be taken up from `after`, the rest as it was."""
-    return replace(before, **{name: getattr(after, name) for name in RELOADABLE})
+    made = replace(before, **{name: getattr(after, name) for name in RELOADABLE})
+    # A door that is open stays where it is; one that is not there is not opened.
+    open_door = before.websocket
+    return replace(made, websocket=replace(after.websocket, host=open_door.host, port=open_door.port))
 
 
 def review(connection: Connection, judge: Authenticator, before: Authenticator) -> None:

@@ -176,9 +176,9 @@ class WebConnection(Connection):
 
 
 async def open_web(
-    listener: Listener, door: Callable[[], Door], settings: WebSocketOptions, host: str
+    listener: Listener, door: Callable[[], tuple[Door, WebSocketOptions]], host: str, port: int
 ) -> asyncio.Server:
     """Accept WebSocket clients; raises OSError when the address is not to be had."""
     return await listener.loop.create_server(
-        lambda: WebConnection(listener, door(), settings), host, max(settings.port, 0), start_serving=False
+        lambda: WebConnection(listener, *door()), host, max(port, 0), start_serving=False
     )
