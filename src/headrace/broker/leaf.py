@@ -152,7 +152,7 @@ class LeafSession(Peer):
         self.blocked = self._joined = False
         self._info: dict[str, Any] = {}
         self.waiting: list[Any] = []
-        self._ways: dict[tuple[bytes, tuple[bytes, ...]], Way] = {}
+        self._ways: dict[bytes | tuple[bytes, ...], Way] = {}
 
     @property
     def account(self) -> str:
@@ -370,14 +370,22 @@ class LeafSession(Peer):
         self.out_bytes += len(header) + len(payload)
         self.touch()
 
+    def carry_run(self, data: bytes, count: int, size: int) -> None:
+        """Send messages that are encoded already."""
+        self.out += data
+        self.out_msgs += count
+        self.out_bytes += size
+        self.touch()
+
     def on_message(
         self, subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes
     ) -> None:
         """A message came across: hand it to those who want it here, and beyond."""
-        self._require_joined()
+        if not self._joined:
+            raise ProtocolError(UNAUTHORIZED)
         self.in_msgs += 1
         self.in_bytes += len(header) + len(payload)
-        key = (subject, tuple(queues))
+        key = subject if not queues else (subject, *queues)
         way = self._ways.get(key)
         if way is None or not way.route.live:
             if not subjects.whole(subject):
@@ -390,8 +398,10 @@ class LeafSession(Peer):
             if len(self._ways) >= WAYS_MAX:
                 self._ways.clear()
             self._ways[key] = way
-        reply, shown = leaf.split_shown(reply)
-        shown = shown or subject
+        shown = subject
+        if b"@" in reply:
+            reply, shown = leaf.split_shown(reply)
+            shown = shown or subject
         if way.local is not None:
             self.table.send(way.local, shown, reply, header, payload)
         for sink in way.sinks:

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.broker.deliveries import records_of
 from headrace.protocol.leaf import with_shown
+
+if TYPE_CHECKING:
+    from headrace.broker.progress_codec import Seqs
 
 
 class Carrier(Protocol):
@@ -26,6 +30,7 @@ class Carrier(Protocol):
     def carry(
         self, subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes
     ) -> None: ...
+    def carry_run(self, data: bytes, count: int, size: int) -> None: ...
 
 
 class FarInterest:
@@ -73,6 +78,45 @@ class Fan:
         for carrier, queues in targets.items():
             carrier.carry(self.subject, reply, queues, header, payload)
         return len(targets)
+
+    def take_run(
+        self,
+        ack: bytes,
+        view: memoryview,
+        seqs: Seqs,
+        at: int,
+        most: int,
+        dseq: int,
+        pending: int,
+        size_max: int,
+    ) -> tuple[int, int]:
+        """What `offer` does for a run of stored records that a consumer delivers; how many were sent and their size.
+
+        The records are those of `view` that are in `seqs` from `at` on; the first has consumer sequence `dseq`. `ack` is the
+        acknowledgement subject up to the stream sequence, `pending` counts the messages before this run.
+        """
+        if self.choices or not all(carrier.headers for carrier in self.plain):
+            return 0, 0
+        to, parts = self.subject, []
+        count = size = 0
+        for seq, time_ns, subject, header, payload in records_of(view, seqs, at, most):
+            reply = b"%s%d.%d.%d.%d" % (ack, seq, dseq + count, time_ns, max(pending - count - 1, 0))
+            if header:
+                total = len(header) + len(payload)
+                line = b"HMSG %s %s@%s %d %d\r\n" % (to, reply, subject, len(header), total)
+                parts += (line, header, payload, b"\r\n")
+            else:
+                total = len(payload)
+                parts += (b"LMSG %s %s@%s %d\r\n" % (to, reply, subject, total), payload, b"\r\n")
+            count += 1
+            size += len(to) + len(reply) + total
+            if 0 <= size_max < size:
+                break
+        if count:
+            data = b"".join(parts)
+            for carrier in self.plain:
+                carrier.carry_run(data, count, size)
+        return count, size
 
     def beyond(self, origin: Any, queues: Collection[bytes]) -> Fan | None:
         """Where a message that came over `origin` goes on to, for these queue groups; None when nowhere."""

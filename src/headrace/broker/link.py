@@ -331,7 +331,7 @@ class Link:
 
     def take_run(
         self,
-        consumer: bytes,
+        ack: bytes,
         view: memoryview,
         seqs: Seqs,
         at: int,
@@ -342,9 +342,10 @@ class Link:
     ) -> tuple[int, int]:
         """What `offer` does for a run of stored records of an origin in this server; how many were taken and their size.
 
-        The records are those of `view` that are in `seqs` from `at` on; the first has consumer sequence `dseq`.
+        The records are those of `view` that are in `seqs` from `at` on; the first has consumer sequence `dseq`. `ack` is the
+        acknowledgement subject up to the stream sequence.
         """
-        if consumer != self._consumer or self._timer is not None or dseq != self._dseq + 1:
+        if self._timer is not None or dseq != self._dseq + 1 or ack.split(b".")[3] != self._consumer:
             return 0, 0
         if int(seqs[at]) <= self.intake.received:
             return 0, 0

@@ -134,7 +134,7 @@ class Push:
         bytes_max = -1 if self.window is None else self.window.room()
         dseq = consumer.progress.consumer_seq + 1
         run: tuple[int, int] = self.taker.take_run(
-            consumer.name_bytes, view, seqs, at, most, dseq, left, bytes_max
+            consumer.ack_first, view, seqs, at, most, dseq, left, bytes_max
         )
         return run
 

@@ -48,6 +48,24 @@ class _LossySession(LeafSession):
             super().carry(subject, reply, queues, header, payload)
 
 
+    def carry_run(self, data: bytes, count: int, size: int) -> None:
+        """Message by message, so that each can be lost."""
+        if self.losing is None:
+            super().carry_run(data, count, size)
+        else:
+            LeafParser(_Repeater(self), _PAYLOAD_MAX).feed(data)
+
+
+class _Repeater:
+    """Sends the messages of a run one by one."""
+
+    def __init__(self, session: _LossySession) -> None:
+        self.on_message = session.carry
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"a run holds messages only, not {name}")
+
+
 class End:
     """One end of the connection; the `owner` of its session. `pipe` holds what is on the way to the other end."""
 
