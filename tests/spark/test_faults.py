@@ -83,6 +83,22 @@ def test_a_repeated_batch_reads_what_has_expired_since(own_broker: Broker, name:
         assert found == list(range(20))
 
 
+def test_few_messages_wait_no_longer_than_the_delay(ours: Broker, name: str) -> None:
+    ours.create(name)
+    ours.fill(name, 5)
+    waiting = {"minMessagesPerTrigger": "100", "maxTriggerDelay": "300ms", "wait": "1ms"}
+    given = {"servers": ours.url, "stream": name, "starting": "earliest", **waiting}
+    query = StreamStreamReader(source_options(given), SCHEMA)
+    start = query.initialOffset()
+    assert query.latestOffset(start, ReadAllAvailable()) == start
+    eventually(lambda: query.latestOffset(start, ReadAllAvailable()) != start)
+    assert query.latestOffset(start, ReadAllAvailable()) == start, (
+        "a batch began, and the next one waits again"
+    )
+    ours.fill(name, 95)
+    assert query.latestOffset(start, ReadAllAvailable())["next_seq"] == 101
+
+
 def test_a_batch_that_fails_stays_in_the_queue(
     broker: Broker, spark: SparkSession, name: str, tmp_path: Path
 ) -> None:

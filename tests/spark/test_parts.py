@@ -22,12 +22,13 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from cli.identities import trusting_server
 from conformance.servers import KINDS, Server, Setup
 from headrace.errors import ProtocolError
 from headrace.spark import options as o
 from headrace.spark.blocks import Scanner, deadlines
 from headrace.spark.filters import narrowed
-from headrace.spark.link import Address, Link, LinkError
+from headrace.spark.link import Address, Link, LinkError, _signed
 from headrace.spark.offsets import Offset
 from headrace.spark.planning import divide
 from support import certificates
@@ -155,6 +156,23 @@ def test_a_link_proves_who_it_is_and_speaks_tls(kind: str, tmp_path: Path) -> No
         link.close()
         with pytest.raises(LinkError, match=r"refuses: .*Authorization"):
             Link(Address(servers=(server.url,), user="ann", password="loud", tls_ca=made.ca))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_link_shows_credentials_from_a_file(kind: str, tmp_path: Path) -> None:
+    config, credentials = trusting_server(tmp_path)
+    with Server(kind, Setup(config=config, jetstream=False)) as server:
+        link = Link(Address(servers=(server.url,), creds=str(credentials)))
+        with pytest.raises(LinkError, match="nobody answers on nowhere"):
+            link.request("nowhere")
+        link.close()
+        (tmp_path / "others").mkdir()
+        _, strange = trusting_server(tmp_path / "others")
+        with pytest.raises(LinkError, match=r"refuses: .*Authorization"):
+            Link(Address(servers=(server.url,), creds=str(strange)))
+    strange.write_text("no credentials")
+    with pytest.raises(LinkError, match="is no file of credentials"):
+        _signed(str(strange), "nonce")
 
 
 def test_the_next_server_is_tried_and_pings_are_answered() -> None:

@@ -21,7 +21,7 @@ BELOW: dict[str, set[str]] = {
     "sim": {"kernel", "protocol", "store", "api", "broker"},
     "client": set(),
     "claims": {"client"},
-    "spark": {"client", "claims", "store"},
+    "spark": {"kernel", "client", "claims", "store"},
     "reading": {"kernel", "protocol", "store", "claims", "spark"},
 }
 #: The parts on top, which put the others together.

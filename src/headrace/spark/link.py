@@ -12,6 +12,7 @@ import base64
 import itertools
 import json
 import os
+import re
 import socket
 import ssl
 import time
@@ -27,6 +28,7 @@ _CHUNK = 1 << 20
 _SID = b"1"
 #: Errors of the protocol have no codes; these are about what was sent, the others about the connection.
 _FINAL = ("permissions violation", "maximum payload")
+_CREDENTIALS = re.compile(r"-+BEGIN [^-\n]+-+\s+(\S+)\s+-+END [^-\n]+-+")
 _VERBS = {b"PI": "ping", b"PO": "pong", b"IN": "info", b"+O": "ok", b"-E": "error"}
 
 
@@ -271,11 +273,14 @@ def _signed(path: str, nonce: str) -> dict[str, str]:
         import nkeys  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise LinkError("option `creds` needs the package nkeys: pip install nkeys") from error
-    parts = [
-        block for block in Path(path).read_text().split("-----") if block.strip() and " " not in block.strip()
-    ]
-    jwt, seed = (part.strip() for part in (parts[0], parts[-1]))
-    signature = nkeys.from_seed(seed.encode()).sign(nonce.encode())
+    found = _CREDENTIALS.findall(Path(path).read_text())
+    if len(found) != 2:
+        raise LinkError(f"{path} is no file of credentials: it should hold a JWT and the seed of a key")
+    jwt, seed = found
+    try:
+        signature = nkeys.from_seed(bytearray(seed.encode())).sign(nonce.encode())
+    except nkeys.NkeysError as error:
+        raise LinkError(f"{path} is no file of credentials: {error}") from error
     return {"jwt": jwt, "sig": base64.urlsafe_b64encode(signature).rstrip(b"=").decode()}
 
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from headrace.client.durations import ttl_text
 from headrace.spark.schema import SchemaError
 
 #: Columns of the source that a row may still carry; they speak of the message that it was read from.
@@ -136,6 +135,9 @@ def _lines(pairs: Any, ttl: Any, msg_id: str | None) -> bytes:
             for value in [values] if isinstance(values, str) else values or ():
                 found.append(f"{name}: {value}\r\n")
     if ttl is not None:
+        # The client's package brings much that a sink without TTLs does not need.
+        from headrace.client.durations import ttl_text
+
         found.append(f"Nats-TTL: {ttl_text(ttl)}\r\n")
     if msg_id:
         found.append(f"Nats-Msg-Id: {msg_id}\r\n")
