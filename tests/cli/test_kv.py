@@ -60,7 +60,7 @@ def test_buckets(headrace: Headrace, bucket: str) -> None:
     headrace("kv", "rm", bucket, "-f")
     headrace("kv", "status", bucket, code=3)
     assert "kv add" in headrace.error
-    headrace("kv", "add", "no such name", code=1)
+    headrace("kv", "add", "no such name", code=2)
     assert "cannot name a bucket" in headrace.error
 
 

@@ -8,7 +8,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+import pytest
+
 from cli.conftest import Headrace
+from conformance.servers import KINDS, Server, Setup
+from headrace.cli import main
 
 PATIENCE_S = 30.0
 HEADRACE = f"{shlex.quote(sys.executable)} -m headrace"
@@ -100,3 +104,19 @@ def test_the_shell_completes(headrace: Headrace, stream: str) -> None:
     assert complete("headrace stream se", 2, headrace.url) == ["seal"]
     assert stream in complete("headrace stream info ", 3, headrace.url)
     assert complete("headrace stream info ", 3, "nats://127.0.0.1:1") == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_listening_survives_the_server(kind: str, name: str) -> None:
+    with (
+        Server(kind, Setup(jetstream=False)) as server,
+        begin(["sub", name, "--count", "1"], server.url) as process,
+    ):
+        assert process.stderr is not None
+        assert "Listening" in process.stderr.readline()
+        server.restart(crash=True)
+        assert "lost" in process.stderr.readline()
+        assert "connected again" in process.stderr.readline()
+        assert main(["pub", name, "still here", "--server", server.url]) == 0
+        shown, _ = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, shown) == (0, f"[{name}]\nstill here\n")

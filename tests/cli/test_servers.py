@@ -173,3 +173,7 @@ def test_words_with_anybody(headrace: Headrace, stream: str, name: str) -> None:
     headrace("req", f"nobody.{name}", "x", code=6)
     headrace("req", f"nobody.{name}", "x", "--replies", 2, code=6)
     headrace("reply", name, code=2)
+    headrace("pub", "not a subject", "x", code=2)
+    headrace("pub", name, "x", "-H", "a: b\r\nc: d", code=2)
+    headrace("pub", name, stdin=bytes(2**21), code=1)
+    assert "larger" in headrace.error

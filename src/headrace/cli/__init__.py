@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
+INTERRUPTED = 130
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code."""
@@ -18,6 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from headrace.cli.serve import serve
 
         return serve(words[1:])
-    from headrace.cli.app import run
+    try:
+        from headrace.cli.app import run
 
-    return run(words)
+        return run(words)
+    except KeyboardInterrupt:
+        return INTERRUPTED

@@ -8,8 +8,21 @@ import typer
 
 from headrace.cli import names
 
-Stream = Annotated[str, typer.Argument(help="The stream.", autocompletion=names.streams)]
-Consumer = Annotated[str, typer.Argument(help="The consumer.", autocompletion=names.consumers)]
+
+def checked_name(name: str) -> str:
+    """A name that can be one; in a request's subject another would be something else."""
+    if not name or not name.isprintable() or set(name) & set(" .*>/\\"):
+        raise typer.BadParameter(f"{name!r} cannot be a name: no spaces, dots, slashes, * or >")
+    return name
+
+
+Stream = Annotated[
+    str, typer.Argument(help="The stream.", autocompletion=names.streams, callback=checked_name)
+]
+Consumer = Annotated[
+    str, typer.Argument(help="The consumer.", autocompletion=names.consumers, callback=checked_name)
+]
+NewName = Annotated[str, typer.Argument(help="Its name.", callback=checked_name)]
 Bucket = Annotated[str, typer.Argument(help="The bucket.", autocompletion=names.buckets)]
 Key = Annotated[str, typer.Argument(help="The key.")]
 Value = Annotated[str | None, typer.Argument(help="The value; standard input when left out.")]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli import consumer_options, show
-from headrace.cli.arguments import Consumer, Force, Stream
+from headrace.cli.arguments import Consumer, Force, NewName, Stream
 from headrace.cli.consumer_reading import reading_commands
 from headrace.cli.failures import MISUSED, Failure
 from headrace.cli.link import Link, configured, connected
@@ -128,7 +128,7 @@ def _place(at: dict[str, Any]) -> str:
 async def add(
     link: Link,
     stream: Stream,
-    name: Annotated[str, typer.Argument(help="Its name.")],
+    name: NewName,
     given: dict[str, Any],
     ephemeral: Annotated[bool, typer.Option("--ephemeral", help="It goes when nobody uses it.")] = False,
     for_sourcing: Annotated[

@@ -37,7 +37,7 @@ _REMEDIES = {
     "StreamNotFound": "'headrace stream ls' lists the streams",
     "BucketNotFound": "'headrace kv ls' lists the buckets, 'headrace kv add' makes one",
     "ConsumerNotFound": "'headrace consumer ls' lists the consumers of a stream",
-    "BucketExists": "'headrace kv edit' changes a bucket",
+    "BucketExists": "'headrace stream edit' and 'headrace kv edit' change what exists",
     "KeyExists": "'headrace kv put' or 'kv update' change a key that exists",
     "WrongRevision": "'headrace kv get' shows the revision",
     "AtomicDisabled": "'headrace stream edit NAME --allow-atomic' allows batches",
@@ -96,6 +96,14 @@ def _of_client(error: Exception) -> Failure | None:
         return Failure("no answer in time; --timeout waits longer", NO_ANSWER)
     if isinstance(error, nats.errors.ConnectionClosedError | nats.errors.NoServersError):
         return Failure("the connection was lost", NO_CONNECTION)
+    if isinstance(error, nats.errors.BadSubjectError):
+        return Failure("this is no subject: words without spaces, single dots between them", MISUSED)
+    if isinstance(error, nats.errors.MaxPayloadError):
+        return Failure(
+            "the payload is larger than the server takes; 'headrace server info' says how much", FAILED
+        )
+    if isinstance(error, HeadraceError) and isinstance(error, ValueError):
+        return Failure(str(error), MISUSED)
     if isinstance(error, nats.errors.Error | HeadraceError):
         return Failure(str(error).removeprefix("nats: ") or type(error).__name__)
     return None

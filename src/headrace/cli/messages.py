@@ -26,7 +26,7 @@ def headers_of(lines: Sequence[str] | None) -> dict[str, str] | None:
     headers = {}
     for line in lines or ():
         name, colon, value = line.partition(":")
-        if not colon:
+        if not colon or not line.isprintable():
             raise Failure(f"{line!r} is not a header: write Name:value", MISUSED)
         headers[name.strip()] = value.strip()
     return headers or None

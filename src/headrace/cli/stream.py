@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli import show, stream_options
-from headrace.cli.arguments import Force, Stream
+from headrace.cli.arguments import Force, NewName, Stream
 from headrace.cli.failures import MISUSED, Failure
 from headrace.cli.link import Link, configured, connected
 from headrace.cli.stream_backup import backup_commands
@@ -142,7 +142,7 @@ def _place(seq: int, time: str | None) -> str:
 @configured(stream_options.OPTIONS, into="given")
 async def add(
     link: Link,
-    stream: Annotated[str, typer.Argument(help="Its name.")],
+    stream: NewName,
     given: dict[str, Any],
     config: ConfigFile = None,
 ) -> None:

@@ -47,6 +47,9 @@ def test_help_loads_no_command_and_no_client() -> None:
         (["stream", "inof"], "'info'"),
         (["stream", "ls", "--jsn"], "--json"),
         (["kv", "get", "b"], "'key'"),
+        (["stream", "info", "a.b"], "cannot be a name"),
+        (["consumer", "add", "S", "a b"], "cannot be a name"),
+        (["stream", "get", "S", "first"], "'seq'"),
     ],
 )
 def test_a_mistake_is_explained(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
