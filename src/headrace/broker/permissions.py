@@ -107,6 +107,10 @@ class Permissions:
         allowed = self.publish_allow
         return allowed is None or any(subjects.matches(entry, subject) for entry in allowed)
 
+    def may_reply(self, subject: bytes) -> bool:
+        """Whether others may be asked to answer there: not where the user itself must not publish."""
+        return not any(subjects.matches(entry, subject) for entry in self.publish_deny)
+
     def may_subscribe(self, pattern: bytes, queue: bytes | None) -> bool:
         """Whether a subscription is accepted."""
         for subject, group in self.subscribe_deny:

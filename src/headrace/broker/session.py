@@ -254,6 +254,9 @@ class Session(Peer):
             return True
         return self.replies is not None and self.replies.take(subject, self.owner.now_ns())
 
+    def may_reply(self, reply: bytes) -> bool:
+        return self.permissions is None or self.permissions.may_reply(reply)
+
     def refuse_publish(self, subject: bytes) -> None:
         self.complain(b'Permissions Violation for Publish to "%s"' % subject)
 

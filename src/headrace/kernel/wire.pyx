@@ -843,7 +843,7 @@ cdef class Parser:
             if route.refused or not peer.may_publish(PyBytes_FromStringAndSize(pub.subject.at, pub.subject.size)):
                 peer.refuse_publish(PyBytes_FromStringAndSize(pub.subject.at, pub.subject.size))
                 return
-        if pub.reply.size and reserved(pub.reply.at, pub.reply.size):
+        if pub.reply.size and not self.answerable(pub):
             peer.refuse_reply(PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size))
             return
         if peer.verbose:
@@ -856,6 +856,12 @@ cdef class Parser:
                 PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size),
             )
 
+    cdef inline bint answerable(self, Publication *pub) except -1:
+        """Whether answers may be asked to this reply: it is not the server's own, and nothing that is denied."""
+        if reserved(pub.reply.at, pub.reply.size):
+            return False
+        return not self.peer.guarded or self.peer.may_reply(PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size))
+
     cdef nowhere(self, Publication *pub):
         """A subject with an empty token matches nothing; it is not worth a place in the cache."""
         cdef Peer peer = self.peer
@@ -865,7 +871,7 @@ cdef class Parser:
         ):
             peer.refuse_publish(subject)
             return
-        if pub.reply.size and reserved(pub.reply.at, pub.reply.size):
+        if pub.reply.size and not self.answerable(pub):
             peer.refuse_reply(PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size))
             return
         if peer.verbose:

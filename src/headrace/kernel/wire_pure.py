@@ -450,7 +450,7 @@ class Parser:
         if subject.startswith(REFUSED) or (peer.guarded and not peer.may_publish(subject)):
             peer.refuse_publish(subject)
             return
-        if reply and reserved(reply):
+        if reply and (reserved(reply) or (peer.guarded and not peer.may_reply(reply))):
             peer.refuse_reply(reply)
             return
         if peer.verbose:
