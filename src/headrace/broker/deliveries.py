@@ -29,7 +29,7 @@ def delivery_of(reply: bytes) -> Delivery | None:
     something else.
     """
     words = reply.split(b".")
-    if words[:2] != _PREFIX or len(words) < 9:
+    if len(words) < 9 or words[:2] != _PREFIX:
         return None
     at = 3 if len(words) == 9 else 5
     numbers = words[at + 1 : at + 6]

@@ -131,6 +131,9 @@ class MirrorIntake(_Intake):
     def take(self, seq: int, time_ns: int, subject: bytes, header: bytes, payload: bytes) -> None:
         """Store the next message."""
         stream = self._stream
+        if not header and self._rename is None and stream.lane.open and seq == stream.log.last_seq + 1:
+            self._take_plain(stream, seq, time_ns, subject, payload)
+            return
         found = _NONE
         if header:
             header = cleaned(header, source=False)
@@ -144,6 +147,16 @@ class MirrorIntake(_Intake):
             stream.log.advance(seq)
         else:
             stream.keep(subject, header, payload, time_ns, ttl_s, found.get(admission.MSG_ID, b""), rollup)
+        stream.changed()
+
+    @staticmethod
+    def _take_plain(stream: Stream, seq: int, time_ns: int, subject: bytes, payload: bytes) -> None:
+        """The next one in line, with nothing to look at, on a stream that takes such messages as they come."""
+        lane = stream.lane
+        stream.log.append(subject, b"", payload, time_ns)
+        lane.last_message_id = b""
+        if lane.follow is not None:
+            lane.follow(subject, seq, time_ns)
         stream.changed()
 
     def give_up(self, *, idle: bool) -> None:

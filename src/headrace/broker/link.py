@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.api import responses
 from headrace.broker.approach import Answer, approach_to
-from headrace.broker.deliveries import Delivery, delivery_of, records_of
+from headrace.broker.deliveries import delivery_of, records_of
 from headrace.broker.inbox import Inbox
 from headrace.broker.intake import Intake
 from headrace.broker.origin import IDENTITY, Ask, Start
@@ -60,6 +60,7 @@ class Link:
         "_resume",
         "_road",
         "_road_open",
+        "_stem",
         "_timer",
         "_watch",
         "approach",
@@ -91,6 +92,7 @@ class Link:
         self._listening = b""
         self._probing = False
         self._consumer = b""
+        self._stem = b"$JS.ACK."  # what numbers a message that is delivered for the first time begins with
         self._dseq = 0
         self._done = (0, 0)  # consumer and stream sequence up to which everything is stored
         self._timer: Handle | None = None
@@ -236,6 +238,7 @@ class Link:
         self._failures = 0
         self.error = None
         self._consumer = answer.name.encode()
+        self._stem = b"$JS.ACK.%s.%s.1." % (intake.origin.entry.name.encode(), self._consumer)
         self._dseq = 0
         self._resume = -1
         self._acked = answer.delivered.stream_seq
@@ -325,9 +328,16 @@ class Link:
             else:
                 self._heartbeat(header)
             return
+        if reply.startswith(self._stem):
+            numbers = reply[len(self._stem) :].split(b".")
+            if len(numbers) == 4 and all(map(bytes.isdigit, numbers)):
+                seq, dseq, time_ns, pending = map(int, numbers)
+                self._take(seq, dseq, time_ns, pending, subject, header, payload)
+            return
         delivery = delivery_of(reply)
         if delivery is not None and delivery.consumer == self._consumer and delivery.times <= 1:
-            self._take(delivery, subject, header, payload)
+            _, _, seq, dseq, time_ns, pending = delivery
+            self._take(seq, dseq, time_ns, pending, subject, header, payload)
 
     def take_run(
         self,
@@ -365,25 +375,33 @@ class Link:
             self._taken(self._dseq + count, int(seqs[at + count - 1]), pending - count)
         return count, size + count * _OVERHEAD
 
-    def _take(self, delivery: Delivery, subject: bytes, header: bytes, payload: bytes) -> None:
+    def _take(
+        self,
+        seq: int,
+        dseq: int,
+        time_ns: int,
+        pending: int,
+        subject: bytes,
+        header: bytes,
+        payload: bytes,
+    ) -> None:
         """Gap detection: sourcing.md, table 7.5, except that a source starts anew like a mirror when the consumer's count
         goes back. The reference waits for a heartbeat, whose count may by then be the one it knows.
         """
         intake, following = self.intake, self._dseq + 1
-        if delivery.seq <= intake.received:
-            if delivery.dseq == following:
-                self._counted(following, delivery.seq)
+        if seq <= intake.received:
+            if dseq == following:
+                self._counted(following, seq)
             return
-        adjacent = intake.origin.mirror and delivery.seq == intake.seq + 1
-        if delivery.dseq != following and not adjacent:
+        if dseq != following and not (intake.origin.mirror and seq == intake.seq + 1):
             self._again()
             return
         try:
-            intake.take(delivery.seq, delivery.time_ns, subject, header, payload)
+            intake.take(seq, time_ns, subject, header, payload)
         except (RequestError, StoreError):
             self._blocked()
             return
-        self._taken(delivery.dseq, delivery.seq, delivery.pending)
+        self._taken(dseq, seq, pending)
 
     def _taken(self, dseq: int, seq: int, pending: int) -> None:
         self._counted(dseq, seq)
