@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from headrace.spark.watching import lag_of, watch
-from spark.conftest import Broker, eventually
+from spark.conftest import BRISK, Broker, eventually
 
 Start = Callable[..., StreamingQuery]
 
@@ -207,15 +207,19 @@ def test_a_driver_killed_in_mid_query_costs_nothing_of_a_queue(
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))
     arguments = [own_broker.url, name, landing.target, landing.checkpoint]
-    driver = subprocess.Popen(
-        [sys.executable, str(script), *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    log = tmp_path / "driver.log"
+    with log.open("wb") as out:
+        driver = subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **BRISK},
+            start_new_session=True,
+        )
     commits = Path(landing.checkpoint, "commits")
     try:
-        eventually(lambda: commits.is_dir() and len(list(commits.glob("[0-9]*"))) >= 3, 60)
+        eventually(lambda: len(list(commits.glob("[0-9]*"))) >= 3 or driver.poll() is not None, 150)
+        assert driver.poll() is None, log.read_text()[-4000:]
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
