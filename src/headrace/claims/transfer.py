@@ -17,9 +17,8 @@ from headrace.claims.stores.base import CHUNK, READ, WHOLE_MAX, Chunk
 
 Payload = bytes | bytearray | memoryview | Path | AsyncIterable[Chunk]
 
-#: Pieces up to this size are worked on in the event loop, which costs it half a millisecond: two switches of threads
-#: cost as much.
-INLINE_MAX = 1024 * 1024
+#: Smaller pieces are not worth a thread.
+INLINE_MAX = 256 * 1024
 #: Pieces of a source that are at least this long pass as they are; smaller ones are joined.
 _JOIN_BELOW = 1024 * 1024
 _T = TypeVar("_T")

@@ -210,6 +210,11 @@ async def _watched(chunks: AsyncIterator[Chunk], failed: list[BaseException]) ->
 
 
 async def _pieces(found: Any, key: str) -> AsyncIterator[Chunk]:
+    if found.meta["size"] <= _READ:
+        with explained(key):
+            whole = await found.bytes_async()
+        yield memoryview(whole)
+        return
     stream = found.stream(min_chunk_size=_READ)
     while True:
         try:
