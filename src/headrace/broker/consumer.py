@@ -80,7 +80,8 @@ class Consumer:
         self.ack_stem = b"$JS.ACK.%s.%s." % (stream.name_bytes, self.name_bytes)
         self.ack_first = self.ack_stem + b"1."
         self._keys = consumer_facts.keys(stream.log.ident, name)
-        self._subjects = Subjects(stream.name, name, self.jetstream.domain, flow_control=config.flow_control)
+        domain, account = self.jetstream.domain, self.jetstream.account
+        self._subjects = Subjects(stream.name, name, domain, account, flow_control=config.flow_control)
         self.acks = Acks(self)
         self.outlet: Pulls | Push = Push(self) if config.push() else Pulls(self)
         self.backlog = Backlog(stream.log, progress, None)

@@ -80,6 +80,7 @@ class JetStream:
         wake: Callable[[Callable[[], None]], object],
         *,
         server_name: str,
+        account: str = "$G",
         domain: str = "",
         pending_max: int = 64 * 1024 * 1024,
         limits: Limits = NO_LIMITS,
@@ -90,6 +91,7 @@ class JetStream:
         self.store = store
         self.timers = timers
         self.server_name = server_name
+        self.account = account
         self.domain = domain
         self.pending_max = pending_max
         self.later = wake

@@ -16,7 +16,6 @@ from headrace.api.times import SECOND, text
 from headrace.broker.advisories import nuid
 from headrace.protocol import headers
 
-ACCOUNT = "$G"
 IDENTITY = b"Nats-Stream-Identity"
 LEVEL = b"Nats-Required-Api-Level"
 _API = "$JS.API"
@@ -46,16 +45,18 @@ class Start(NamedTuple):
 class Origin:
     """How one entry of a stream's configuration speaks to its origin."""
 
-    __slots__ = ("_domain", "_stream", "base_name", "entry", "index", "mirror", "place")
+    __slots__ = ("_account", "_domain", "_stream", "base_name", "entry", "index", "mirror", "place")
 
-    def __init__(self, entry: StreamSource, stream: str, domain: str, *, mirror: bool, alone: bool) -> None:
+    def __init__(
+        self, entry: StreamSource, stream: str, account: str, domain: str, *, mirror: bool, alone: bool
+    ) -> None:
         """`alone`: no other entry of the stream has the same origin."""
         self.entry = entry
         self.mirror = mirror
         self.index = origins.index_name(entry)
         self.place = origins.origin_name(entry)
-        self._stream, self._domain = stream, domain
-        ident = short_hash(" ".join(filter(None, (stream, ACCOUNT, domain))))
+        self._stream, self._account, self._domain = stream, account, domain
+        ident = short_hash(" ".join(filter(None, (stream, account, domain))))
         if mirror:
             self.base_name = "JS_MIRROR_" + ident
         else:
@@ -125,7 +126,7 @@ class Origin:
 
     def _base(self, start: Start, name: str, deliver_subject: str) -> ConsumerConfig:
         kind = "mirror" if self.mirror else "src"
-        about = {"acc": ACCOUNT, "domain": self._domain, "stream": self._stream}
+        about = {"acc": self._account, "domain": self._domain, "stream": self._stream}
         config = ConsumerConfig(
             name=name,
             flow_control=True,

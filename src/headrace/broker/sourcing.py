@@ -63,9 +63,10 @@ class Sourcing:
         old = self._predecessor(entry, gone)
         if old is not None and not mirror:
             self._carry(index, old)
-        origin = Origin(entry, stream.name, stream.jetstream.domain, mirror=mirror, alone=alone)
+        jetstream = stream.jetstream
+        origin = Origin(entry, stream.name, jetstream.account, jetstream.domain, mirror=mirror, alone=alone)
         intake = MirrorIntake(stream, origin) if mirror else SourceIntake(stream, origin, self.positions)
-        link = self._links[index] = Link(stream.jetstream, intake)
+        link = self._links[index] = Link(jetstream, intake)
         if old is not None:
             link.succeed(old)
         link.start()

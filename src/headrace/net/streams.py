@@ -66,6 +66,7 @@ def open_streams(
         timers,
         loop.call_soon,
         server_name=server_name,
+        account=account.name,
         domain=options.domain,
         pending_max=options.max_pending,
         limits=limits,
