@@ -12,15 +12,15 @@ from html import escape
 
 Series = tuple[str, Sequence[float]]
 
-WIDTH, HEIGHT = 640, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 44, 48
+WIDTH, HEIGHT = 640, 264
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 44, 30
 COLOURS = ("#2b6cb0", "#dd6b20", "#2f855a", "#805ad5", "#c53030", "#718096")
 _STEPS = (1, 2, 2.5, 5, 10)
 
 
 def bars(title: str, labels: Sequence[str], series: Sequence[Series], *, unit: str = "") -> str:
     """Groups of bars, one a label; several series stand on each other."""
-    frame = _Frame(title, labels, series, unit, top=max(_totals(series), default=0.0))
+    frame = _Frame(title, labels, series, unit, top=max(_totals(series), default=0.0), named=1)
     width = frame.step * 0.72
     parts = []
     bases = [0.0] * len(labels)
@@ -60,11 +60,18 @@ class _Frame:
     """Axes, ticks, labels and the names of the series."""
 
     def __init__(
-        self, title: str, labels: Sequence[str], series: Sequence[Series], unit: str, top: float
+        self,
+        title: str,
+        labels: Sequence[str],
+        series: Sequence[Series],
+        unit: str,
+        top: float,
+        named: int = 2,
     ) -> None:
         self._title = title
         self._labels = labels
-        self._names = [name for name, _ in series]
+        #: One line needs no name beside the title; bars may.
+        self._names = [name for name, _ in series] if len(series) >= named else []
         self._unit = unit
         self._tick = _nice(top)
         self._top = max(math.ceil(top / self._tick - 1e-9), 1) * self._tick
@@ -93,8 +100,6 @@ class _Frame:
         )
 
     def _legend(self) -> list[str]:
-        if len(self._names) < 2:
-            return []
         found, x = [], float(_LEFT)
         for place, name in enumerate(self._names):
             colour = COLOURS[place % len(COLOURS)]
@@ -122,12 +127,15 @@ class _Frame:
         """As many labels as there is room for."""
         longest = max((len(label) for label in self._labels), default=1)
         every = max(1, math.ceil((6.4 * longest + 10) / self.step))
-        return [
-            f'<text x="{self.x(index):.1f}" y="{HEIGHT - _BOTTOM + 18}" text-anchor="middle" fill="#4a5568">'
-            f"{escape(label)}</text>"
-            for index, label in enumerate(self._labels)
-            if index % every == 0
-        ]
+        found = []
+        for index in range(0, len(self._labels), every):
+            half = 3.1 * len(self._labels[index])
+            x = min(max(self.x(index), half), WIDTH - half - 2)
+            found.append(
+                f'<text x="{x:.1f}" y="{HEIGHT - _BOTTOM + 18}" text-anchor="middle" fill="#4a5568">'
+                f"{escape(self._labels[index])}</text>"
+            )
+        return found
 
 
 def _nice(top: float) -> float:

@@ -142,7 +142,7 @@ def html(found: Figures, price: float) -> str:
         ("median lifetime", seconds_text(totals["lifetime_median_s"])),
         ("99 % below", seconds_text(totals["lifetime_p99_s"])),
         ("bytes leaked", bytes_text(totals["leaked_bytes"])),
-        ("storage cost", f"${totals['cost']:,.2f}"),
+        ("storage cost", dollars(totals["cost"])),
     ]
     cards = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)
     return _PAGE.format(
@@ -187,7 +187,7 @@ def _powers(title: str, rows: Sequence[Any], text: Any) -> str:
 
 def _states_table(rows: Sequence[Any]) -> str:
     lines = [
-        (row.namespace, row.status, f"{row.claims:,}", bytes_text(row.bytes), f"${row.cost or 0:,.4f}")
+        (row.namespace, row.status, f"{row.claims:,}", bytes_text(row.bytes), dollars(row.cost or 0))
         for row in sorted(rows, key=lambda row: (row.namespace, row.status))
     ]
     told = [(*line[:2], _MEANING[line[1]], *line[2:]) for line in lines]
@@ -202,7 +202,7 @@ def _topics_table(rows: Sequence[Any]) -> str:
             f"{row.leaks:,}",
             bytes_text(row.bytes),
             seconds_text(row.median_s or 0),
-            f"${row.cost or 0:,.4f}",
+            dollars(row.cost or 0),
         )
         for row in rows
     ]
@@ -237,6 +237,11 @@ def seconds_text(value: float) -> str:
 def bytes_text(value: float) -> str:
     """A size for reading."""
     return _scaled(value, {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 1024.0, "B": 1.0})
+
+
+def dollars(value: float) -> str:
+    """A price for reading, also a tiny one."""
+    return f"${value:,.2f}" if value >= 1 or not value else f"${value:.2g}"
 
 
 _PAGE = """<!doctype html>

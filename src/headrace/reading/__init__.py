@@ -1,0 +1,196 @@
+"""`headrace.read`: the messages of a stream as a table, for pandas, polars, DuckDB, Spark or plain Arrow.
+
+Owns the public reading object. Rows come from a store's folder, a pin that a broker granted, or the wire (`origins`).
+Invariant: all rows of a folder or a pin come from one snapshot, and reading twice gives the same rows; over the wire the
+range of sequences is fixed when the reading is made, and what is removed meanwhile is missing. Must not know segments or
+manifests (`headrace.store` does), and imports pyarrow only when something is read: it is the extra `headrace[read]`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from headrace.reading.origins import Batches, Bound, Bounds, Origin, Path, folder, served
+from headrace.reading.rows import Dress, bucket_rows, claims_of, stream_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+    from headrace.claims.config import ClaimConfig
+
+__all__ = ["Reading", "read", "read_kv"]
+
+
+def read(
+    source: Path,
+    stream: str,
+    subject: str | Sequence[str] | None = None,
+    start: Bound = None,
+    end: Bound = None,
+    columns: Sequence[str] | None = None,
+    *,
+    path: Path | None = None,
+    pin: str | None = None,
+    claims: str = "",
+    claim_config: ClaimConfig | Path | None = None,
+    claim_errors: str = "fail",
+    time_unit: str = "ns",
+    parse_headers: bool | None = None,
+    views: bool = False,
+    batch_rows: int = 65_536,
+    connection: Mapping[str, str] | None = None,
+) -> Reading:
+    """The live, committed messages of `stream`, as of now, in sequence order.
+
+    `source` is the address of a server (`nats://...`, several separated by commas), a store's folder that no broker has
+    open or, with `pin`, one whose broker made that pin. With an address and `path`, the folder of that broker's store,
+    the broker is asked for a pin and the files are read, which is much faster. `connection` has the options of the
+    Spark source: user, password, token, creds, tlsCa, ...
+
+    `subject` filters with NATS wildcards. `start` (included) and `end` (excluded) are sequences, datetimes that speak of
+    stored-at times, or texts as in Spark: "-10m", "2026-01-31T12:00Z". `columns` choose among seq, time, subject,
+    headers, data, expires_at and size (not over the wire). `parse_headers` gives map<string, list<string>> instead of
+    the raw block; from a server they always come so. `views` leaves payloads in the mapped files (Arrow's binary_view);
+    `time_unit="us"` is for engines without nanoseconds.
+
+    `claims="ref"` adds column `claim`, the reference of a payload that lies in an object store; `"inline"` fetches these
+    payloads into `data`, with the configuration in `claim_config`. Bad claims raise, or with `claim_errors="column"`
+    are told of in column `claim_error`.
+    """
+    _with_arrow()
+    is_server = _is_server(source)
+    dress = Dress(time_unit, views, bool(parse_headers) or is_server or bool(claims))
+    origin = (
+        served(os.fspath(source), stream, connection, path)
+        if is_server
+        else folder(os.fspath(source), stream, pin)
+    )
+    try:
+        bounds = Bounds(_patterns(subject), start, end, batch_rows)
+        resolving = claims_of(claims, claim_config, claim_errors)
+        return Reading(origin, *stream_rows(origin, bounds, dress, columns, resolving))
+    except BaseException:
+        origin.close()
+        raise
+
+
+def read_kv(
+    source: Path,
+    bucket: str,
+    keys: str | Sequence[str] = ">",
+    *,
+    history: bool = False,
+    start: Bound = None,
+    end: Bound = None,
+    path: Path | None = None,
+    pin: str | None = None,
+    time_unit: str = "ns",
+    batch_rows: int = 65_536,
+    connection: Mapping[str, str] | None = None,
+) -> Reading:
+    """The live keys of a bucket, or with `history` all that it still has: key, value, revision, time, operation
+    (put, delete, purge, expired), expires_at. `keys` are patterns such as `fruit.*`; the rest is as with `read`.
+    """
+    _with_arrow()
+    is_server, stream = _is_server(source), f"KV_{bucket}"
+    origin = (
+        served(os.fspath(source), stream, connection, path)
+        if is_server
+        else folder(os.fspath(source), stream, pin)
+    )
+    try:
+        patterns = tuple(f"$KV.{bucket}.{key}" for key in _patterns(keys))
+        bounds = Bounds(patterns, start, end, batch_rows, is_table=not history)
+        return Reading(origin, *bucket_rows(origin, bounds, Dress(time_unit, False, True), bucket, history))
+    except BaseException:
+        origin.close()
+        raise
+
+
+class Reading:
+    """Rows of a stream or bucket, ready to be taken as a table, as often as wanted.
+
+    It speaks the Arrow C stream interface, so `polars.DataFrame(r)`, `duckdb.sql("from r")` and
+    `pyarrow.table(r)` take it as it is.
+    """
+
+    def __init__(self, origin: Origin, schema: pa.Schema, batches: Callable[[], Batches]) -> None:
+        self._origin = origin
+        self._schema = schema
+        self._batches = batches
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the rows."""
+        return self._schema
+
+    @property
+    def position(self) -> int:
+        """The last committed sequence of the stream when the reading was made."""
+        return self._origin.position
+
+    @property
+    def as_of(self) -> datetime:
+        """The moment the reading shows."""
+        return self._origin.as_of
+
+    def __iter__(self) -> Batches:
+        return self._batches()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows as a stream of record batches."""
+        import pyarrow as pa
+
+        return pa.RecordBatchReader.from_batches(self._schema, iter(self))
+
+    def to_table(self) -> pa.Table:
+        """All rows in memory."""
+        return self.to_reader().read_all()
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        """All rows as a pandas frame; `options` go to `pyarrow.Table.to_pandas`."""
+        return self.to_table().to_pandas(**options)
+
+    def to_polars(self) -> pl.DataFrame:
+        """All rows as a polars frame."""
+        import polars as pl
+
+        return pl.DataFrame(self)
+
+    def close(self) -> None:
+        """Release the snapshot. Rows already handed out stay valid."""
+        self._origin.close()
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _is_server(source: Path) -> bool:
+    return isinstance(source, str) and "://" in source
+
+
+def _with_arrow() -> None:
+    try:
+        from headrace.store import snapshots  # noqa: F401
+    except ImportError as error:
+        if error.name and error.name.split(".")[0] == "pyarrow":
+            raise ImportError("headrace.read needs pyarrow: pip install 'headrace[read]'") from error
+        raise
+
+
+def _patterns(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given or ())
