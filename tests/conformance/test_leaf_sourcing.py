@@ -11,6 +11,7 @@ import pytest
 
 from conformance.joined import PAIRINGS, Across, Joined, across, joined
 from conformance.reading import eventually
+from headrace.client import StreamConfig, connect, source_through
 
 RETENTIONS = {"L": "limits", "W": "workqueue", "I": "interest"}
 KINDS = {"M": "mirror", "S": "sources"}
@@ -151,3 +152,23 @@ def test_an_origin_that_is_missing_is_told(streams: Across) -> None:
     streams.copy.made("S", sources=[streams.entry("NOT")])
     eventually(lambda: streams.copy.info("S")["sources"][0].get("error"), 10.0)
     assert streams.copy.info("S")["sources"][0]["error"]["err_code"] == 10059
+
+
+async def test_what_an_application_does(streams: Across, pair: Joined) -> None:
+    """One connection, to the copy's server: the consumer is made in the origin's domain, the copy here reads through it."""
+    origin, copy = (pair.leaf, pair.hub) if streams.api.startswith("$JS.LEAF.") else (pair.hub, pair.leaf)
+    streams.origin.made("O", retention="workqueue")
+    streams.origin.put("O", "a", "b", "c")
+    name = f"{streams.origin.name}O"
+    async with await connect(copy.server.url) as connection:
+        there = connection.jetstream(domain=origin.domain)
+        consumer = await there.create_sourcing_consumer(name, "copy", f"deliver.{name}")
+        source = source_through(consumer, domain=origin.domain)
+        js = connection.jetstream()
+        await js.add_stream(StreamConfig(name=f"{streams.copy.name}C", sources=[source]))
+        try:
+            streams.copy.until("C", 3, 15.0)
+            assert streams.copy.data("C") == ["a", "b", "c"]
+            eventually(lambda: streams.origin.state("O")[0] == 0, 10.0)
+        finally:
+            await js.delete_stream(f"{streams.copy.name}C")

@@ -69,10 +69,24 @@ async def create_sourcing_consumer(
         return await js.add_consumer(stream, config)
 
 
-def source_through(consumer: ConsumerInfo, *, external: api.ExternalStream | None = None) -> StreamSource:
-    """What to write in the mirror or sources of the stream that shall read through this consumer."""
+def source_through(
+    consumer: ConsumerInfo, *, external: api.ExternalStream | None = None, domain: str | None = None
+) -> StreamSource:
+    """What to write in the mirror or sources of the stream that shall read through this consumer.
+
+    `domain` is that of the origin's server where it is another one, joined by a leafnode connection.
+    """
+    if external is not None and domain is not None:
+        raise ValueError("give external or domain: a domain is short for its API")
     bound = StreamConsumerSource(name=consumer.name, deliver_subject=consumer.config.deliver_subject)
-    return StreamSource(name=consumer.stream_name, consumer=bound, external=external)
+    return StreamSource(
+        name=consumer.stream_name, consumer=bound, external=in_domain(domain) if domain else external
+    )
+
+
+def in_domain(domain: str) -> api.ExternalStream:
+    """How a mirror or source names a stream in another JetStream domain."""
+    return api.ExternalStream(api=f"$JS.{domain}.API", deliver="")
 
 
 def _policy(seq: int | None, time: datetime | None, policy: api.DeliverPolicy | None) -> api.DeliverPolicy:
