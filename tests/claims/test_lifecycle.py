@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
 import uuid
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,6 +21,7 @@ from claims.world import LARGE, World
 from headrace.claims import PRESETS, ClaimConfig, Claims, Received, Ttl, open_store
 from headrace.claims.stores import Denied, Plain, StoreError
 from headrace.claims.stores import lifecycle as lifecycles
+from headrace.claims.stores.azure import AzureLifecycle
 
 
 def bucket_name() -> str:
@@ -230,36 +235,100 @@ async def test_gcs_buckets_and_rules_on_an_emulator(gcs: GcsEmulator) -> None:
     assert not await store.bucket_exists()
 
 
-class Policies:
-    """Azure's management plane, as far as lifecycle policies go: it exists in the cloud only."""
+class Management(BaseHTTPRequestHandler):
+    """Azure's management plane, as far as lifecycle policies go: it exists in the cloud only. Keeps what it is sent."""
 
-    def __init__(self) -> None:
-        self.document: dict[str, Any] | None = None
+    protocol_version = "HTTP/1.1"
+    server: Any
 
-    def get(self, *_: str) -> Any:
-        from azure.core.exceptions import ResourceNotFoundError
+    def do_GET(self) -> None:
+        missing = {"error": {"code": "ManagementPolicyNotFound", "message": "there is none"}}
+        found = self.server.documents.get(urlsplit(self.path).path)
+        self._answer(200 if found else 404, found or missing)
 
-        if self.document is None:
-            raise ResourceNotFoundError("ManagementPolicyNotFound")
-        return self
+    def do_PUT(self) -> None:
+        document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        for rule in document["properties"]["policy"]["rules"]:
+            if not rule["name"].isalnum() or "baseBlob" not in rule["definition"]["actions"]:
+                return self._answer(400, {"error": {"code": "InvalidRequest", "message": rule["name"]}})
+        self.server.documents[urlsplit(self.path).path] = document
+        self._answer(200, document)
 
-    def as_dict(self) -> dict[str, Any]:
-        assert self.document
-        return self.document
+    def _answer(self, status: int, document: Any) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-    def create_or_update(self, *arguments: Any) -> None:
-        self.document = arguments[-1]
+    def log_message(self, *_: Any) -> None:
+        """Nothing is logged."""
 
 
-async def test_azure_rules_are_merged_on_a_fake() -> None:
-    from headrace.claims.stores.azure import AzureLifecycle
+@pytest.fixture
+def management() -> Iterator[Any]:
+    """Azure's own library, with a fake of the service behind it."""
+    from azure.core.credentials import AccessToken
+    from azure.core.pipeline.policies import SansIOHTTPPolicy
+    from azure.mgmt.storage import StorageManagementClient
 
-    policies = Policies()
-    lifecycle = AzureLifecycle(policies, {"resource_group": "g", "account": "a"}, "claims")
-    assert await lifecycles.ensure(lifecycle, "one", 1)
-    assert await lifecycles.ensure(lifecycle, "two", 2)
-    assert not await lifecycles.ensure(lifecycle, "two", 2)
+    class Credential:
+        def get_token(self, *_: str, **__: Any) -> AccessToken:
+            return AccessToken("none", 2**40)
+
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Management)
+    server.daemon_threads = True
+    server.documents = {}
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    base_url = f"http://127.0.0.1:{server.server_address[1]}"
+    client = StorageManagementClient(
+        Credential(),
+        "subscription",
+        base_url=base_url,
+        authentication_policy=SansIOHTTPPolicy(),
+        retry_total=0,
+    )
+    yield client.management_policies
+    client.close()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+async def test_azure_rules_are_merged_by_azures_library_on_a_fake_service(management: Any) -> None:
+    lifecycle = AzureLifecycle(management, {"resource_group": "g", "account": "a"}, "claims")
+    theirs = {
+        "name": "logs",
+        "enabled": True,
+        "type": "Lifecycle",
+        "definition": {
+            "actions": {"baseBlob": {"delete": {"daysAfterModificationGreaterThan": 400}}},
+            "filters": {"blobTypes": ["blockBlob"], "prefixMatch": ["logs/"]},
+        },
+    }
+    assert await lifecycle.read() == []
+    await lifecycle.write([theirs])
+    for namespace, days in (("one", 1), ("a-b", 2), ("ab", 3)):
+        assert await lifecycles.ensure(lifecycle, namespace, days)
+        assert not await lifecycles.ensure(lifecycle, namespace, days), "nothing to do"
     rules = await lifecycle.read()
-    assert [rule["name"] for rule in rules] == ["headraceClaimsone", "headraceClaimstwo"]
-    filters = rules[0]["definition"]["filters"]
-    assert filters["prefix_match"] == ["claims/one/"]
+    assert theirs in rules
+    found = {
+        rule["definition"]["filters"]["prefixMatch"][0]: rule["definition"]["actions"]["baseBlob"]["delete"]
+        for rule in rules
+    }
+    assert {prefix: item["daysAfterModificationGreaterThan"] for prefix, item in found.items()} == {
+        "logs/": 400,
+        "claims/one/": 1,
+        "claims/a-b/": 2,
+        "claims/ab/": 3,
+    }
+    assert len({rule["name"] for rule in rules}) == 4
+
+
+async def test_azures_refusal_is_a_store_error(management: Any) -> None:
+    lifecycle = AzureLifecycle(management, {"resource_group": "g", "account": "a"}, "claims")
+    with pytest.raises(StoreError, match="lifecycle policy"):
+        await lifecycle.write([{"name": "not-allowed"}])

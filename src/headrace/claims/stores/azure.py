@@ -7,7 +7,10 @@ the container, and need a subscription: without `subscription_id` and `resource_
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from typing import Any
 
 from headrace.claims.stores.base import StoreError
@@ -88,7 +91,10 @@ class AzureStore(CloudStore):
 
 
 class AzureLifecycle:
-    """The account's management policy. `policies` is `StorageManagementClient.management_policies`."""
+    """The account's management policy. `policies` is `StorageManagementClient.management_policies`.
+
+    Documents go and come as Azure's API has them: the library's own classes differ from version to version.
+    """
 
     def __init__(self, policies: Any, settings: Mapping[str, Any], container: str) -> None:
         self._policies = policies
@@ -100,20 +106,29 @@ class AzureLifecycle:
 
         def work() -> list[Rule]:
             try:
-                document = self._policies.get(*self._where).as_dict()
+                document = self._policies.get(*self._where, cls=_as_sent)
             except ResourceNotFoundError:
                 return []
-            return list(document["policy"]["rules"])
+            return list(document["properties"]["policy"]["rules"])
 
-        return await asyncio.to_thread(work)
+        rules: list[Rule] = await self._told(work)
+        return rules
 
     async def write(self, rules: Sequence[Rule]) -> None:
-        document = {"policy": {"rules": list(rules)}}
-        await asyncio.to_thread(lambda: self._policies.create_or_update(*self._where, document))
+        document = json.dumps({"properties": {"policy": {"rules": list(rules)}}}).encode()
+        await self._told(lambda: self._policies.create_or_update(*self._where, BytesIO(document)))
+
+    async def _told(self, work: Callable[[], Any]) -> Any:
+        from azure.core.exceptions import AzureError
+
+        try:
+            return await asyncio.to_thread(work)
+        except AzureError as error:
+            raise StoreError(f"lifecycle policy of account {self._where[1]!r}: {error}") from error
 
     def wanted(self, namespace: str, days: int) -> list[Rule]:
-        filters = {"blob_types": ["blockBlob"], "prefix_match": [f"{self._container}/{namespace}/"]}
-        actions = {"base_blob": {"delete": {"days_after_modification_greater_than": days}}}
+        filters = {"blobTypes": ["blockBlob"], "prefixMatch": [f"{self._container}/{namespace}/"]}
+        actions = {"baseBlob": {"delete": {"daysAfterModificationGreaterThan": days}}}
         definition = {"actions": actions, "filters": filters}
         return [
             {"name": _name(namespace), "enabled": True, "type": "Lifecycle", "definition": definition},
@@ -135,5 +150,13 @@ def _default_credential() -> Any:
     return DefaultAzureCredential()
 
 
+def _as_sent(response: Any, *_: Any) -> Any:
+    """What the service answered, as it is."""
+    return json.loads(response.http_response.text())
+
+
 def _name(namespace: str) -> str:
-    return "headraceClaims" + "".join(character for character in namespace if character.isalnum())
+    """Only letters and digits are allowed; what else a namespace has shows in a digest, so that no two are the same."""
+    plain = "".join(character for character in namespace if character.isalnum())
+    digest = hashlib.sha256(namespace.encode()).hexdigest()[:8] if plain != namespace else ""
+    return f"headraceClaims{plain}{digest}"
