@@ -1,0 +1,52 @@
+"""What docs/sourcing.md shows works as it stands: its program on both servers, its configurations on ours."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from conformance.client import Client
+from conformance.servers import Server
+from headrace.net.conf import parse
+from headrace.net.settings import interpret
+
+PAGE = (Path(__file__).parents[2] / "docs" / "sourcing.md").read_text()
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_program(server: Server, tmp_path: Path) -> None:
+    (block,) = blocks("python")
+    script = tmp_path / "block.py"
+    script.write_text(block.replace("127.0.0.1:4222", f"127.0.0.1:{server.port}"))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_the_streams(server: Server) -> None:
+    configs = [
+        json.loads(line) for block in blocks("json") for line in re.findall(r"^\{.*?\}$", block, re.M | re.S)
+    ]
+    assert len(configs) == 3
+    with Client(server.port) as client:
+        for config in configs:
+            assert "error" not in client.api(f"STREAM.CREATE.{config['name']}", config)
+            client.api(f"STREAM.DELETE.{config['name']}")
+
+
+def test_the_two_configurations() -> None:
+    """They stand side by side on the page."""
+    (block,) = [each for each in blocks("") if each.startswith("# the hub")]
+    lines = block.splitlines()
+    column = lines[0].index("# the edge")
+    for text in ("\n".join(line[:column] for line in lines), "\n".join(line[column:] for line in lines)):
+        draft = interpret(parse(text, "page.conf", lambda path: "", {}))
+        assert draft.settings["leafnodes"].wanted
+        assert draft.warnings == []
