@@ -308,7 +308,14 @@ def _websocket_complete(o: Options) -> str:
 
 
 def _leafnodes_complete(o: Options) -> str:
-    return o.leaf.complaint()
+    leaf = o.leaf
+    known = leaf.has_credentials or o.has_credentials or (leaf.tls is not None and leaf.tls.verify)
+    if leaf.port and not (known or is_loopback(leaf.host or o.host) or o.allow_remote_without_auth):
+        return (
+            f"refusing to let leafnodes dial in on {leaf.host or o.host!r} without authentication: give "
+            "leafnodes { authorization { user, password } }, or say --allow_insecure if that is what you want"
+        )
+    return leaf.complaint()
 
 
 def _operator_alone(o: Options) -> str:

@@ -16,6 +16,7 @@ from headrace.errors import ProtocolError
 UNKNOWN = "Unknown Protocol Operation"
 TOO_LONG = "maximum control line exceeded"
 TOO_LARGE = "Maximum Payload Violation"
+UNAUTHORIZED = "Authorization Violation"
 LINE_MAX = 64 * 1024
 DIGITS_MAX = 9
 _CRLF = b"\r\n"
@@ -23,8 +24,10 @@ _NO_QUEUES: tuple[bytes, ...] = ()
 
 
 class Handler(Protocol):
-    """Who acts on the operations."""
+    """Who acts on the operations. Before it is `ready` no message is taken, so that a stranger costs a line at most."""
 
+    @property
+    def ready(self) -> bool: ...
     def on_info(self, body: bytes) -> None: ...
     def on_connect(self, body: bytes) -> None: ...
     def on_ping(self) -> None: ...
@@ -85,6 +88,8 @@ class LeafParser:
                 raise ProtocolError(TOO_LONG)
             verb = data[at : at + 5].upper()
             if verb == b"LMSG " or verb == b"HMSG ":
+                if not self._handler.ready:
+                    raise ProtocolError(UNAUTHORIZED)
                 body = self._message(data[at + 5 : stop], data, stop + 1, headed=verb == b"HMSG ")
                 if body < 0:
                     self._missing = stop + 1 - body - at

@@ -59,6 +59,8 @@ class _LossySession(LeafSession):
 class _Repeater:
     """Sends the messages of a run one by one."""
 
+    ready = True
+
     def __init__(self, session: _LossySession) -> None:
         self.on_message = session.carry
 

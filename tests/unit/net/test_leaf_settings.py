@@ -83,6 +83,7 @@ def test_mistakes_are_told(text: str) -> None:
     "text",
     [
         "leafnodes { port: 70000 }",
+        "leafnodes { listen: '0.0.0.0:1' }",
         "leafnodes { remotes: [ {url: 'ws://one'} ] }",
         "leafnodes { remotes: [ {url: x, creds: a, nkey: b} ] }",
         "leafnodes { port: 1, tls { ca_file: x } }",
@@ -92,6 +93,12 @@ def test_mistakes_are_told(text: str) -> None:
 def test_contradictions_are_refused(text: str) -> None:
     with pytest.raises(OptionsError):
         read(text)[0].check()
+
+
+def test_strangers_may_dial_in_where_somebody_decided_so() -> None:
+    for more in ("allow_insecure: true", "authorization { user: a, password: b }"):
+        read(f"leafnodes {{ listen: '0.0.0.0:1' }}\n{more}")[0].check()
+    read("leafnodes { listen: '0.0.0.0:1', authorization { user: a, password: b } }")[0].check()
 
 
 def test_flags() -> None:

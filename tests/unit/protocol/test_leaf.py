@@ -15,6 +15,8 @@ PAYLOAD_MAX = 1000
 
 
 class Recorder:
+    ready = True
+
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
 
@@ -81,6 +83,15 @@ OPERATIONS: list[tuple[bytes, tuple[Any, ...]]] = [
 def test_an_operation(data: bytes, operation: tuple[Any, ...]) -> None:
     assert heard(data) == [operation]
     assert heard(*(data[at : at + 1] for at in range(len(data)))) == [operation]
+
+
+def test_a_stranger_s_messages_are_not_even_read() -> None:
+    recorder = Recorder()
+    recorder.ready = False
+    parser = leaf.LeafParser(recorder, PAYLOAD_MAX)
+    with pytest.raises(ProtocolError, match="Authorization Violation"):
+        parser.feed(b"LMSG a 1000\r\n")
+    assert parser.held == 0
 
 
 def test_ok_means_nothing() -> None:
