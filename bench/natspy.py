@@ -44,7 +44,9 @@ def stand_in(folder: Path, server: str) -> Path:
     """A folder with an executable called nats-server, to be put on PATH."""
     folder.mkdir()
     program = folder / "nats-server"
-    command = reference_binary() if server == "reference" else f"{sys.executable} -m headrace serve"
+    source = Path(__file__).parent.parent / "src"  # not the suite's own packages
+    ours = f"env PYTHONPATH={source} {sys.executable} -m headrace serve"
+    command = reference_binary() if server == "reference" else ours
     program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     program.chmod(0o755)
     return folder

@@ -7,6 +7,7 @@ node exists.
 from __future__ import annotations
 
 import fcntl
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,13 +28,15 @@ def node() -> str:
     modules = FOLDER / "node_modules"
     with (FOLDER / "package.json").open() as lock:  # workers that run at the same time install once
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (modules / "@nats-io" / "jetstream").is_dir():
+        if not all((modules / package).is_dir() for package in json.load(lock)["dependencies"]):
             command = [npm, "install", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]
             subprocess.run(command, cwd=FOLDER, check=True, timeout=100)
     return program
 
 
-@pytest.mark.parametrize("script", ["core.mjs", "streams.mjs", "kv.mjs", "consumers.mjs"])
+@pytest.mark.parametrize(
+    "script", ["core.mjs", "streams.mjs", "kv.mjs", "consumers.mjs", "objects.mjs", "services.mjs"]
+)
 def test_script(server: Server, node: str, script: str) -> None:
     command = [node, str(FOLDER / script), f"127.0.0.1:{server.port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

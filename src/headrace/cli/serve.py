@@ -50,7 +50,7 @@ def serve(arguments: Sequence[str]) -> int:
 
 
 def version_text() -> str:
-    return f"headrace: v{__version__} (compatible with nats-server: v{COMPATIBLE_VERSION})"
+    return f"headrace {__version__} (compatible with nats-server: v{COMPATIBLE_VERSION})"
 
 
 def _version(line: CommandLine) -> int:
