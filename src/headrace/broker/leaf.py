@@ -8,14 +8,14 @@ goes back over the connection it came by; everything the other side wants is in 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.broker.leaf_interest import LOOP, Leaves, Told
+from headrace.broker.leaf_interest import Leaves, Told
+from headrace.broker.leaf_owner import LeafOwner, Local
 from headrace.broker.leaf_routes import Fan, FarInterest
-from headrace.broker.leaf_rules import FREE, OWN, Rules, heard, rules_for, told
+from headrace.broker.leaf_rules import FREE, OWN, Rules, heard, own, rules_for, told
 from headrace.broker.session import Identity
 from headrace.errors import ProtocolError
 from headrace.kernel import EXACT, Peer, Route
@@ -31,50 +31,6 @@ PROTOCOL = 1
 #: How long a server that dialled waits before it tries again, after what would only happen again.
 LOOP_DELAY_S = 30.0
 _DELAYS = (("Loop detected", LOOP_DELAY_S), (SAME_CLUSTER, 30.0), ("Permissions Violation", 30.0))
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """What this server says of itself."""
-
-    server_id: str
-    name: str
-    version: str
-    domain: str = ""
-    jetstream: bool = False
-    max_payload: int = 1024 * 1024
-
-
-class LeafOwner(Protocol):
-    """What carries a session, a connection as a rule."""
-
-    client_ip: str
-
-    def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
-        """Who a CONNECT proves to be; None is a violation."""
-
-    def leaves(self, account: str) -> Leaves:
-        """The leafnode connections of an account; ProtocolError when it may have no more."""
-
-    def secure(self) -> None:
-        """The other side wants TLS before it is answered; then `greet`."""
-
-    def credentials(self, nonce: str) -> dict[str, str]:
-        """What a CONNECT says of who we are."""
-
-    def info(
-        self, account: str, imports: dict[str, list[str]] | None, exports: dict[str, list[str]] | None
-    ) -> bytes:
-        """The INFO line for somebody who is known now, and what it may hear and say."""
-
-    def joined(self) -> None:
-        """Both sides know each other."""
-
-    def complained(self, text: str) -> None:
-        """The other side sent an error; the connection is ending."""
-
-    def fail(self, text: str | None) -> None:
-        """End the connection, saying why unless there is nothing to say."""
 
 
 class Way(NamedTuple):
@@ -324,7 +280,7 @@ class LeafSession(Peer):
         if not subjects.valid(subject):
             self.send(frames.error("Invalid Subscription"))
             return
-        if subjects.literal(subject) and not self.may_send(subject) and not _own(subject):
+        if subjects.literal(subject) and not self.may_send(subject) and not own(subject):
             self._violated("Subscription", subject)
             return
         entry = self.far.get((subject, queue))
@@ -391,7 +347,7 @@ class LeafSession(Peer):
             if not subjects.whole(subject):
                 return
             if not self.incoming.admit(subject):
-                if not _own(subject):
+                if not own(subject):
                     self._violated("Publish", subject)
                 return
             way = self._way(subject, queues)
@@ -431,10 +387,6 @@ class LeafSession(Peer):
         waiting, self.waiting = self.waiting, []
         for call in waiting:
             call()
-
-
-def _own(subject: bytes) -> bool:
-    return any(subjects.matches(entry, subject) for entry in OWN) or subject.startswith(LOOP)
 
 
 def _object(body: bytes) -> dict[str, Any]:

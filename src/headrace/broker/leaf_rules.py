@@ -76,3 +76,8 @@ def heard(value: object) -> Rules:
         return [each.encode() for each in found if isinstance(each, str)] if isinstance(found, list) else None
 
     return Rules(texts("allow"), texts("deny") or ())
+
+
+def own(subject: bytes) -> bool:
+    """Whether each side answers this itself."""
+    return any(subjects.matches(entry, subject) for entry in OWN)

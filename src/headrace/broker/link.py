@@ -19,6 +19,7 @@ from headrace.broker.deliveries import delivery_of, records_of
 from headrace.broker.inbox import Inbox
 from headrace.broker.intake import Intake
 from headrace.broker.origin import IDENTITY, Ask, Start
+from headrace.broker.road import Road
 from headrace.errors import RequestError, StoreError
 from headrace.protocol import headers
 
@@ -59,7 +60,6 @@ class Link:
         "_probing",
         "_resume",
         "_road",
-        "_road_open",
         "_stem",
         "_timer",
         "_watch",
@@ -97,34 +97,25 @@ class Link:
         self._done = (0, 0)  # consumer and stream sequence up to which everything is stored
         self._timer: Handle | None = None
         self._watch: Handle | None = None
-        self._road = b""  # a subject that is heard where the origin is
-        self._road_open = True
+        self._road = Road(jetstream.hub, self._road_reopened)
 
     # Life
 
     def start(self) -> None:
         """Begin at the end of this turn."""
         self._set_timer(0)
-        hub, self._road = self._jetstream.hub, self.intake.origin.road
-        self._road_open = hub.interest(self._road)
-        hub.watch(self._road, self._road_changed)
+        self._road.watch(self.intake.origin.road)
 
     def stop(self) -> None:
         """Ask and take nothing more."""
         self._quiet()
         self._unlisten()
-        if self._road:
-            self._jetstream.hub.unwatch(self._road, self._road_changed)
-            self._road = b""
+        self._road.leave()
 
-    def _road_changed(self, road: bytes) -> None:
-        """The way to an origin elsewhere went down or came back. What was under way meanwhile is gone, so set up anew
-        as soon as it is back, whatever the wait was going to be.
-        """
-        was_open, self._road_open = self._road_open, self._jetstream.hub.interest(road)
-        if self._road_open and not was_open:
-            self._failures = 0
-            self._again()
+    def _road_reopened(self) -> None:
+        """What was under way is gone: set up anew, whatever the wait was going to be."""
+        self._failures = 0
+        self._again()
 
     def retire(self) -> None:
         """The source was removed: its consumer goes too, if it was ours to make."""

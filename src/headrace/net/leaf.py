@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from headrace import API_LEVEL, COMPATIBLE_VERSION
 from headrace.broker import Accounts, Identity
 from headrace.broker.accounts import GLOBAL
-from headrace.broker.leaf import Local
 from headrace.broker.leaf_interest import Leaves
+from headrace.broker.leaf_owner import Local
 from headrace.errors import ProtocolError
 from headrace.net.auth import Approach, Authenticator
 from headrace.net.auth import Identity as Known

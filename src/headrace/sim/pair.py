@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from headrace.broker.leaf import LeafSession, Local
+from headrace.broker.leaf import LeafSession
 from headrace.broker.leaf_interest import Leaves
+from headrace.broker.leaf_owner import Local
 from headrace.broker.session import Identity
 from headrace.errors import ProtocolError
 from headrace.protocol import frames
@@ -46,7 +47,6 @@ class _LossySession(LeafSession):
     ) -> None:
         if self.losing is None or not self.losing(subject, reply, header, payload):
             super().carry(subject, reply, queues, header, payload)
-
 
     def carry_run(self, data: bytes, count: int, size: int) -> None:
         """Message by message, so that each can be lost."""

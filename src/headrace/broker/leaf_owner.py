@@ -1,0 +1,54 @@
+"""What a leafnode session is told of its own server, and what it asks of whoever carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headrace.broker.leaf_interest import Leaves
+from headrace.broker.session import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What this server says of itself."""
+
+    server_id: str
+    name: str
+    version: str
+    domain: str = ""
+    jetstream: bool = False
+    max_payload: int = 1024 * 1024
+
+
+class LeafOwner(Protocol):
+    """What carries a session, a connection as a rule."""
+
+    client_ip: str
+
+    def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
+        """Who a CONNECT proves to be; None is a violation."""
+
+    def leaves(self, account: str) -> Leaves:
+        """The leafnode connections of an account; ProtocolError when it may have no more."""
+
+    def secure(self) -> None:
+        """The other side wants TLS before it is answered; then `greet`."""
+
+    def credentials(self, nonce: str) -> dict[str, str]:
+        """What a CONNECT says of who we are."""
+
+    def info(
+        self, account: str, imports: dict[str, list[str]] | None, exports: dict[str, list[str]] | None
+    ) -> bytes:
+        """The INFO line for somebody who is known now, and what it may hear and say."""
+
+    def joined(self) -> None:
+        """Both sides know each other."""
+
+    def complained(self, text: str) -> None:
+        """The other side sent an error; the connection is ending."""
+
+    def fail(self, text: str | None) -> None:
+        """End the connection, saying why unless there is nothing to say."""
