@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner
 
 from conformance.servers import KINDS, OURS, Server, Setup
+from headrace.cli import pipeline as commands
 from headrace.spark.link import Address, Link, drop_link
 
 _numbers = itertools.count(1)
@@ -190,3 +193,21 @@ def load(spark: SparkSession) -> Callable[..., DataFrame]:
         return reader.options(**options).load()
 
     return loaded
+
+
+@pytest.fixture
+def pipeline(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """`headrace pipeline ...` in the session that is there; what it says at its end."""
+
+    @contextmanager
+    def shared(_: str) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(commands, "session", shared)
+
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(commands.pipeline, list(arguments))
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    return run

@@ -17,7 +17,6 @@ from headrace.claims import ClaimConfig, Claims, Ttl
 from headrace.claims.stores import Plain
 from headrace.spark import jobs
 from spark.conftest import Broker
-from support.processes import headrace
 
 LARGE = b"x" * 5000
 
@@ -111,7 +110,12 @@ async def _nothing(_: Any) -> None:
 
 
 def test_lives_of_claims_are_told(
-    ours: Broker, spark: SparkSession, name: str, config: ClaimConfig, tmp_path: Path
+    ours: Broker,
+    spark: SparkSession,
+    pipeline: Callable[..., str],
+    name: str,
+    config: ClaimConfig,
+    tmp_path: Path,
 ) -> None:
     """Every state once, from events and objects; by the command line, as a page that loads nothing."""
 
@@ -132,22 +136,10 @@ def test_lives_of_claims_are_told(
     check = {"store": dict(config.store), "ttl": {"max_age": 3600, "grace_period": 0}}
     settings.write_text(json.dumps({"namespace": name, "claim_check": check}))
     target = tmp_path / "audit"
-    done = headrace(
-        *(
-            "pipeline",
-            "claims-audit",
-            str(target),
-            "-c",
-            str(settings),
-            "-s",
-            ours.url,
-            "--master",
-            "local[2]",
-        ),
-        timeout_s=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "6 claims: 1 live, 1 ended, 3 leaked (300 bytes), 1 vanished" in done.stdout
+    told = pipeline("claims-audit", str(target), "-c", str(settings), "-s", ours.url)
+    assert "6 claims: 1 live, 1 ended, 3 leaked (300 bytes), 1 vanished" in told
+    told = pipeline("claims-collect", "-c", str(settings), "-s", ours.url, "--dry-run")
+    assert told == "1 live, 3 orphan; would free 300 bytes\n"
     rows = {row.claim_id: row for row in spark.read.parquet(str(target / "claims")).collect()}
     assert {claim: row.status for claim, row in rows.items()} == {name: name for name in rows}
     assert (rows["ended"].ended_by, rows["ended"].reads, rows["ended"].original_size) == ("collected", 1, 200)

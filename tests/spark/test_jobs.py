@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.cli.pipeline import reason
 from headrace.spark import jobs
+from headrace.spark.offsets import DataLoss
 from headrace.spark.options import OptionError
 from spark.conftest import Broker
 from spark.test_kv import bucket, changes
@@ -18,37 +20,96 @@ from support.processes import headrace
 
 
 def test_a_stream_is_landed_united_with_its_tail_and_replayed(
-    ours: Broker, spark: SparkSession, load: Callable[..., DataFrame], name: str, tmp_path: Path
+    ours: Broker,
+    spark: SparkSession,
+    load: Callable[..., DataFrame],
+    pipeline: Callable[..., str],
+    name: str,
+    tmp_path: Path,
 ) -> None:
     ours.create(name)
     ours.fill(name, 500)
-    source = {"servers": ours.url, "stream": name, "maxMessagesPerTrigger": 300}
-    target, checkpoint = str(tmp_path / "table"), str(tmp_path / "checkpoint")
-    assert jobs.land(spark, source, target, checkpoint=checkpoint) == jobs.Summary(500, 2, 500)
+    target, checkpoint = str(tmp_path / "table"), tmp_path / "_table.checkpoint"
+    told = pipeline("land", name, target, "-s", ours.url, "-o", "maxMessagesPerTrigger=300")
+    assert f"500 rows in 2 batches landed in {target}, up to sequence 500" in told
     ours.fill(name, 100, start=500)
     live = {"servers": ours.url, "stream": name}
     everything = sorted(int(row.data) for row in jobs.united(spark, live, target).collect())
     assert everything == list(range(600))
-    assert jobs.land(spark, source, target, checkpoint=checkpoint).rows == 100
-    assert len(list(Path(target).glob("day=*/*.parquet"))) == 3, "a file a batch"
-    ours.create(f"{name}R", subjects=[f"{name}R.>", f"_progress.{name}R.>"], allow_atomic=True)
-    moved = spark.read.parquet(target).selectExpr(
-        "seq", f"replace(subject, '{name}', '{name}R') as subject", "data"
+    shutil.rmtree(checkpoint / "commits")
+    (checkpoint / "commits").mkdir()
+    done = jobs.land(spark, live, target)
+    assert done.last_seq == 600
+    landed = spark.read.parquet(target)
+    assert sorted(int(row.data) for row in landed.collect()) == list(range(600)), (
+        "an epoch again adds nothing"
     )
-    moved.write.parquet(str(tmp_path / "moved"))
+    assert len(list(Path(target).glob("day=*/*.parquet"))) == 3, "a file an epoch"
+    ranges = jobs.landed_ranges(spark, f"{target}/_headrace")
+    assert [(each.epoch, each.first_seq, each.end_seq) for each in ranges] == [
+        (0, 1, 301),
+        (1, 301, 501),
+        (2, 501, 601),
+    ]
+    ours.create(f"{name}R", subjects=[f"{name}R.>", f"_progress.{name}R.>"], allow_atomic=True)
     for _ in range(2):
-        jobs.replay(spark, str(tmp_path / "moved"), {"servers": ours.url, "stream": f"{name}R"})
+        again = pipeline(
+            *("replay", target, f"{name}R", "-s", ours.url, "--where", "seq > 100"),
+            *("--subject", f"replace(subject, '{name}', '{name}R')"),
+        )
+        assert f"500 rows of {target} are in stream {name}R" in again
     rows = load(ours, f"{name}R", subject=f"{name}R.>").orderBy("seq").collect()
-    assert [int(row.data) for row in rows] == list(range(600)), "in their order, each once"
+    assert [int(row.data) for row in rows] == list(range(100, 600)), "in their order, each once"
 
 
-def test_a_bucket_is_written_as_a_table(ours: Broker, spark: SparkSession, name: str, tmp_path: Path) -> None:
+def test_tables_and_streams_that_do_not_fit_are_not_united(
+    ours: Broker, spark: SparkSession, name: str, tmp_path: Path
+) -> None:
+    ours.create(name)
+    ours.fill(name, 30)
+    live = {"servers": ours.url, "stream": name}
+    target = str(tmp_path / "table")
+    jobs.land(spark, live, target, layout="topic", files=2)
+    assert {path.name for path in Path(target).glob("topic=*")} == {f"topic={name}"}
+    ours.fill(name, 10, start=30)
+    ours.api(f"STREAM.PURGE.{name}", {"seq": 36})
+    with pytest.raises(DataLoss, match=r"the table ends at sequence 30 and stream .* begins at 36"):
+        jobs.united(spark, live, target)
+    assert jobs.united(spark, {**live, "failOnDataLoss": "false"}, target).count() == 35
+    ours.api(f"STREAM.DELETE.{name}")
+    ours.create(name)
+    with pytest.raises(DataLoss, match="is not the one that was landed"):
+        jobs.united(spark, live, target)
+
+
+def test_changes_of_a_bucket_are_landed_in_a_table_of_the_catalog(
+    ours: Broker, spark: SparkSession, pipeline: Callable[..., str], name: str, tmp_path: Path
+) -> None:
+    bucket(ours, name, 5)
+    changes(ours, name)
+    where = ("--checkpoint", str(tmp_path / "checkpoint"), "--layout", "none", "--table")
+    try:
+        pipeline("land", name, f"t_{name}", "--kv", "-s", ours.url, *where)
+        rows = spark.table(f"t_{name}").orderBy("revision").collect()
+        assert [(row.key, row.operation) for row in rows][:4] == [
+            ("a", "put"),
+            ("b", "put"),
+            ("a", "put"),
+            ("b", "delete"),
+        ]
+    finally:
+        spark.sql(f"drop table if exists t_{name}")
+
+
+def test_a_bucket_is_written_as_a_table(
+    ours: Broker, spark: SparkSession, pipeline: Callable[..., str], name: str, tmp_path: Path
+) -> None:
     bucket(ours, name, 5)
     changes(ours, name)
     target = str(tmp_path / "table")
     for _ in range(2):
-        done = jobs.snapshot_bucket(spark, {"servers": ours.url, "bucket": name}, target)
-    assert done.rows == 3
+        assert "3 rows of bucket" in pipeline("kv-snapshot", name, target, "-s", ours.url)
+    assert not list(tmp_path.glob("_table.*")), "nothing is left beside it"
     assert {row.key for row in spark.read.parquet(target).collect()} == {"a", "d", "e"}
 
 
