@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/headrace/kernel/*.pyx src/headrace/kernel/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check format bench crash sim soak-readers mutants conformance-natspy parts java clean
+.PHONY: help setup run demo test docs check format bench crash sim soak-readers mutants conformance-natspy parts java clean
 
 help: ## what can be made
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -44,6 +44,10 @@ demo: setup ## the whole story in one go; the broker stays up to try things (ARG
 test: java setup $(AZURITE) ## all tests that belong to a change (ARGS='tests/unit -k name' selects)
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
 
+docs: setup ## the documentation as a site in out/site
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open out/site/index.html"
+
 check: setup ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,8 +70,9 @@ sim: setup ## whole simulated brokers by seed (SEEDS=20000)
 soak-readers: setup ## another process reads through pins for a minute while the store is written at full speed
 	$(BIN)/python -m tests.crash.pin_load $(ARGS)
 
-mutants: setup ## bugs planted in the store, one by one; each must be caught
-	$(BIN)/python -m tests.crash.mutants
+mutants: setup ## bugs planted in store and broker, one by one; each must be caught
+	PYTHONPATH=tests $(BIN)/python -m tests.crash.mutants
+	PYTHONPATH=tests $(BIN)/python -m tests.sim.mutants
 
 conformance-natspy: setup ## nats-py's own test suite against this broker (ARGS='--suite PATH': a checkout of nats.py)
 	$(BIN)/python bench/natspy.py $(ARGS)

@@ -17,7 +17,7 @@ from headrace.store.latency import BOUNDS_US, Latency
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: kind and help by name.
-_ABOUT = {
+ABOUT = {
     "info": ("gauge", "Versions; the value is always 1"),
     "healthy": ("gauge", "1 while the server can do its work"),
     "start_time_seconds": ("gauge", "When the server started, since the epoch"),
@@ -80,7 +80,7 @@ def metrics(vitals: Vitals, accounts: Iterable[Account], ailment: str, claims: b
 
 
 def _head(name: str) -> list[str]:
-    kind, text = _ABOUT[name]
+    kind, text = ABOUT[name]
     return [f"# HELP headrace_{name} {text}", f"# TYPE headrace_{name} {kind}"]
 
 
