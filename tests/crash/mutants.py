@@ -5,14 +5,10 @@ A mutant is a small patch of the real store, applied in a process of its own, an
 
 from __future__ import annotations
 
-import os
-import pickle
-import resource
 import sys
-import time
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.sim import Fault
 from headrace.store import (
@@ -30,6 +26,7 @@ from headrace.store import (
     trash,
 )
 from headrace.store.store import Store
+from support.planting import Mutant, Patch, main
 
 from .failing import calls, goes_silent, run, survives
 from .points import Checker, trace_of
@@ -89,13 +86,6 @@ def rot() -> Iterator[int]:
 
 
 # Patches
-
-
-class Patch:
-    """Replaces attributes for good: a mutant lives in its own process."""
-
-    def __call__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        setattr(owner, name, make(getattr(owner, name)))
 
 
 def ack_before_sync(patch: Patch) -> None:
@@ -372,12 +362,6 @@ def stale_columns_trusted(patch: Patch) -> None:
     patch(columnfile, "crc32", lambda old: lambda data, start=0: 0)
 
 
-class Mutant(NamedTuple):
-    plant: Callable[[Patch], None]
-    trials: tuple[Callable[[], Iterator[int]], ...]
-    quick: bool = False  # belongs to make test
-
-
 def scripted(*labels: str) -> Callable[[], Iterator[int]]:
     return lambda: points(*labels)
 
@@ -414,68 +398,5 @@ MUTANTS: dict[str, Mutant] = {
     )
 }
 
-
-#: A planted bug may believe a rotten length; it must not take the machine with it.
-MEMORY_MAX = 4 << 30
-#: Errors of a patch that no longer fits the store: not a catch.
-BROKEN = ("AttributeError", "TypeError", "NameError", "ImportError", "UnboundLocalError")
-
-
-class Caught(NamedTuple):
-    """How a mutant died: after how many trials, in how many seconds, and of what; of nothing if it lives."""
-
-    trials: int
-    seconds: float
-    cause: str
-
-    @property
-    def dead(self) -> bool:
-        return self.cause not in ("", "LIVES") and not any(word in self.cause for word in BROKEN)
-
-
-def hunt(mutant: Mutant) -> Caught:
-    """Plants a bug in this process and looks for it."""
-    mutant.plant(Patch())
-    started, done = time.monotonic(), 0
-    try:
-        for trial in mutant.trials:
-            for count in trial():
-                done += count
-    except Exception as error:
-        return Caught(done, time.monotonic() - started, f"{type(error).__name__}: {error}".split("\n")[0])
-    return Caught(done, time.monotonic() - started, "LIVES")
-
-
-def in_child(mutant: Mutant) -> Caught:
-    """`hunt` in a process of its own, so that the patch dies with it."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
-        with os.fdopen(writing, "wb") as pipe:
-            pickle.dump(tuple(hunt(mutant)), pipe)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return Caught(*pickle.loads(said)) if said else Caught(0, 0.0, f"the process died: {status}")
-
-
-def main(names: list[str]) -> int:
-    alive = []
-    for name in names or MUTANTS:
-        caught = in_child(MUTANTS[name])
-        print(f"{name:32} {caught.trials:>7,} {caught.seconds:>6.1f} s  {caught.cause[:110]}", flush=True)
-        if not caught.dead:
-            alive.append(name)
-    total = len(names or MUTANTS)
-    print(
-        f"{total - len(alive)} of {total} planted bugs were caught" + (f"; alive: {alive}" if alive else "")
-    )
-    return 1 if alive else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(MUTANTS, sys.argv[1:]))

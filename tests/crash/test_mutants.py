@@ -2,7 +2,9 @@
 
 import pytest
 
-from .mutants import MUTANTS, in_child
+from support.planting import in_child
+
+from .mutants import MUTANTS
 
 QUICK = [name for name, mutant in MUTANTS.items() if mutant.quick]
 
