@@ -5,6 +5,9 @@
 Rows: a mirror that catches up with a full stream on the same server; sources that catch up by an ephemeral and by a
 durable consumer (ours: server-managed; what acknowledges is the answer to flow control, so the ratio says what being
 durable costs); a mirror across a leafnode connection, for each pairing of origin and copy. Best round of each.
+
+Rates are messages a second; beside them stands the CPU time a message took in the servers, in microseconds, which says
+more where the machine is busy with other things.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from load import Connection
 from workloads import CHUNK, publish
@@ -36,9 +39,26 @@ def free_port() -> int:
         return port
 
 
+class Figures(NamedTuple):
+    """Messages a second, and CPU microseconds a message in all servers that took part."""
+
+    rate: float
+    cpu_us: float
+
+
+class Running(NamedTuple):
+    port: int
+    pid: int
+
+    def cpu_s(self) -> float:
+        """What the process has used so far."""
+        words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextlib.contextmanager
-def server(kind: str, domain: str, leafnodes: str = "") -> Iterator[int]:
-    """A server in a temporary folder; its port."""
+def server(kind: str, domain: str, leafnodes: str = "") -> Iterator[Running]:
+    """A server in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="sourcing-") as folder:
         port, path = free_port(), Path(folder)
         (path / "server.conf").write_text(
@@ -49,7 +69,7 @@ def server(kind: str, domain: str, leafnodes: str = "") -> Iterator[int]:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             wait(port, process)
-            yield port
+            yield Running(port, process.pid)
         finally:
             process.terminate()
             process.wait(20)
@@ -67,41 +87,45 @@ def wait(port: int, process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.02)
 
 
-def copied(port: int, messages: int, **config: Any) -> float:
-    """Messages a second at which a new stream gets everything; the time begins with the first copy."""
-    with Connection(port) as connection:
-        connection.api("STREAM.CREATE.C", {"name": "C", **config})
+def copied(servers: list[Running], messages: int, **config: Any) -> Figures:
+    """How a new stream on the last server gets everything; the time begins with the first copy."""
+    with Connection(servers[-1].port) as connection:
+        before = sum(each.cpu_s() for each in servers)
         start = begun = time.perf_counter()
+        connection.api("STREAM.CREATE.C", {"name": "C", **config})
         have = first = 0
         while have < messages:
-            time.sleep(0.002)
+            time.sleep(0.005)
             have = connection.api("STREAM.INFO.C")["state"]["messages"]
             if not first and have:
                 first, begun = have, time.perf_counter()
             if time.perf_counter() - start > 120:
                 raise AssertionError(f"{have} of {messages} copied after two minutes")
-        seconds = time.perf_counter() - begun
+        done = time.perf_counter()
+        cpu_us = 1e6 * (sum(each.cpu_s() for each in servers) - before) / messages
         connection.api("STREAM.DELETE.C")
-        return (messages - first) / seconds if first < messages else messages / (time.perf_counter() - start)
+        rate = messages / (done - start) if first == messages else (messages - first) / (done - begun)
+        return Figures(rate, cpu_us)
 
 
-def best(rounds: int, measure: Any, *arguments: Any, **config: Any) -> float:
-    return max(measure(*arguments, **config) for _ in range(rounds))
+def best(rounds: int, servers: list[Running], messages: int, **config: Any) -> Figures:
+    found = [copied(servers, messages, **config) for _ in range(rounds)]
+    return Figures(max(each.rate for each in found), min(each.cpu_us for each in found))
 
 
-def within(kind: str, messages: int, size: int, rounds: int) -> dict[str, float]:
+def within(kind: str, messages: int, size: int, rounds: int) -> dict[str, Figures]:
     """Copies on one server."""
-    with server(kind, "ONE") as port:
-        publish(port, messages // CHUNK, size)
-        rows = {"mirror": best(rounds, copied, port, messages, mirror={"name": "B"})}
-        rows["source"] = best(rounds, copied, port, messages, sources=[{"name": "B"}])
+    with server(kind, "ONE") as one:
+        publish(one.port, messages // CHUNK, size)
+        rows = {"mirror": best(rounds, [one], messages, mirror={"name": "B"})}
+        rows["source"] = best(rounds, [one], messages, sources=[{"name": "B"}])
         if kind == "ours":
             durable = {"name": "B", "consumer": {"name": "D", "server_managed": True}}
-            rows["source_durable"] = best(rounds, copied, port, messages, sources=[durable])
+            rows["durable"] = best(rounds, [one], messages, sources=[durable])
         return rows
 
 
-def across(origin: str, copy: str, messages: int, size: int, rounds: int) -> float:
+def across(origin: str, copy: str, messages: int, size: int, rounds: int) -> Figures:
     """A mirror on a server that dialled the origin's."""
     port = free_port()
     with (
@@ -110,9 +134,19 @@ def across(origin: str, copy: str, messages: int, size: int, rounds: int) -> flo
             copy, "DOWN", f"leafnodes {{ remotes: [ {{ url: 'nats-leaf://127.0.0.1:{port}' }} ] }}"
         ) as lower,
     ):
-        publish(upper, messages // CHUNK, size)
+        publish(upper.port, messages // CHUNK, size)
         mirror = {"name": "B", "external": {"api": "$JS.UP.API", "deliver": ""}}
-        return best(rounds, copied, lower, messages, mirror=mirror)
+        return best(rounds, [upper, lower], messages, mirror=mirror)
+
+
+def row(name: str, ours: Figures, peer: Figures) -> dict[str, float]:
+    ratios = {"rate": ours.rate / peer.rate, "cpu": peer.cpu_us / max(ours.cpu_us, 0.01)}
+    print(
+        f"{name:28} {ours.rate:10,.0f} {peer.rate:10,.0f} {ratios['rate']:6.2f}"
+        f"   {ours.cpu_us:6.2f} us {peer.cpu_us:6.2f} us {ratios['cpu']:6.2f}",
+        flush=True,
+    )
+    return ratios
 
 
 def main() -> None:
@@ -128,20 +162,15 @@ def main() -> None:
     print(
         f"{args.messages} messages of {args.size} bytes, best of {args.rounds}, load {os.getloadavg()[0]:.1f}"
     )
+    print(f"{'':28} {'ours':>10} {'peer':>10} {'ratio':>6}   {'CPU ours':>9} {'peer':>9} {'ratio':>6}")
     ours, peer = within("ours", *shape), within("peer", *shape)
-    rows: dict[str, float] = {}
-    for name in ("mirror", "source"):
-        rows[name] = ours[name] / peer[name]
-        print(f"{name:28} {ours[name]:12,.0f} {peer[name]:12,.0f} {rows[name]:6.2f}")
-    rows["durable"] = ours["source_durable"] / ours["source"]
-    print(
-        f"{'durable : ephemeral source':28} {ours['source_durable']:12,.0f} {ours['source']:12,.0f} {rows['durable']:6.2f}"
-    )
+    rows = {name: row(name, ours[name], peer[name]) for name in ("mirror", "source")}
+    rows["durable"] = row("durable against ephemeral", ours["durable"], ours["source"])
     base = across("peer", "peer", *shape)
     for origin, copy in (("ours", "ours"), ("ours", "peer"), ("peer", "ours")):
-        rate = across(origin, copy, *shape)
-        rows[f"leaf_{origin}_{copy}"] = rate / base
-        print(f"{f'leafnode, {origin} to {copy}':28} {rate:12,.0f} {base:12,.0f} {rate / base:6.2f}")
+        rows[f"leaf_{origin}_{copy}"] = row(
+            f"leafnode, {origin} to {copy}", across(origin, copy, *shape), base
+        )
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=2))
 
