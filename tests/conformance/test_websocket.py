@@ -13,6 +13,7 @@ import ssl
 import struct
 import subprocess
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -453,6 +454,16 @@ class TestWhoMayCome:
     def test_without_tls_it_has_to_be_said(self, launch: Launch) -> None:
         with pytest.raises(RuntimeError, match=r"(?i)tls"):
             launch(Setup(config="websocket { port: -1 }", jetstream=False))
+
+
+def test_the_ports_file_names_it(launch: Launch, tmp_path: Path) -> None:
+    server = launch(Setup(config=f"{OPEN}\nports_file_dir: '{tmp_path}'", jetstream=False))
+    deadline = time.monotonic() + 10
+    while not (files := list(tmp_path.glob("*.ports"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    [file] = files
+    assert json.loads(file.read_text())["websocket"] == [server.websocket_url]
 
 
 class TestTls:

@@ -20,7 +20,19 @@ from headrace.durations import duration_ns
 from headrace.net.conf import Place, Section
 from headrace.net.options import AccountOptions
 from headrace.net.settings_users import users
-from headrace.net.values import Draft, Keys, anything, each, fail, integer, section, switch, text, texts
+from headrace.net.values import (
+    Draft,
+    Keys,
+    anything,
+    each,
+    fail,
+    integer,
+    section,
+    switch,
+    text,
+    texts,
+    without,
+)
 from headrace.protocol import subjects
 
 _ACCOUNT: Keys = {
@@ -94,8 +106,8 @@ def _account(draft: Draft, name: str, value: object, place: Place) -> _Found:
         limits=None
         if limits is None
         else AccountLimits(**each(section(limits, "limits", place), _LIMITS, "limits")),
-        exports=tuple(_export(entry, place) for entry in _list(found, "exports", place)),
-        imports=tuple(_import(entry, place) for entry in _list(found, "imports", place)),
+        exports=tuple(_export(draft, entry, place) for entry in _list(found, "exports", place)),
+        imports=tuple(_import(draft, entry, place) for entry in _list(found, "imports", place)),
     )
     return _Found(account, place)
 
@@ -122,6 +134,8 @@ def _streams(value: object, place: Place) -> Limits | None:
 
 # Exports and imports
 
+#: Traces and latencies are not measured here; what passes is the same without.
+_UNMEASURED = {"allow_trace", "latency"}
 _EXPORT: Keys = {
     "stream": ("stream", text),
     "service": ("service", text),
@@ -132,9 +146,6 @@ _EXPORT: Keys = {
         ("threshold", "response_threshold", "response_max_time", "response_time"),
         ("patience_ns", lambda value: duration_ns(text(value))),
     ),
-    # Tracing and latency are not measured here; what an export allows is the same without.
-    "allow_trace": ("ignored", switch),
-    "latency": ("ignored", anything),
 }
 _RESPONSE_TYPES = {
     "single": "singleton",
@@ -149,7 +160,6 @@ _IMPORT: Keys = {
     "prefix": ("prefix", text),
     "to": ("to", text),
     "share": ("share", switch),
-    "allow_trace": ("ignored", switch),
 }
 _FROM: Keys = {"account": ("account", text), "subject": ("subject", text)}
 
@@ -167,8 +177,8 @@ def _subject(value: str, place: Place) -> bytes:
     return value.encode()
 
 
-def _export(value: object, place: Place) -> Export:
-    written = section(value, "exports", place)
+def _export(draft: Draft, value: object, place: Place) -> Export:
+    written = without(draft, section(value, "exports", place), _UNMEASURED)
     here = next(iter(written.places.values()), place)
     found = each(written, _EXPORT, "exports")
     kind = _one_kind(found, "export", here)
@@ -188,8 +198,8 @@ def _export(value: object, place: Place) -> Export:
     )
 
 
-def _import(value: object, place: Place) -> Import:
-    written = section(value, "imports", place)
+def _import(draft: Draft, value: object, place: Place) -> Import:
+    written = without(draft, section(value, "imports", place), _UNMEASURED)
     here = next(iter(written.places.values()), place)
     found = each(written, _IMPORT, "imports")
     kind = _one_kind(found, "import", here)

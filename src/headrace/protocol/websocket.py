@@ -218,6 +218,7 @@ class Frames:
         self.answers = bytearray()
         self.ended = False
         self._head = bytearray()
+        self._need = 2
         self._open = False  # a message has begun and not ended
         self._inflate = False
         self._final = True
@@ -253,25 +254,23 @@ class Frames:
     def _take_head(self, data: bytes, at: int) -> int:
         """Go on with a frame's head; where its payload starts, if the head is complete."""
         head = self._head
-        need = 2
-        while True:
-            missing = need - len(head)
+        while len(head) < self._need:
+            missing = self._need - len(head)
             head += data[at : at + missing]
             at = min(at + missing, len(data))
-            if len(head) < need:
+            if len(head) < self._need:
                 return at
-            if need == 2:
+            if self._need == 2:
                 self._check_head(head[0], head[1])
-                need = 2 + {126: 2, 127: 8}.get(head[1] & 0x7F, 0) + 4
-            else:
-                break
+                self._need = 2 + {126: 2, 127: 8}.get(head[1] & 0x7F, 0) + 4
         size = head[1] & 0x7F
         if size >= 126:
-            size = int.from_bytes(head[2 : need - 4], "big")
+            size = int.from_bytes(head[2:-4], "big")
             if size >> 63:
                 raise WebSocketError("invalid 64-bit payload length")
-        self._key, self._remaining, self._position = bytes(head[need - 4 :]), size, 0
+        self._key, self._remaining, self._position = bytes(head[-4:]), size, 0
         head.clear()
+        self._need = 2
         return at
 
     def _check_head(self, first: int, second: int) -> None:
