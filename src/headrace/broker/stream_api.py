@@ -99,7 +99,8 @@ def info(jetstream: JetStream, request: Request) -> bytes:
     shown = stream_info(stream, leader=jetstream.server_name, subjects=found, deleted=wanted.deleted_details)
     if not counts:
         return responses.stream_informed(shown)
-    return responses.stream_informed(shown, total=len(counts), offset=start, limit=responses.SUBJECTS_LIMIT)
+    asked = max(wanted.offset, 0)
+    return responses.stream_informed(shown, total=len(counts), offset=asked, limit=responses.SUBJECTS_LIMIT)
 
 
 def names(jetstream: JetStream, request: Request) -> bytes:

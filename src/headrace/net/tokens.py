@@ -19,6 +19,9 @@ from headrace.net.nkeys import verify
 TOKEN_BYTES_MAX = 1024 * 1024
 #: An empty list of connections is any; a limit of -1 is none.
 NO_LIMIT = -1
+_ALGORITHM = "ed25519-nkey"
+#: Tokens of the first version, made until 2020, sign the claims alone.
+_ALGORITHM_FIRST = "ed25519"
 
 
 class _Header(msgspec.Struct):
@@ -224,16 +227,29 @@ def _decode(token: str, kind: type[_T], signers: tuple[str, ...]) -> _T:
         raise AuthError("a token has three parts")
     try:
         header = msgspec.json.decode(_part(parts[0]), type=_Header)
-        claims = msgspec.json.decode(_part(parts[1]), type=kind)
+        first = header.alg.lower() == _ALGORITHM_FIRST
+        body = _part(parts[1])
+        claims = msgspec.convert(_lifted(body), kind) if first else msgspec.json.decode(body, type=kind)
         signature = _part(parts[2])
     except (msgspec.MsgspecError, UnicodeDecodeError, binascii.Error, ValueError) as error:
         raise AuthError(f"the token cannot be read: {error}") from None
-    if header.typ.upper() != "JWT" or header.alg.lower() != "ed25519-nkey":
+    if header.typ.upper() != "JWT" or header.alg.lower() not in (_ALGORITHM, _ALGORITHM_FIRST):
         raise AuthError("the token is not signed with an nkey")
-    signed = f"{parts[0]}.{parts[1]}".encode()
+    signed = (parts[1] if first else f"{parts[0]}.{parts[1]}").encode()
     if not any(verify(claims.issuer, signer, signed, signature) for signer in signers):
         raise AuthError("the token's signature is not good")
     return claims
+
+
+def _lifted(data: bytes) -> dict[str, Any]:
+    """The claims of a token of the first version, as the second has them: what it is of stood beside `nats`, not in it."""
+    claims = msgspec.json.decode(data, type=dict[str, Any])
+    inner = claims.get("nats")
+    body = dict(inner) if isinstance(inner, dict) else {}
+    for name in ("type", "issuer_account", "tags"):
+        if name in claims:
+            body[name] = claims[name]
+    return {**claims, "nats": body}
 
 
 def _part(text: str) -> bytes:
