@@ -1,4 +1,4 @@
-"""Tokens of the first version, which old operators still have: the claims alone are signed, and say what they are of beside `nats`."""
+"""Tokens of the first version, which old operators still have: only claims are signed, their type stands beside `nats`."""
 
 from __future__ import annotations
 
