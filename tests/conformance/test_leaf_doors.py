@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
+import urllib.request
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from nacl.signing import SigningKey
 
 from conformance.client import Client
-from conformance.joined import PAIRINGS, free_port, hub_setup, joined, leaf_setup
+from conformance.joined import PAIRINGS, await_joined, free_port, hub_setup, joined, leaf_setup
 from conformance.reading import eventually
 from conformance.servers import KINDS, OURS, Server, Setup
 from support import certificates
@@ -177,7 +180,35 @@ class TestAccounts:
             assert not crosses(lower, others, "hello")
 
 
+class TestMonitoring:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_page_of_leafnodes(self, kind: str) -> None:
+        port = free_port()
+        watched = replace(hub_setup(port), flags=("-m", "-1"))
+        with (
+            Server(kind, watched) as hub,
+            Server(OURS, leaf_setup(f"nats-leaf://127.0.0.1:{port}")) as leaf,
+            Client(hub.port) as upper,
+            Client(leaf.port) as lower,
+        ):
+            await_joined(lower, upper)
+            with urllib.request.urlopen(hub.monitoring_url("/leafz?subs=1"), timeout=5) as answer:
+                page = json.load(answer)
+            with urllib.request.urlopen(hub.monitoring_url("/varz"), timeout=5) as answer:
+                assert json.load(answer)["leafnodes"] == 1
+            assert page["leafnodes"] == 1
+            (shown,) = page["leafs"]
+            assert (shown["name"], shown["account"], shown["is_spoke"]) == ("the-leaf", "$G", False)
+            assert shown["subscriptions"] == len(shown["subscriptions_list"]) > 5
+            assert {"ip", "port", "in_msgs", "out_msgs", "in_bytes", "out_bytes"} <= shown.keys()
+
+
 class TestTopologies:
+    def test_the_one_that_dials_can_be_the_hub(self, kinds: tuple[str, str]) -> None:
+        with joined(*kinds, leaf={"remote": "hub: true"}) as pair:
+            assert crosses(pair.leaf.client, pair.hub.client, "hello")
+            assert crosses(pair.hub.client, pair.leaf.client, "hello")
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_two_that_dial_each_other_notice(self, kind: str) -> None:
         ports = [free_port(), free_port()]

@@ -225,6 +225,8 @@ def _shown(connection: LeafConnection) -> dict[str, Any]:
         "in_bytes": session.in_bytes,
         "out_bytes": session.out_bytes,
         "subscriptions": len(session.far),
+        "subscriptions_list": sorted(subject.decode("utf-8", "replace") for subject, _ in session.far),
+        "compression": "off",
     }
 
 

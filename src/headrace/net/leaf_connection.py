@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FIRST_PING_S = 1.0
 LINGER_S = 1.0
 RELIEF_S = 0.01
-BUFFER_BYTES = 256 * 1024
+BUFFER_BYTES = 1024 * 1024
 #: From the first INFO to the second, which says that all is well.
 JOIN_S = 5.0
 #: The kind of connection that users can be confined to.
