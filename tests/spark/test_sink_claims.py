@@ -14,7 +14,7 @@ from headrace.spark.depositing import Desk
 from headrace.spark.link import Address
 from headrace.spark.payloads import configs_of
 from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target, WriteError
-from headrace.spark.rows import Message
+from headrace.spark.rows import Message, lot_of
 from spark.conftest import Broker
 from spark.test_batch import Load
 
@@ -86,6 +86,21 @@ def test_a_repeated_task_puts_nothing_away_twice(
     assert len(first) == 3
     assert kind(place).publish(rows(name, 3)) == 0
     assert objects(tmp_path) == first
+
+
+def test_other_rows_in_the_same_place_have_claims_of_their_own(
+    ours: Broker, name: str, settings: str, tmp_path: Path
+) -> None:
+    sink(ours, name)
+    place = target(ours, name, settings)
+    first, second = rows(name, 2)
+    lots, deposits = place.depositor().exchange([lot_of([first])], 0)
+    assert len(deposits) == 1, "an attempt that died before it stored anything"
+    again, _ = place.depositor().exchange([lot_of([first])], 0)
+    assert again[0].payloads == lots[0].payloads
+    other, _ = place.depositor().exchange([lot_of([second])], 0)
+    assert other[0].payloads != lots[0].payloads
+    assert len(objects(tmp_path)) == 2
 
 
 def test_claims_of_refused_rows_are_removed(ours: Broker, name: str, settings: str, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Payloads that are too large for a message, put away as claims by the tasks of a sink.
 
 Owns the way from a chunk of messages to the same chunk with references. Invariants: a claim's name follows from the place
-of its row in the query, so that a repeated task finds the claim of the first attempt; what was put away for rows that are
-refused is removed, and what another attempt may have used is left alone, since its timer runs. Must not know Spark.
+of its row in the query and from the payload, so that a repeated task finds the claim of the first attempt, and nothing
+else; what was put away for rows that are refused is removed, and what another attempt may have used is left alone, since
+its timer runs. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
@@ -84,9 +86,11 @@ class Depositor:
         gate = asyncio.Semaphore(_PARALLEL)
 
         async def one(row: int) -> Entry:
-            claim_id = references.new_id(self._desk.config.namespace, f"{self._name}:{first + row}")
             async with gate:
                 payload, subject = lot.payloads[row].as_py(), lot.subjects[row].as_py().decode()
+                # With the payload: a query that gives other rows when repeated must not find those of the first time.
+                place = f"{self._name}:{first + row}:{sha256(payload).hexdigest()}"
+                claim_id = references.new_id(self._desk.config.namespace, place)
                 entry, is_new = await producer.deposit(subject, payload, claim_id)
             if is_new:
                 self._open[claim_id] = entry

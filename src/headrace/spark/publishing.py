@@ -95,10 +95,15 @@ def withdrawing(claims: Depositor | None) -> Iterator[None]:
     """Claims of rows that are refused are removed; where it is not known what became of rows, their timers run."""
     try:
         yield
-    except WriteError:
-        if claims is not None:
+    except WriteError as error:
+        # Of rows that changed an earlier attempt may have stored some, with the same claims.
+        if claims is not None and not isinstance(error, Changed):
             claims.withdraw()
         raise
+
+
+class Changed(WriteError):
+    """A repeated task has other rows than the attempt that wrote some of them."""
 
 
 class AtomicPublisher:
@@ -140,9 +145,9 @@ class AtomicPublisher:
             raise self._changed("its rows or their order differ")
         return True
 
-    def _changed(self, how: str) -> WriteError:
+    def _changed(self, how: str) -> Changed:
         target = self._target
-        return WriteError(
+        return Changed(
             f"partition {target.partition} of epoch {target.epoch} is not what it was when {self._done.rows} of its rows "
             f"were written: {how}. Writing once needs a query that gives the same rows again: sort or repartition by a "
             "key before the sink, and keep the number of partitions"
