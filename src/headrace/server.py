@@ -204,6 +204,11 @@ class Server:
         """What a client connects to."""
         return f"{'tls' if self.options.tls_enabled else 'nats'}://{_address(self.options.host, self.port)}"
 
+    @property
+    def page_url(self) -> str:
+        """Where people look: the monitoring page; empty without a monitoring port."""
+        return f"{self._monitor_urls()[0]}/" if self._monitors else ""
+
     def now_ns(self) -> int:
         """The server's time."""
         return self.timers.clock.now_ns()
@@ -278,6 +283,7 @@ class Server:
             out_msgs=out_msgs,
             out_bytes=out_bytes,
             slow_consumers=listener.slow_consumers,
+            leafnodes=len(self.leafs()),
             stale_connections=listener.stale_connections,
             page_counts={
                 path: count for monitor in self._monitors.values() for path, count in monitor.counts.items()
