@@ -17,6 +17,7 @@ import pytest
 from nacl.signing import SigningKey
 
 from conformance.client import Client
+from conformance.copying import Copying
 from conformance.joined import PAIRINGS, await_joined, free_port, hub_setup, joined, leaf_setup
 from conformance.reading import eventually
 from conformance.servers import KINDS, OURS, Server, Setup
@@ -159,6 +160,32 @@ class TestPermissions:
             ):
                 assert not crosses(sender, listener, subject), subject
             assert crosses(lower, upper, "up.b"), "the connection stays"
+
+    def test_as_little_as_copying_needs(self, kinds: tuple[str, str], name: str) -> None:
+        """The lists of docs/sourcing.md: an edge that is copied from and that copies, and may do nothing else."""
+        said = ["$JSC.R.>", "edge.deliver.>", "$JS.HUB.API.CONSUMER.>", "$JS.FC.>"]
+        heard = ["$JS.LEAF.API.CONSUMER.>", "$JS.FC.>", "$JSC.R.>", "hub.deliver.>"]
+        users = (
+            "authorization { users: [ {user: edge, password: pw, permissions: {"
+            f" publish: {json.dumps(said)}, subscribe: {json.dumps(heard)} }}}},"
+            " {user: c, password: three} ] }"
+        )
+        port = free_port()
+        with ExitStack() as stack:
+            hub = stack.enter_context(Server(kinds[0], hub_setup(port, more=users)))
+            leaf = stack.enter_context(Server(kinds[1], leaf_setup(f"nats-leaf://edge:pw@127.0.0.1:{port}")))
+            upper = Copying(stack.enter_context(Client(hub.port, user="c", **{"pass": "three"})), name)
+            lower = Copying(stack.enter_context(Client(leaf.port)), name)
+            for origin, copy, domain, deliver in (
+                (lower, upper, "LEAF", "edge.deliver"),
+                (upper, lower, "HUB", "hub.deliver"),
+            ):
+                origin.made(domain)
+                origin.put(domain, "a", "b")
+                external = {"api": f"$JS.{domain}.API", "deliver": deliver}
+                copy.made("C" + domain, sources=[{"name": f"{name}{domain}", "external": external}])
+                copy.until("C" + domain, 2, 25.0)
+            assert not crosses(lower.client, upper.client, "anything.else")
 
 
 class TestAccounts:

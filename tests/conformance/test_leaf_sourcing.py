@@ -137,6 +137,20 @@ def test_many_messages(streams: Across) -> None:
     assert streams.copy.info("M")["mirror"]["lag"] == 0
 
 
+def test_a_prefix_for_what_is_delivered(streams: Across) -> None:
+    """`external.deliver` says under which subjects messages travel."""
+    streams.origin.made("O")
+    streams.origin.put("O", "a", "b")
+    prefix = f"{streams.origin.name}.travel"
+    entry = streams.entry("O") | {"external": {"api": streams.api, "deliver": prefix}}
+    streams.copy.made("S", sources=[entry])
+    streams.copy.until("S", 2, 15.0)
+    sid = streams.copy.client.subscribe(f"{prefix}.S.*")
+    streams.copy.client.flush()
+    message = streams.copy.client.next(sid)  # heartbeats come every second
+    assert message.status == "100 Idle Heartbeat"
+
+
 def test_info_tells_how_it_fares(streams: Across) -> None:
     streams.origin.made("O")
     streams.origin.put("O", "a")
