@@ -192,6 +192,17 @@ class TestStreamImports:
         a.flush()
         assert len(first.pending(one)) + len(second.pending(two)) == 20
 
+    @pytest.mark.ours_only("A queue group belongs to its account")
+    def test_a_queue_group_does_not_reach_across(self, member: Member) -> None:
+        a, b = member("a"), member("b")
+        here, there = a.subscribe("news.both", "group"), b.subscribe("news.both", "group")
+        a.flush()
+        b.flush()
+        for _ in range(10):
+            a.publish("news.both", b"x")
+        a.flush()
+        assert (len(a.pending(here)), len(b.pending(there))) == (10, 10)
+
     def test_an_end_of_interest_is_noticed(self, member: Member) -> None:
         a, b = member("a"), member("b")
         sid = b.subscribe("news.now")

@@ -263,6 +263,13 @@ class TestTokens:
             assert self.enter(wire, user) == b"PONG\r\n"
             wire.expect_end(b"-ERR 'User Authentication Expired'\r\n")
 
+    def test_an_end_of_the_account_ends_it_too(self, kind: str) -> None:
+        made = Realm()
+        made.account("SOON", claims={"exp": int(time.time()) + 7})
+        with Server(kind, Setup(config=made.config(), jetstream=False)) as server, Wire(server.port) as wire:
+            assert self.enter(wire, made.user("SOON")) == b"PONG\r\n"
+            wire.expect_end(b"-ERR 'Account Authentication Expired'\r\n")
+
     def test_limits_of_the_account(self, trusting: Server) -> None:
         """Three connections, three subscriptions each, a hundred bytes."""
         made = REALM

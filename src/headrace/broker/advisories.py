@@ -45,7 +45,7 @@ class Advisories:
 
     def client(self, session: Any) -> ClientInfo:
         """Who is behind a request."""
-        client = ClientInfo(server=self._jetstream.server_name)
+        client = ClientInfo(server=self._jetstream.server_name, acc=self._jetstream.account)
         if session is not None:
             client.host = session.owner.client_ip
             client.id, client.name, client.lang, client.ver = (

@@ -55,4 +55,6 @@ class Pin:
 
     def _advise(self, make: Callable[..., events.Event], *facts: object) -> None:
         consumer = self._consumer
-        consumer.jetstream.advisories.send(make, "$G", consumer.stream.name, consumer.name, *facts)
+        consumer.jetstream.advisories.send(
+            make, consumer.jetstream.account, consumer.stream.name, consumer.name, *facts
+        )

@@ -355,7 +355,7 @@ class Connection(asyncio.BufferedProtocol):
         identity = self._listener.authenticator.check(fields, self.approach())
         if identity is not None:
             self._listener.enroll(self, identity)
-            self._set_expiry(identity.expires_s)
+            self._set_expiry(identity.expires_s, identity.grant.expiry if identity.grant else "")
         return identity
 
     def approach(self) -> Approach:
@@ -376,14 +376,14 @@ class Connection(asyncio.BufferedProtocol):
         """What kind of connection this is, such as STANDARD."""
         return self._door.kind
 
-    def _set_expiry(self, at_s: float) -> None:
+    def _set_expiry(self, at_s: float, text: str = "") -> None:
         """Who came with a token goes when it ends."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
         if at_s:
             delay_s = max(at_s - time.time(), 0.0)
-            self._expiry = self._listener.loop.call_later(delay_s, self.fail, "User Authentication Expired")
+            self._expiry = self._listener.loop.call_later(delay_s, self.fail, text)
 
     def connected(self) -> None:
         self._listener.on_come(self.session)

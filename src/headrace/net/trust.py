@@ -38,6 +38,8 @@ from headrace.protocol import subjects
 _RESPONSE_TYPES = {"Stream": "stream", "Chunked": "chunked"}
 _DAY_S = 86_400
 EVERYBODY = "*"
+USER_EXPIRED = "User Authentication Expired"
+ACCOUNT_EXPIRED = "Account Authentication Expired"
 
 
 class Grant(NamedTuple):
@@ -50,6 +52,7 @@ class Grant(NamedTuple):
     subscriptions: int
     payload: int
     expires_s: float  # 0: never
+    expiry: str  # what is said then
     issued_s: int
     name: str
 
@@ -92,7 +95,10 @@ class Trust:
         if not inside(client_ip, rules.src):
             raise AuthError("the user does not come from an allowed network")
         until_s = allowed_until(rules.times, rules.times_location, now_s)
-        ends = [float(end) for end in (user.expires_s, until_s) if end]
+        ends = [(float(end), USER_EXPIRED) for end in (user.expires_s, until_s) if end]
+        if account.expires_s:
+            ends.append((float(account.expires_s), ACCOUNT_EXPIRED))
+        expires_s, expiry = min(ends, default=(0.0, ""))
         return Grant(
             user=user.subject,
             account=account.subject,
@@ -100,7 +106,8 @@ class Trust:
             connections=frozenset(kind.upper() for kind in rules.allowed_connection_types),
             subscriptions=rules.subs,
             payload=rules.payload,
-            expires_s=min(ends, default=0.0),
+            expires_s=expires_s,
+            expiry=expiry,
             issued_s=user.issued_s,
             name=user.name,
         )
