@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _BCRYPT = re.compile(r"^\$2[abxy]\$\d\d\$")
 STANDARD = "STANDARD"
-#: Who parts of the server's own process are that come as clients. No user can have this name: it has a blank.
+#: Who parts of the server's own process are that come as clients. While there are such, no user can have this name.
 INSIDER = "headrace inside"
 
 
@@ -223,7 +223,7 @@ class Authenticator:
 
     def review(self, identity: Identity, before: Authenticator) -> tuple[Standing, Identity]:
         """How somebody whom `before` let in stands now, and who they are from now on."""
-        if identity.user == INSIDER and self.inside_secret == before.inside_secret:
+        if self.inside_secret and identity.user == INSIDER and self.inside_secret == before.inside_secret:
             return Standing.STAYS, identity
         if self.trust is not None:
             stands = identity.grant is not None and self.trust.stands(identity.grant, time.time())
