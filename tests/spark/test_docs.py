@@ -1,21 +1,44 @@
-"""The tutorial runs as it stands."""
+"""The pages on Spark run as they stand."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from pyspark.sql import SparkSession
 
 from spark.conftest import Broker
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def test_the_tutorial_runs(ours: Broker, spark: SparkSession) -> None:
-    assert len(BLOCKS) >= 6
-    names: dict[str, Any] = {"spark": spark}
-    for block in BLOCKS:
-        exec(compile(block.replace("nats://127.0.0.1:4222", ours.url), str(PAGE), "exec"), names)
+def run(page: str, names: dict[str, Any], **replaced: str) -> int:
+    """Run the code of a page, in order; how many blocks there were."""
+    blocks = BLOCK.findall((DOCS / page).read_text())
+    for block in blocks:
+        for text, instead in replaced.items():
+            block = block.replace(_WORDS[text], instead)
+        exec(compile(block, page, "exec"), names)
+    return len(blocks)
+
+
+_WORDS = {"url": "nats://127.0.0.1:4222", "images": "docs/images"}
+
+
+def test_the_page_runs(ours: Broker, spark: SparkSession) -> None:
+    assert run("spark.md", {"spark": spark}, url=ours.url) >= 6
+
+
+def test_the_tutorial_runs(ours: Broker, spark: SparkSession, tmp_path: Path) -> None:
+    """In the session that is there, which `getOrCreate` finds; its pictures are those that the page shows."""
+    assert run("tutorial-spark.md", {}, url=ours.url, images=str(tmp_path)) >= 12
+    shown = re.findall(r"!\[.*?\]\(images/(.*?)\)", (DOCS / "tutorial-spark.md").read_text())
+    assert sorted(shown) == sorted(path.name for path in tmp_path.iterdir())
+    for name in shown:
+        for picture in (tmp_path / name, DOCS / "images" / name):
+            tree = ElementTree.fromstring(picture.read_text())
+            assert tree.tag.endswith("svg")
+            assert len(list(tree.iter())) > 30, "there is something in it"
