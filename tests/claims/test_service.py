@@ -7,19 +7,24 @@ import contextlib
 import json
 import urllib.request
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
+from nats.errors import Error as NatsError
 
 from claims.faults import Faulty
 from claims.world import LARGE, World
+from headrace import Server
 from headrace.claims import Claims, FakeClock, MemoryStore, Received, Ttl, load
 from headrace.claims.service import Collectors
 from headrace.claims.stores import StoreError
+from headrace.net.auth import INSIDER
 from headrace.net.options import OptionsError
 from headrace.testing import HostedServer
+from support import certificates
 
 YAML = """
 namespace: {name}
@@ -156,6 +161,39 @@ async def test_the_service_ends_when_it_is_told_to_even_without_a_server(tmp_pat
     await service.stop()
 
 
+def insiders(server: Server) -> list[Any]:
+    """The connections of parts of the server itself."""
+    found = list(server.listener.connections.values())
+    return [item for item in found if item.session.identity and item.session.identity.user == INSIDER]
+
+
+async def test_an_insider_stays_through_a_reload_and_nobody_else_becomes_one(tmp_path: Path) -> None:
+    async with Server(store_dir=tmp_path / "broker", claims=str(written(tmp_path))) as server:
+
+        async def is_inside() -> bool:
+            return bool(insiders(server))
+
+        await until(is_inside)
+        before = insiders(server)
+        server.reload(replace(server.options, user="ann", password="pw"))
+        for guess in ({}, {"user": INSIDER, "password": "guess"}):
+            with pytest.raises(NatsError):
+                await nats.connect(server.url, max_reconnect_attempts=1, reconnect_time_wait=0.01, **guess)
+        assert insiders(server) == before
+
+
+@pytest.mark.parametrize("verify", [False, True])
+async def test_a_broker_with_tls_collects_too(tmp_path: Path, verify: bool) -> None:
+    made = certificates.make(tmp_path)
+    tls = {"tls_cert": made.cert, "tls_key": made.key, "tls_ca": made.ca, "tls_verify": verify}
+    async with Server(store_dir=tmp_path / "broker", claims=str(written(tmp_path)), **tls) as server:
+
+        async def is_set_up() -> bool:
+            return bool(insiders(server)) and await asyncio.to_thread((tmp_path / "objects").is_dir)
+
+        await until(is_set_up)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -166,8 +204,6 @@ async def test_the_service_ends_when_it_is_told_to_even_without_a_server(tmp_pat
 async def test_what_cannot_be_collected_is_said_at_the_start(
     tmp_path: Path, options: dict[str, Any], complaint: str
 ) -> None:
-    from headrace import Server
-
     settings = {**options, "claims": str(tmp_path / options["claims"])}
     if options.get("jetstream"):
         settings["store_dir"] = str(tmp_path / "broker")
