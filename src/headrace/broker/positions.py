@@ -10,12 +10,13 @@ from __future__ import annotations
 import msgspec
 
 from headrace.protocol import headers
-from headrace.store import Facts, Log
+from headrace.store import SEQ_MAX, Facts, Log
 
 KEY = b"origins/"
 SOURCE = b"Nats-Stream-Source"
 #: How many messages are looked at, from the newest on.
 LOOK_BACK_MAX = 50_000
+_DIGITS_MAX = 20
 
 
 class Position(msgspec.Struct, array_like=True):
@@ -30,6 +31,17 @@ def key_of(ident: int) -> bytes:
     return KEY + b"%d" % ident
 
 
+def read_source(value: bytes) -> tuple[str, Position] | None:
+    """The index name and position in the header of a copy; None where it makes no sense."""
+    words = value.decode("utf-8", "replace").split(" ")
+    if len(words) < 5 or len(words[1]) > _DIGITS_MAX or not (words[1].isascii() and words[1].isdigit()):
+        return None
+    seq = int(words[1])
+    if seq > SEQ_MAX:
+        return None
+    return f"{words[0]} {words[2]} {words[3]}", Position(seq, words[5] if len(words) > 5 else "")
+
+
 def told_by_copies(log: Log, index: str) -> Position:
     """The position that the newest copy from a source tells; none when there is no such copy among the newest."""
     seq = log.prev(None, log.last_seq) if log.messages else 0
@@ -37,9 +49,9 @@ def told_by_copies(log: Log, index: str) -> Position:
         message = log.get(seq) if seq else None
         if message is None:
             return Position()
-        words = (headers.get(message[2], SOURCE) or b"").decode("utf-8", "replace").split(" ")
-        if len(words) >= 5 and f"{words[0]} {words[2]} {words[3]}" == index and words[1].isdigit():
-            return Position(int(words[1]), words[5] if len(words) > 5 else "")
+        copied = read_source(headers.get(message[2], SOURCE) or b"")
+        if copied is not None and copied[0] == index:
+            return copied[1]
         seq = log.prev(None, seq - 1) if seq > 1 else 0
     return Position()
 

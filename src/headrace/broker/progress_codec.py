@@ -43,12 +43,14 @@ class Delta(msgspec.Struct, array_like=True):
 
 
 def pack_set(seqs: Seqs) -> bytes:
-    """Ascending sequences in the smallest of three forms; b"" for none."""
+    """Sequences, ascending as a rule, in the smallest of the forms that keep their order; b"" for none."""
     if not len(seqs):
         return b""
     breaks = np.flatnonzero(np.diff(seqs) != 1)
-    span = int(seqs[-1] - seqs[0]) + 1
-    runs, bits_size, gaps = 16 * (len(breaks) + 1), span // 8 + 8, 2 * len(seqs) + 16
+    runs, gaps = 16 * (len(breaks) + 1), 2 * len(seqs) + 16
+    ascending = bool((seqs[1:] > seqs[:-1]).all())
+    span = int(seqs[-1]) - int(seqs[0]) + 1
+    bits_size = span // 8 + 8 if ascending else gaps + 1  # bits would not keep another order
     if runs <= min(bits_size, gaps):
         firsts = np.concatenate((seqs[:1], seqs[breaks + 1]))
         lasts = np.concatenate((seqs[breaks], seqs[-1:]))

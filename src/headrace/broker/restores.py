@@ -171,6 +171,8 @@ class Restore:
             self._advance()
         except HeadraceError as problem:
             self._fail(str(problem))
+        except Exception as problem:  # whatever a backup holds: all of it is restored or nothing
+            self._fail(f"{type(problem).__name__}: {problem}")
         if jetstream.store.dirty:
             jetstream.ticker.arm()
 
