@@ -68,7 +68,7 @@ async def _store(config: ClaimConfig, store: ObjectStore) -> list[Finding]:
         if not await store.bucket_exists():
             return [Finding("error", about, "it does not exist; a producer that starts creates it")]
         if store.lifecycle is None:
-            text = "it has no expiry rule of its own: run headrace claims collect --watch"
+            text = "it has no expiry rule of its own: run headrace claims collect --watch, or serve with --claims"
             return [Finding("warning", about, text)]
         if await lifecycles.is_right(store.lifecycle, config.namespace, config.lifecycle_days):
             return []
