@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from claims.objects import Weed
 from headrace.claims import ClaimConfig, Claims, reference
 from headrace.claims.floors import readers
 from headrace.claims.wire import Wire
 from headrace.spark import claims, resolve
+from headrace.spark.jobs.inventory import inventory
 from headrace.spark.schema import CLAIM
 from spark.conftest import Broker, eventually
 from spark.test_batch import Load
@@ -72,6 +75,13 @@ async def _floors(url: str, stream: str) -> list[int]:
             await wire.close()
     finally:
         await connection.close()
+
+
+@pytest.fixture
+def weed() -> Iterator[Weed]:
+    running = Weed()
+    yield running
+    running.close()
 
 
 @pytest.fixture
@@ -164,3 +174,21 @@ def test_what_is_wrong_with_claims_is_said_at_once(ours: Broker, load: Load, tmp
     ):
         with pytest.raises(PySparkException, match=complaint):
             load(ours, "STAYS", **options)
+
+
+def test_payloads_are_in_an_object_store(
+    ours: Broker, load: Load, spark: SparkSession, name: str, weed: Weed
+) -> None:
+    """Tasks are forked processes, and the client of an object store has threads: each makes its own."""
+    ours.create(name)
+    config = ClaimConfig(name, backend="s3", bucket=name.lower(), threshold=1000, store=weed.settings)
+    payloads = [bytes([number]) * 200_000 for number in range(20)]
+    asyncio.run(published(ours.url, config, name, payloads))
+    found = resolve(
+        load(ours, name, minPartitions=4), lambda data: data[0] * len(data), "bigint", claims=config
+    )
+    assert [row.result for row in found.orderBy("seq").collect()] == [
+        number * 200_000 for number in range(20)
+    ]
+    objects = inventory(spark, [config])
+    assert objects.selectExpr("count(*)", "sum(size)").first() == (20, 4_000_000)

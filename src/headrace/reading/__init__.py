@@ -61,13 +61,13 @@ def read(
 
     `claims="ref"` adds column `claim`, the reference of a payload that lies in an object store; `"inline"` fetches these
     payloads into `data`, with the configuration in `claim_config`. Bad claims raise, or with `claim_errors="column"`
-    are told of in column `claim_error`.
+    are told of in column `claim_error`. For an hour no collector takes what a reading with claims may need.
     """
     _with_arrow()
     is_server = _is_server(source)
     dress = Dress(time_unit, views, bool(parse_headers) or is_server or bool(claims))
     origin = (
-        served(os.fspath(source), stream, connection, path)
+        served(os.fspath(source), stream, connection, path, holds_claims=bool(claims))
         if is_server
         else folder(os.fspath(source), stream, pin)
     )

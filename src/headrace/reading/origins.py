@@ -167,7 +167,14 @@ def folder(folder: str, stream: str, pin: str | None) -> Origin:
     return Files(snapshots.open_pin(folder, stream, pin) if pin else snapshots.open_folder(folder, stream))
 
 
-def served(servers: str, stream: str, connection: Mapping[str, str] | None, path: Path | None) -> Origin:
+def served(
+    servers: str,
+    stream: str,
+    connection: Mapping[str, str] | None,
+    path: Path | None,
+    *,
+    holds_claims: bool = False,
+) -> Origin:
     """A stream of a server: by a pin that it grants where its files can be reached, else over the wire."""
     from headrace.spark import streams
     from headrace.spark.options import source_options
@@ -176,6 +183,10 @@ def served(servers: str, stream: str, connection: Mapping[str, str] | None, path
 
     given = {**(connection or {}), "servers": servers, "stream": stream}
     options = source_options(given if path is None else {**given, "path": os.fspath(path)})
+    if holds_claims:
+        from headrace.spark.leases import protect_once
+
+        protect_once(options, 0)
     if path is None:
         return Wire(options)
     folder = str(store_folder(path))

@@ -281,9 +281,11 @@ def _with_claims(options: Options) -> Options:
         raise OptionError(
             "option `claimConfig` is missing: with claims=inline it names the YAML file of the claims"
         )
-    from headrace.claims.errors import ConfigError
-    from headrace.spark.payloads import configs_of
-
+    try:
+        from headrace.claims.errors import ConfigError
+        from headrace.spark.payloads import configs_of
+    except ModuleNotFoundError as error:
+        raise OptionError(f"claims=inline needs more: pip install 'headrace[claims]' ({error})") from error
     try:
         return replace(options, claim_configs=configs_of(options.claim_config))
     except ConfigError as error:

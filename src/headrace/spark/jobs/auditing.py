@@ -131,15 +131,19 @@ def audit_events(spark: SparkSession, source: Options, namespaces: Sequence[str]
     subject = f"$CLAIMS.audit.{namespaces[0]}.>" if len(namespaces) == 1 else "$CLAIMS.audit.>"
     reader = spark.read.schema("time timestamp, subject string, data binary").format("headrace")
     frame = reader.options(**{"stream": AUDIT_STREAM, "subject": subject, **source}).load()
-    tokens = f.split("subject", r"\.")
+    is_one = len(namespaces) == 1  # then the source filters already
     events = frame.select(
-        tokens[2].alias("namespace"),
-        tokens[3].alias("claim_id"),
-        tokens[4].alias("event"),
+        f.lit(namespaces[0]).alias("namespace") if is_one else _token(3).alias("namespace"),
+        _token(4).alias("claim_id"),
+        _token(5).alias("event"),
         "time",
         "data",
     )
-    return events.where(f.col("namespace").isin(list(namespaces)))
+    return events if is_one else events.where(f.col("namespace").isin(list(namespaces)))
+
+
+def _token(number: int) -> Column:
+    return f.split_part(f.col("subject"), f.lit("."), f.lit(number))
 
 
 def _told(events: DataFrame) -> DataFrame:

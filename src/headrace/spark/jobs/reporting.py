@@ -45,9 +45,9 @@ class Figures:
 
 def figures(lives: DataFrame) -> Figures:
     """Everything that the report needs, in a few passes over the table."""
-    span_s = _span(lives)
+    totals, span_s = _totals(lives)
     return Figures(
-        _totals(lives),
+        totals,
         lives.groupBy("namespace", "status").agg(_count(), _bytes(), f.sum("cost").alias("cost")).collect(),
         lives.groupBy("topic")
         .agg(
@@ -67,7 +67,8 @@ def figures(lives: DataFrame) -> Figures:
     )
 
 
-def _totals(lives: DataFrame) -> dict[str, Any]:
+def _totals(lives: DataFrame) -> tuple[dict[str, Any], int]:
+    """Sums over everything, and how many seconds a point on the time axis is to have."""
     leaked = f.col("status").isin(*_LEAKS)
     size = f.coalesce("stored_size", f.lit(0))
     row = lives.agg(
@@ -85,8 +86,12 @@ def _totals(lives: DataFrame) -> dict[str, Any]:
             f.percentile_approx(f.when(f.col("ended").isNotNull(), f.col("lifetime_s")), 0.99), f.lit(0.0)
         ).alias("lifetime_p99_s"),
         f.coalesce(f.sum("cost"), f.lit(0.0)).alias("cost"),
+        f.min(f.col("created").cast("double")).alias("first"),
+        f.max(f.greatest("created", "ended").cast("double")).alias("last"),
     ).collect()[0]
-    return dict(row.asDict())
+    totals = dict(row.asDict())
+    length = (totals.pop("last") or 0) - (totals.pop("first") or 0)
+    return totals, next((span for span in _SPANS_S if length / span <= _POINTS), _SPANS_S[-1])
 
 
 def _count() -> Any:
@@ -106,16 +111,6 @@ def _histogram(lives: DataFrame, column: str, by: str) -> list[Any]:
         .agg(_count())
         .collect()
     )
-
-
-def _span(lives: DataFrame) -> int:
-    """The seconds of a point on the time axis."""
-    row = lives.agg(
-        f.min(f.col("created").cast("double")).alias("first"),
-        f.max(f.greatest("created", "ended").cast("double")).alias("last"),
-    ).collect()[0]
-    length = (row.last or 0) - (row.first or 0)
-    return next((span for span in _SPANS_S if length / span <= _POINTS), _SPANS_S[-1])
 
 
 def _times(lives: DataFrame, span_s: int) -> list[Any]:
