@@ -5,16 +5,14 @@ Every pairing of ours and the reference, where both take part.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from nacl.signing import SigningKey
 
 from conformance.client import Client
 from conformance.copying import Copying
@@ -22,6 +20,7 @@ from conformance.joined import PAIRINGS, await_joined, free_port, hub_setup, joi
 from conformance.reading import eventually
 from conformance.servers import KINDS, OURS, Server, Setup
 from support import certificates
+from support.identities import Key, Realm
 
 
 @pytest.fixture(params=[pair for pair in PAIRINGS if OURS in pair], ids=lambda p: f"hub={p[0]},leaf={p[1]}")
@@ -82,26 +81,69 @@ class TestPasswords:
 
 class TestKeys:
     def test_a_user_s_key(self, kinds: tuple[str, str]) -> None:
-        key = SigningKey.generate()
-        public = encode(bytes([20 << 3]) + bytes(key.verify_key))
-        seed = encode(bytes([18 << 3 | (20 << 3) >> 5, ((20 << 3) & 31) << 3]) + bytes(key))
-        users = f"authorization {{ users: [ {{nkey: {public}}} , {{user: c, password: three}} ] }}"
+        key = Key("U")
+        users = f"authorization {{ users: [ {{nkey: {key.public}}} , {{user: c, password: three}} ] }}"
         port = free_port()
         with ExitStack() as stack:
             hub = stack.enter_context(Server(kinds[0], hub_setup(port, more=users)))
-            remote = f"nkey: {seed}"
+            remote = f"nkey: {key.seed}"
             leaf = stack.enter_context(
                 Server(kinds[1], leaf_setup(f"nats-leaf://127.0.0.1:{port}", remote=remote))
             )
             upper = stack.enter_context(Client(hub.port, user="c", **{"pass": "three"}))
             lower = stack.enter_context(Client(leaf.port))
             eventually(lambda: crosses(lower, upper, "hello"), 10.0)
-            assert seed not in leaf.log_text()
+            assert key.seed not in leaf.log_text()
+
+    def test_a_credentials_file(self, kinds: tuple[str, str], tmp_path: Path) -> None:
+        """The hub believes an operator; the leaf shows a token and signs with the user's key."""
+        realm = Realm()
+        realm.account("EDGES")
+        key, token = realm.user("EDGES")
+        path = tmp_path / "edge.creds"
+        path.write_text(credentials(token, key.seed))
+        port = free_port()
+        with ExitStack() as stack:
+            hub = stack.enter_context(Server(kinds[0], hub_setup(port, more=realm.config(), jetstream=False)))
+            leaf = stack.enter_context(
+                Server(kinds[1], leaf_setup(f"nats-leaf://127.0.0.1:{port}", remote=f"credentials: '{path}'"))
+            )
+            lower = stack.enter_context(Client(leaf.port))
+            upper = stack.enter_context(known(hub, *realm.user("EDGES")))
+            eventually(lambda: crosses(lower, upper, "hello"), 10.0)
+            assert crosses(upper, lower, "hello")
+            assert key.seed not in leaf.log_text()
 
 
-def encode(body: bytes) -> str:
-    checked = body + binascii.crc_hqx(body, 0).to_bytes(2, "little")
-    return base64.b32encode(checked).rstrip(b"=").decode()
+def credentials(token: str, seed: str) -> str:
+    """As `nsc` writes them."""
+    return (
+        f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+    )
+
+
+class SigningClient(Client):
+    """A client that signs the nonce it is given."""
+
+    def __init__(self, port: int, key: Key, token: str) -> None:
+        self._key, self._token = key, token
+        super().__init__(port, jwt=token)
+
+    def read_info(self) -> dict[str, Any]:
+        self.first_info = super().read_info()
+        return self.first_info
+
+    def send(self, data: bytes) -> None:
+        if data.startswith(b"CONNECT "):
+            fields = json.loads(data[8:])
+            fields["sig"] = self._key.sign_nonce(self.first_info["nonce"])
+            data = b"CONNECT " + json.dumps(fields).encode() + b"\r\n"
+        super().send(data)
+
+
+def known(server: Server, key: Key, token: str) -> Client:
+    return SigningClient(server.port, key, token)
 
 
 class TestTls:
