@@ -77,6 +77,8 @@ class Link:
     def __init__(self, address: Address) -> None:
         self.address = address
         self.buffer = bytearray()
+        # Kept, because a new piece of memory for each arrival costs more than copying out of an old one.
+        self._arrival = memoryview(bytearray(_CHUNK))
         self._numbers = itertools.count(1)
         self.closed = False
         self._sock, self.info = _greet(address)
@@ -134,14 +136,14 @@ class Link:
             raise LinkError(f"no answer to {what} within the timeout; is {self.address.shown} alive?")
         self._sock.settimeout(left)
         try:
-            data = self._sock.recv(_CHUNK)
+            count = self._sock.recv_into(self._arrival)
         except TimeoutError:
             return
         except OSError as error:
             raise self._lost(error) from error
-        if not data:
+        if not count:
             raise self._lost(None)
-        self.buffer += data
+        self.buffer += self._arrival[:count]
 
     def service(self, at: int) -> int:
         """Deal with the control line at `at` of the buffer; where the next one begins, or -1 if it is not whole."""
