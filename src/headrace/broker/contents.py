@@ -21,6 +21,7 @@ from headrace.api.times import SECOND, TTL_INVALID, TTL_NEVER, parse_ttl
 from headrace.broker import admission, consumer_facts, schedules
 from headrace.broker.consumer import Consumer
 from headrace.broker.positions import key_of as origins_key
+from headrace.broker.positions import read_source
 from headrace.broker.progress import Progress
 from headrace.broker.progress_codec import Delta, pack_pairs, pack_set
 from headrace.broker.progress_codec import encode as encode_delta
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 KEY = b"restoring/"
 ENTRY_MAX = 64 * 1024 * 1024
 _TIME_MAX = (1 << 63) - 1
+_SUBJECT_MAX = 0xFFFF  # what a record can say
 _NONE: Mapping[bytes, bytes] = {}
 
 
@@ -175,7 +177,9 @@ class Contents:
             raise ProtocolError(f"message sequence {seq} out of order")
         if 0 <= self._config.max_msg_size < size:
             raise ProtocolError(f"message sequence {seq} exceeds maximum message size")
-        if not subjects.valid(entry.name) or not 0 <= entry.time_ns <= _TIME_MAX:
+        if len(entry.name) > _SUBJECT_MAX or not subjects.valid(entry.name):
+            raise ProtocolError(f"failed to parse message sequence {seq}: invalid subject")
+        if not 0 <= entry.time_ns <= _TIME_MAX:
             raise ProtocolError(f"failed to parse message sequence {seq}")
         if entry.header and not (admission.plain_block(entry.header) and entry.header.endswith(b"\r\n\r\n")):
             raise ProtocolError(f"failed to parse message sequence {seq}: invalid header")
@@ -195,10 +199,8 @@ class Contents:
         message_id = found.get(admission.MSG_ID)
         if message_id and time_ns > self._jetstream.clock_ns() - window_ns:
             self._ids.append((message_id, entry.seq, time_ns))
-        origin = found.get(admission.STREAM_SOURCE, b"").decode("utf-8", "replace").split(" ")
-        if len(origin) >= 5 and origin[1].isdigit():
-            index = f"{origin[0]} {origin[2]} {origin[3]}"
-            self._origins[index] = int(origin[1]), origin[5] if len(origin) > 5 else ""
+        if copied := read_source(found.get(admission.STREAM_SOURCE, b"")):
+            self._origins[copied[0]] = copied[1].seq, copied[1].identity
         if found.get(schedules.SCHEDULE):
             self._plans[entry.name] = entry.header, entry.seq, time_ns
         elif not found.get(schedules.SCHEDULER):
