@@ -34,7 +34,9 @@ def version() -> None:
 @fsck_app.command()
 @plain
 def fsck(
-    directory: Annotated[Path, typer.Argument(help="The store's folder (-sd of serve).")],
+    directory: Annotated[
+        Path, typer.Argument(help="The store's folder, or that of -sd with all its accounts.")
+    ],
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Let go of what is damaged, so that the rest can start.")
     ] = False,
@@ -44,9 +46,10 @@ def fsck(
 
     Ends with 0 if all is well, 1 if something is damaged, 2 if there is no store or a broker has it open.
     """
+    from headrace.net.streams import stores_in
     from headrace.store.fsck import main as check
 
-    return check(str(directory), accept_loss, json)
+    return max(check(str(store), accept_loss, json) for store in stores_in(directory))
 
 
 @completion_app.command()

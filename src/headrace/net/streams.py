@@ -37,6 +37,14 @@ def store_path(options: Options, account: str = GLOBAL) -> Path:
     return root / ACCOUNTS_FOLDER / quote(account, safe="$").replace(".", "%2E")
 
 
+def stores_in(folder: Path) -> list[Path]:
+    """The stores of all accounts below a `store_dir`; the folder itself where it is a store, or nothing we know."""
+    if (folder / "journal").is_dir():
+        return [folder]
+    found = [folder / FOLDER, *sorted((folder / ACCOUNTS_FOLDER).glob("*"))]
+    return [path for path in found if path.is_dir()] or [folder]
+
+
 def _fast_limits(options: Options) -> FastLimits:
     """What is configured for batches holds for fast ones too; only the defaults are their own."""
     limits, plain = FastLimits(timeout_ns=int(options.batch_timeout_s * 1e9)), DEFAULT_LIMITS
