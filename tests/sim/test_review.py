@@ -304,3 +304,15 @@ def pull(broker: SimBroker) -> list[bytes]:
     broker.hub.publish(b"$JS.API.CONSUMER.MSG.NEXT.S.c", b"inbox", b"", b'{"batch":1}')
     broker.settle()
     return found
+
+
+@pytest.mark.parametrize("limit", [{"max_msgs_per_subject": 1}, {"max_age": 3600 * SECOND}])
+def test_a_mirror_with_limits_of_its_own_takes_plain_messages(limit: dict[str, Any]) -> None:
+    broker = start()
+    broker.call("STREAM.CREATE.O", name="O", subjects=["o.>"])
+    assert "error" not in broker.call("STREAM.CREATE.M", name="M", mirror={"name": "O"}, **limit)
+    for _ in range(5):
+        broker.publish("o.a", b"x")
+    broker.advance(10 * SECOND)
+    log = broker.jetstream.streams["M"].log
+    assert (log.last_seq, log.messages) == (5, 1 if "max_msgs_per_subject" in limit else 5)

@@ -156,7 +156,7 @@ class MirrorIntake(_Intake):
         stream.log.append(subject, b"", payload, time_ns)
         lane.last_message_id = b""
         if lane.follow is not None:
-            lane.follow(subject, seq, time_ns)
+            lane.follow(subject, seq, time_ns, 0)
         stream.changed()
 
     def give_up(self, *, idle: bool) -> None:

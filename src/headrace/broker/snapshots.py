@@ -1,7 +1,7 @@
 """Backups: a stream is sent to a subject in chunks, each acknowledged, in the reference's format.
 
 What is sent is the stream as it is when its messages are read, up to the sequence it had at the start; what leaves it
-meanwhile is not in it. A few hundred messages are read at a time, so that nobody waits for a backup; how much is under
+meanwhile is not in it. Some are read at a time, so that nobody waits for a backup; how much is under
 way is up to whoever receives it. A receiver that falls silent, or goes, ends the backup.
 """
 
@@ -24,7 +24,7 @@ from headrace.broker.info import stream_state
 from headrace.errors import Corrupt
 from headrace.kernel.wire_pure import RESERVED
 from headrace.protocol import headers, subjects
-from headrace.protocol.archives import Entry, Packer
+from headrace.protocol.archives import Entry, Packer, encode_entry, entries_of
 
 if TYPE_CHECKING:
     from headrace.broker.consumer import Consumer
@@ -39,9 +39,10 @@ _WINDOW_DEFAULT, _WINDOW_MAX = 8 * 1024 * 1024, 32 * 1024 * 1024
 _SILENCE_NS = 5_000_000_000
 _ARRIVAL_NS = 2_000_000_000
 _LOOK_NS = 100_000_000
-#: Messages read in one turn, and looked for at a time.
-_TURN = 256
-_AHEAD = 65_536
+#: Runs of records read in one turn, how large they are, and how far one looks ahead for them.
+_TURN = 8
+_VIEW_BYTES = 64 * 1024
+_AHEAD = 4096
 #: Backups under way at once in an account.
 AT_ONCE_MAX = 64
 
@@ -164,12 +165,12 @@ class Snapshot:
         for _ in range(_TURN):
             if self._packer is None or len(self._ready) >= self._chunk:
                 return
-            entry = next(self._entries, None)
-            if entry is None:
+            run = next(self._entries, None)
+            if run is None:
                 self._ready += self._packer.end()
                 self._packer = None
             else:
-                self._ready += self._packer.add(entry)
+                self._ready += self._packer.add_encoded(run)
 
     def _send(self, chunk: bytes) -> None:
         self._sent += 1
@@ -186,23 +187,22 @@ class Snapshot:
 
     # Reading
 
-    def _read(self) -> Iterator[Entry]:
+    def _read(self) -> Iterator[bytes]:
+        """Entries of the archive, a run of them at a time."""
         now_ns = self._jetstream.clock_ns()
         state = {**self.state, "consumer_count": len(self._consumers)}
-        yield Entry(STATE, now_ns, 0, b"", msgspec.json.encode(state))
+        yield encode_entry(Entry(STATE, now_ns, 0, b"", msgspec.json.encode(state)))
         for consumer in self._consumers:
             kept = _consumer_entry(consumer, self._last_seq)
-            yield Entry(CONSUMERS + consumer.name_bytes, now_ns, 0, b"", kept)
+            yield encode_entry(Entry(CONSUMERS + consumer.name_bytes, now_ns, 0, b"", kept))
         log = self._stream.log
         seq = log.next(None, log.first_seq)
         while 0 < seq <= self._last_seq:
-            last = min(seq + _AHEAD - 1, self._last_seq)
-            for each in log.seqs(None, seq, last).tolist():
-                message = log.get(each)
-                if message is not None:
-                    time_ns, subject, header, payload, _ = message
-                    yield Entry(subject, time_ns, each, header, payload)
-            seq = log.next(None, last + 1)
+            # What is live is looked up anew each time: whatever is gone by now is not in the backup.
+            live = log.seqs(None, seq, min(seq + _AHEAD - 1, self._last_seq))
+            data, count = entries_of(log.view(seq, _VIEW_BYTES)[0], live)
+            yield data
+            seq = log.next(None, int(live[max(count, 1) - 1]) + 1)
 
 
 def _consumer_entry(consumer: Consumer, last_seq: int) -> bytes:

@@ -1,17 +1,18 @@
 # cython: language_level=3
-"""Compressed blocks of backups, compiled: S2 (a superset of Snappy) is read, Snappy is written, CRC-32C over both.
+"""Backups, compiled: stored records become entries of an archive; S2 blocks (a superset of Snappy) are read, Snappy is written.
 
-Knows nothing of what the blocks hold. `blocks_pure` does the same in plain Python and passes the same tests, except that it
-writes blocks which are not smaller.
+`blocks_pure` does the same in plain Python and passes the same tests, except that it writes blocks which are not smaller.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 cdef enum:
     HASH_BITS = 14
     BLOCK_MAX = 65536
+    RECORD = 32
+    NUMBERS = 50  # five varints
 
 cdef uint32_t _table[8][256]
 
@@ -202,3 +203,44 @@ cdef inline Py_ssize_t put_copy(uint8_t *target, Py_ssize_t to, Py_ssize_t offse
         to += 3
         length -= part
     return to
+
+
+cdef inline Py_ssize_t put_varint(uint8_t *target, Py_ssize_t to, uint64_t value) noexcept:
+    while value >= 0x80:
+        target[to] = value & 0x7F | 0x80
+        to += 1
+        value >>= 7
+    target[to] = <uint8_t>value
+    return to + 1
+
+
+def entries(const uint8_t[::1] view not None, const uint64_t[::1] seqs not None):
+    """The records of `view` that are in `seqs`, ascending, as entries of an archive; and how many of them there were."""
+    cdef Py_ssize_t end = view.shape[0], count = seqs.shape[0], done = 0, at = 0, to = 0
+    cdef uint32_t size, header_size
+    cdef uint16_t subject_size
+    cdef uint64_t seq, time_ns
+    cdef bytes room = PyBytes_FromStringAndSize(NULL, end + count * NUMBERS)
+    cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(room)
+    while done < count and end - at >= RECORD:
+        memcpy(&size, &view[at], 4)
+        if size < RECORD or end - at < size:
+            break
+        memcpy(&subject_size, &view[at + 4], 2)
+        memcpy(&header_size, &view[at + 8], 4)
+        memcpy(&seq, &view[at + 16], 8)
+        memcpy(&time_ns, &view[at + 24], 8)
+        if seq > seqs[done] or <uint64_t>subject_size + header_size > size - RECORD:
+            break
+        if seq == seqs[done]:
+            to = put_varint(target, to, subject_size)
+            to = put_varint(target, to, time_ns << 1)
+            to = put_varint(target, to, seq)
+            to = put_varint(target, to, header_size)
+            to = put_varint(target, to, size - RECORD - subject_size - header_size)
+            if size > RECORD:
+                memcpy(target + to, &view[at + RECORD], size - RECORD)
+            to += size - RECORD
+            done += 1
+        at += size
+    return room[:to], done

@@ -1,6 +1,15 @@
-"""Compressed blocks of backups, in plain Python; see `blocks.pyx`."""
+"""Backups, in plain Python; see `blocks.pyx`."""
 
 from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_RECORD = struct.Struct("<IHHIIQQ")
 
 _LENGTH_BYTES_MAX = 5
 
@@ -110,3 +119,30 @@ def shrink(data: bytes) -> bytes:
     if size:
         head += b"\xf4" + (size - 1).to_bytes(2, "little")
     return bytes(head) + data
+
+
+def varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first."""
+    made = bytearray()
+    while value >= 0x80:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def entries(view: memoryview, seqs: npt.NDArray[np.uint64]) -> tuple[bytes, int]:
+    """The records of `view` that are in `seqs`, ascending, as entries of an archive; and how many of them there were."""
+    made: list[bytes] = []
+    wanted, done, at, end = seqs.tolist(), 0, 0, len(view)
+    while done < len(wanted) and end - at >= _RECORD.size:
+        size, subject_size, _, header_size, _, seq, time_ns = _RECORD.unpack_from(view, at)
+        payload_size = size - _RECORD.size - subject_size - header_size
+        if size < _RECORD.size or end - at < size or payload_size < 0 or seq > wanted[done]:
+            break
+        if seq == wanted[done]:
+            made += map(varint, (subject_size, time_ns << 1, seq, header_size, payload_size))
+            made.append(bytes(view[at + _RECORD.size : at + size]))
+            done += 1
+        at += size
+    return b"".join(made), done

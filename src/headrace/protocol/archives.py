@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import ProtocolError
 from headrace.kernel import twin
+from headrace.kernel.blocks_pure import varint
 
 if TYPE_CHECKING:
     from headrace.kernel import blocks as _blocks
@@ -45,14 +46,8 @@ class Entry(NamedTuple):
 END = Entry(b"", 0, 0, b"", b"")
 
 
-def varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
-    made = bytearray()
-    while value >= 0x80:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    made.append(value)
-    return bytes(made)
+#: Stored records as entries: (view, sequences) -> the bytes of those that are among them, and how many.
+entries_of = _blocks.entries
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -75,7 +70,11 @@ class Packer:
 
     def add(self, entry: Entry) -> bytes:
         """What there is to write after this entry; b"" until there is a block of it."""
-        self._waiting += encode_entry(entry)
+        return self.add_encoded(encode_entry(entry))
+
+    def add_encoded(self, data: bytes) -> bytes:
+        """The same for entries that are encoded already."""
+        self._waiting += data
         return self._take(_BLOCK_BYTES) if len(self._waiting) >= _BLOCK_BYTES else b""
 
     def end(self) -> bytes:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import struct
 from types import ModuleType
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from headrace.protocol.archives import Entry, encode_entry
 
 TWINS = [importlib.import_module(f"headrace.kernel.{name}") for name in ("blocks", "blocks_pure")]
 both = pytest.mark.parametrize("twin", TWINS, ids=["compiled", "pure"])
@@ -125,3 +129,23 @@ def test_twins_agree_on_anything(block: bytes) -> None:
         except ValueError:
             outcomes.append(None)
     assert outcomes[0] == outcomes[1]
+
+
+@both
+def test_records_become_entries(twin: ModuleType) -> None:
+    """The live ones among those that lie together."""
+    rows = [(seq, b"s.%d" % seq, b"NATS/1.0\r\n\r\n" if seq % 2 else b"", b"x" * seq) for seq in range(1, 9)]
+    view = b"".join(
+        struct.pack("<IHHIIQQ", 32 + len(s) + len(h) + len(p), len(s), 0, len(h), 0, seq, 10**18 + seq)
+        + s
+        + h
+        + p
+        for seq, s, h, p in rows
+    )
+    live = np.array([2, 3, 7, 30], dtype=np.uint64)
+    data, count = twin.entries(memoryview(view), live)
+    wanted = [row for row in rows if row[0] in (2, 3, 7)]
+    assert data == b"".join(encode_entry(Entry(s, 10**18 + seq, seq, h, p)) for seq, s, h, p in wanted)
+    assert count == 3
+    assert twin.entries(memoryview(view[:-3]), np.array([8], dtype=np.uint64)) == (b"", 0)
+    assert twin.entries(memoryview(b""), live) == (b"", 0)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError
-from headrace.protocol.archives import END, Entry, Packer, Unpacker, encode_entry, varint
+from headrace.kernel.blocks_pure import varint
+from headrace.protocol.archives import END, Entry, Packer, Unpacker, encode_entry
 
 TIMES = st.integers(-(2**62), 2**62)
 ENTRIES = st.builds(
