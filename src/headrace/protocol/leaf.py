@@ -78,8 +78,25 @@ class LeafParser:
     def _operations(self, data: bytes) -> int:
         """Act on every whole operation; where the unfinished one starts."""
         at, end = 0, len(data)
+        find, starts, on_message = data.find, data.startswith, self._handler.on_message
+        most = self._payload_max if self._handler.ready else -1
         while at < end:
-            stop = data.find(b"\n", at)
+            stop = find(b"\n", at)
+            if starts(b"LMSG ", at) and stop > 0:
+                # The common case without detours: a message with a reply, whole and well formed.
+                words = data[at + 5 : stop].split()
+                size = words[-1] if len(words) == 3 else b""
+                if size.isdigit() and len(size) <= DIGITS_MAX:
+                    body = stop + 1
+                    after = body + int(size)
+                    if (
+                        after - body <= most
+                        and data[after : after + 2] == _CRLF
+                        and stop - at <= self._line_max
+                    ):
+                        on_message(words[0], words[1], _NO_QUEUES, b"", data[body:after])
+                        at = after + 2
+                        continue
             if stop < 0:
                 if end - at > self._line_max:
                     raise ProtocolError(TOO_LONG)
