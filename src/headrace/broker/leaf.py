@@ -136,10 +136,7 @@ class LeafSession(Peer):
             self.domain, self.cluster = str(fields.get("domain") or ""), str(fields.get("cluster") or "")
             self.version = str(fields.get("version") or "")
             self.headers = bool(fields.get("headers"))
-            if fields.get("tls_required"):
-                self.owner.secure()
-            else:
-                self.greet()
+            self.owner.secure(asked=bool(fields.get("tls_required")))
             return
         self.remote_account = str(fields.get("remote_account") or self.remote_account)
         self._learn(fields)

@@ -33,8 +33,8 @@ class LeafOwner(Protocol):
     def leaves(self, account: str) -> Leaves:
         """The leafnode connections of an account; ProtocolError when it may have no more."""
 
-    def secure(self) -> None:
-        """The other side wants TLS before it is answered; then `greet`."""
+    def secure(self, *, asked: bool) -> None:
+        """Set up TLS, where the other side asked for it or we insist on it, then `greet`."""
 
     def credentials(self, nonce: str) -> dict[str, str]:
         """What a CONNECT says of who we are."""

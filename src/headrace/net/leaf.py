@@ -81,7 +81,7 @@ class LeafDoor:
             if leaf.tls is not None:
                 self.tls = listening_context(leaf.tls)
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: LeafConnection(self, self.leaves(GLOBAL)), self.host, max(leaf.port, 0)
+                lambda: LeafConnection(self, self._known(GLOBAL)), self.host, max(leaf.port, 0)
             )
             self.port = self._server.sockets[0].getsockname()[1]
             self.log.info(f"Listening for leafnode connections on {self.host}:{self.port}")
@@ -128,13 +128,16 @@ class LeafDoor:
 
     def leaves(self, account: str) -> Leaves:
         """The connections of an account; ProtocolError when it may have no more."""
-        there = self._accounts.make(account or GLOBAL)
-        found = self._leaves.get(there.name)
-        if found is None:
-            found = self._leaves[there.name] = Leaves(there.hub, there.name)
-        if 0 <= there.limits.leafs <= len(found.sessions):
+        found = self._known(account or GLOBAL)
+        if 0 <= self._accounts[found.account].limits.leafs <= len(found.sessions):
             raise ProtocolError("maximum account active leafnode connections exceeded")
         return found
+
+    def _known(self, account: str) -> Leaves:
+        there = self._accounts.make(account)
+        if account not in self._leaves:
+            self._leaves[account] = Leaves(there.hub, account)
+        return self._leaves[account]
 
     def dialling(self, remote: LeafRemote) -> ssl.SSLContext:
         return dialling_context(remote.tls)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +17,7 @@ from headrace.broker.leaf import LeafSession
 from headrace.broker.leaf_interest import Leaves
 from headrace.errors import ProtocolError
 from headrace.net.auth import Approach
+from headrace.net.auth import Identity as Known
 from headrace.net.leaf_options import Address, LeafRemote
 from headrace.net.nkeys import new_nonce
 from headrace.net.secure import Channel
@@ -55,6 +57,7 @@ class LeafConnection(asyncio.Protocol):
         self._nonce = new_nonce()
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
         cid = door.next_cid()
         denied = remote or LeafRemote(urls=())
         self.session = LeafSession(
@@ -157,6 +160,8 @@ class LeafConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
         self.session.close()
         self._door.dismiss(self)
         if not self.ended.done():
@@ -282,13 +287,21 @@ class LeafConnection(asyncio.Protocol):
         approach = Approach(
             kind=LEAFNODE, nonce=self._nonce, client_ip=self.client_ip, certificate=certificate
         )
-        return self._door.authenticate(fields, approach)
+        identity = self._door.authenticate(fields, approach)
+        if isinstance(identity, Known) and identity.grant is not None and identity.expires_s:
+            delay_s = max(identity.expires_s - time.time(), 0.0)
+            self._expiry = self._loop.call_later(delay_s, self.fail, identity.grant.expiry)
+        return identity
 
     def leaves(self, account: str) -> Leaves:
         return self._door.leaves(account)
 
-    def secure(self) -> None:
+    def secure(self, *, asked: bool) -> None:
         assert self._remote is not None
+        assert self._address is not None
+        if not (asked or self._remote.tls is not None or self._address.tls):
+            self.session.greet()
+            return
         self._expect(self._remote.tls.timeout_s if self._remote.tls else JOIN_S, "TLS took too long")
         if self._channel is None:
             self._begin_tls(self._door.dialling(self._remote))

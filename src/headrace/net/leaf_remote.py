@@ -9,6 +9,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+from headrace.errors import ProtocolError
 from headrace.net.leaf_connection import LeafConnection
 from headrace.net.leaf_options import Address, LeafRemote, address_of
 
@@ -36,10 +37,7 @@ class Dialler:
     async def stop(self) -> None:
         """Leave, and do not come back."""
         self._task.cancel()
-        try:
-            await self._task
-        except asyncio.CancelledError:
-            pass
+        await asyncio.wait([self._task])
 
     async def _stay(self) -> None:
         failures = 0
@@ -76,12 +74,12 @@ class Dialler:
 
     async def _dial(self, address: Address, failures: int) -> LeafConnection | None:
         door, remote, loop = self._door, self._remote, asyncio.get_running_loop()
-        leaves = door.leaves(remote.account)
-        connection = LeafConnection(door, leaves, remote, address)
         try:
+            connection = LeafConnection(door, door.leaves(remote.account), remote, address)
             async with asyncio.timeout(remote.dial_timeout_s):
                 await loop.create_connection(lambda: connection, address.host, address.port)
-        except (OSError, TimeoutError) as error:
+        # An address that the other side named may be none at all, the account may have enough connections for now.
+        except (OSError, TimeoutError, ValueError, OverflowError, ProtocolError) as error:
             if failures % REPORT_EVERY == 0:
                 reason = error or "no answer"
                 door.log.error(f"Cannot join {address.shown} as leafnode (attempt {failures + 1}): {reason}")
