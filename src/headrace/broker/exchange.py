@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.broker.exports import ExchangeError, Export, Import, find_export, inward, outward, starred
+from headrace.broker.exports import Export, Import, check_import, inward, outward, starred
 from headrace.broker.router import Crossing, Hub, Passage
 from headrace.protocol import headers, subjects
 
@@ -292,33 +292,15 @@ class Exchange:
     def connect(
         self, importer: str, imports: Iterable[Import], exports: Callable[[str], Iterable[Export]]
     ) -> None:
-        """Let an account have these imports, and no others; ExchangeError when one is not to be had."""
-        refused = self.connect_some(importer, imports, exports)
-        if refused:
-            self.disconnect(importer)
-            raise refused[0]
-
-    def connect_some(
-        self, importer: str, imports: Iterable[Import], exports: Callable[[str], Iterable[Export]]
-    ) -> list[ExchangeError]:
-        """Let an account have those of these imports that are to be had, and no others; why the rest are not."""
+        """Let an account have these imports, and no others; `check_import` has nothing against any of them."""
         self.disconnect(importer)
-        made = self._passages[importer] = []
-        refused = []
-        for wanted in imports:
-            export = find_export(exports(wanted.account), wanted, importer)
-            try:
-                if export is None:
-                    raise ExchangeError(
-                        f"account {importer!r} may not import {wanted.kind} {wanted.subject.decode()!r} "
-                        f"of account {wanted.account!r}"
-                    )
-                made.append(self._passage(importer, wanted, export))
-            except ExchangeError as error:
-                refused.append(error)
+        made = [
+            self._passage(importer, wanted, check_import(exports(wanted.account), wanted, importer))
+            for wanted in imports
+        ]
+        self._passages[importer] = made
         for passage in made:
             passage.open()
-        return refused
 
     def disconnect(self, importer: str) -> None:
         """End an account's imports; answers under way still arrive."""

@@ -68,6 +68,21 @@ def find_export(exports: Iterable[Export], wanted: Import, importer: str) -> Exp
     return fitting[0] if fitting and _allowed(fitting[0], wanted, importer) else None
 
 
+def check_import(exports: Iterable[Export], wanted: Import, importer: str) -> Export:
+    """The export that an import can be had from; ExchangeError when there is none, or subjects cannot be mapped."""
+    export = find_export(exports, wanted, importer)
+    if export is None:
+        raise ExchangeError(
+            f"account {importer!r} may not import {wanted.kind} {wanted.subject.decode()!r} "
+            f"of account {wanted.account!r}"
+        )
+    if wanted.kind == "stream":
+        outward(wanted.subject, wanted.local)
+    else:
+        inward(wanted.local, wanted.subject)
+    return export
+
+
 def _allowed(export: Export, wanted: Import, importer: str) -> bool:
     if export.account_token:
         tokens = subjects.tokens(wanted.subject)
@@ -139,6 +154,24 @@ def check_cycles(plans: dict[str, tuple[Import, ...]]) -> None:
     for importer, imports in plans.items():
         for wanted in imports:
             _follow(plans, wanted, wanted.subject, (importer,))
+
+
+def without_cycles(
+    plans: dict[str, tuple[Import, ...]],
+) -> tuple[dict[str, tuple[Import, ...]], list[ExchangeError]]:
+    """These imports, except for those that would lead back to where those before them came from; why those are left out."""
+    kept: dict[str, tuple[Import, ...]] = dict.fromkeys(plans, ())
+    refused: list[ExchangeError] = []
+    for importer, imports in plans.items():
+        for wanted in imports:
+            longer = kept | {importer: (*kept[importer], wanted)}
+            try:
+                _follow(longer, wanted, wanted.subject, (importer,))
+            except ExchangeError as error:
+                refused.append(error)
+            else:
+                kept = longer
+    return kept, refused
 
 
 def _follow(

@@ -171,8 +171,12 @@ class Session(Peer):
         self.permissions = rules = identity.permissions
         self.guarded = rules is not None
         self.replies = Replies(rules.responses) if rules is not None and rules.responses is not None else None
-        for sub in self.subs.values():
-            sub.watched = self._watches(sub.pattern, sub.queue)
+        for sub in list(self.subs.values()):
+            if rules is None or rules.may_subscribe(sub.pattern, sub.queue):
+                sub.watched = self._watches(sub.pattern, sub.queue)
+            else:
+                self._remove(sub)
+                self.complain(_denied(sub.pattern, sub.queue) + b' (sid "%s")' % sub.sid)
 
     def _adopt(self, fields: Mapping[str, Any]) -> None:
         self.verbose = fields.get("verbose", self.verbose)
@@ -215,9 +219,7 @@ class Session(Peer):
 
     def _refusal(self, subject: bytes, queue: bytes | None) -> bytes:
         """Why a subscription is not accepted, or b""."""
-        asked = b'Permissions Violation for Subscription to "%s"' % subject
-        if queue is not None:
-            asked += b' using queue "%s"' % queue
+        asked = _denied(subject, queue)
         if queue == SYSTEM_QUEUE:
             return asked
         if self.permissions is not None and not self.permissions.may_subscribe(subject, queue):
@@ -300,6 +302,11 @@ class Session(Peer):
 
 
 def connect_fields(args: bytes) -> dict[str, Any]:
+def _denied(subject: bytes, queue: bytes | None) -> bytes:
+    asked = b'Permissions Violation for Subscription to "%s"' % subject
+    return asked if queue is None else asked + b' using queue "%s"' % queue
+
+
     """The object of a CONNECT with keys in lower case; malformed or mistyped ends the connection silently."""
     try:
         decoded = msgspec.json.decode(args)

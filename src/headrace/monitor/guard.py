@@ -9,34 +9,36 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from collections.abc import Callable
 
 from headrace.monitor.http import HttpRequest
 from headrace.net.options import Options
 
 
 class Guard:
-    """The rules of one server."""
+    """The rules of one server; `options` gives those it goes by now, which a reload changes."""
 
-    def __init__(self, options: Options) -> None:
-        self._token = options.http_admin_token
-        self._open = not options.has_credentials
-        self._host = options.http_host
+    def __init__(self, options: Callable[[], Options]) -> None:
+        self._options = options
 
     @property
     def acts_possible(self) -> bool:
         """Whether the server was started with an admin token at all."""
-        return bool(self._token)
+        return bool(self._options().http_admin_token)
 
     def is_admin(self, request: HttpRequest) -> bool:
         """Whether the request carries the admin token; it travels in a header that no other site can add."""
         scheme, _, offered = request.headers.get("authorization", "").partition(" ")
-        if not self._token or scheme.lower() != "bearer":
+        token = self._options().http_admin_token
+        if not token or scheme.lower() != "bearer":
             return False
-        return hmac.compare_digest(offered.strip().encode("latin-1", "replace"), self._token.encode())
+        return hmac.compare_digest(offered.strip().encode("latin-1", "replace"), token.encode())
 
     def may_read(self, request: HttpRequest) -> bool:
         """Whether contents of messages are shown."""
-        return self.is_admin(request) or (self._open and self._names_us(request))
+        options = self._options()
+        asks_nobody = not (options.has_credentials or options.tls_verify)
+        return self.is_admin(request) or (asks_nobody and self._names_us(request))
 
     def may_act(self, request: HttpRequest) -> bool:
         """Whether something is changed on this request."""
@@ -45,7 +47,7 @@ class Guard:
     def _names_us(self, request: HttpRequest) -> bool:
         host = request.headers.get("host", "")
         name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
-        return not host or name in ("localhost", self._host) or _is_address(name)
+        return not host or name in ("localhost", self._options().http_host) or _is_address(name)
 
     def _from_here(self, request: HttpRequest) -> bool:
         origin = request.headers.get("origin", "")

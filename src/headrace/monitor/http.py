@@ -21,6 +21,7 @@ PATIENCE_S = 5.0
 #: A whole file may take longer to leave, but somebody has to be reading it.
 DRAIN_PATIENCE_S = 30.0
 _CHUNK_BYTES = 256 * 1024
+_DIGITS_MAX = 9
 
 Query = Mapping[str, str]
 
@@ -169,8 +170,11 @@ async def _read(reader: asyncio.StreamReader) -> tuple[HttpRequest, bool]:
         raise BadRequest(400, "bad request")
     headers = {name.strip().lower(): value.strip() for name, _, value in (h.partition(":") for h in rest)}
     body = await _read_body(reader, headers)
-    target = urlsplit(words[1])
-    query = dict(parse_qsl(target.query, keep_blank_values=True))
+    try:
+        target = urlsplit(words[1])
+        query = dict(parse_qsl(target.query, keep_blank_values=True))
+    except ValueError:
+        raise BadRequest(400, "bad request") from None
     keep = words[2] == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
     return HttpRequest(words[0], unquote(target.path), query, headers, body), keep
 
@@ -181,7 +185,7 @@ async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -
     text = headers.get("content-length", "0")
     if not (text.isascii() and text.isdigit()):
         raise BadRequest(400, "bad Content-Length")
-    if int(text) > BODY_BYTES_MAX:
+    if len(text) > _DIGITS_MAX or int(text) > BODY_BYTES_MAX:
         raise BadRequest(413, f"a body of at most {BODY_BYTES_MAX} bytes is taken")
     return await reader.readexactly(int(text))
 

@@ -71,7 +71,7 @@ class Board:
 
     def __init__(self, server: Watched) -> None:
         self._server = server
-        self._guard = Guard(server.options)
+        self._guard = Guard(lambda: server.options)
 
     # For launchers, probes and dashboards
 

@@ -15,12 +15,14 @@ from headrace.api.limits import Limits
 from headrace.broker import GLOBAL, Account, AccountLimits, Accounts, Timers
 from headrace.broker.door import ClosedDoor
 from headrace.broker.exchange import Exchange
-from headrace.broker.exports import ExchangeError, Export
+from headrace.broker.exports import ExchangeError, Export, Import, check_import, without_cycles
 from headrace.broker.jetstream import ENDPOINTS
 from headrace.errors import StoreError
 from headrace.net.auth import Authenticator
 from headrace.net.logs import Log
 from headrace.net.options import AccountOptions, Options, OptionsError
+
+Imports = dict[str, tuple[Import, ...]]
 
 
 class Tenants:
@@ -37,8 +39,9 @@ class Tenants:
         self.on_new: Callable[[Account], None] = lambda account: None
 
     def settle(self, options: Options, judge: Authenticator) -> None:
-        """Bring the accounts to what is wanted now; OptionsError when an import is not to be had."""
+        """Bring the accounts to what is wanted now; OptionsError, before anything changes, for an import that cannot be."""
         plans = self._plans(options, judge)
+        imports = self._imports(plans, strict=judge.trust is None)
         for plan in plans.values():
             fresh = self._accounts.get(plan.name) is None
             account = self._accounts.make(plan.name)
@@ -49,29 +52,46 @@ class Tenants:
                 self.on_new(account)
         if options.jetstream:
             self._settle_streams(options, plans)
-        self._connect(plans, strict=judge.trust is None)
+        self._connect(plans, imports)
 
     def _plans(self, options: Options, judge: Authenticator) -> dict[str, AccountOptions]:
         if judge.trust is not None:
             return {plan.name: plan for plan in judge.trust.plans(time.time())}
         return {plan.name: plan for plan in options.accounts}
 
-    def _connect(self, plans: dict[str, AccountOptions], *, strict: bool) -> None:
-        def exports(name: str) -> Iterable[Export]:
-            return plans[name].exports if name in plans else ()
+    def _imports(self, plans: dict[str, AccountOptions], *, strict: bool) -> Imports:
+        """What each account imports. One that is not to be had, or leads back to itself, is an error where `strict`, else
+        it is left out.
+        """
+        refused: list[ExchangeError] = []
+        wanted = {
+            plan.name: tuple(each for each in plan.imports if self._to_be_had(plans, plan, each, refused))
+            for plan in plans.values()
+        }
+        kept, cycles = without_cycles(wanted)
+        refused += cycles
+        if strict and refused:
+            raise OptionsError(str(refused[0])) from refused[0]
+        for reason in refused:
+            self._log.warn(f"An import is left out: {reason}")
+        return kept
 
+    @staticmethod
+    def _to_be_had(
+        plans: dict[str, AccountOptions], plan: AccountOptions, wanted: Import, refused: list[ExchangeError]
+    ) -> bool:
+        try:
+            check_import(_exports(plans, wanted.account), wanted, plan.name)
+        except ExchangeError as error:
+            refused.append(error)
+            return False
+        return True
+
+    def _connect(self, plans: dict[str, AccountOptions], imports: Imports) -> None:
         for account in self._accounts:
             self._exchange.disconnect(account.name)
-        for plan in plans.values():
-            if strict:
-                try:
-                    self._exchange.connect(plan.name, plan.imports, exports)
-                except ExchangeError as error:
-                    raise OptionsError(str(error)) from error
-            else:
-                refused = self._exchange.connect_some(plan.name, plan.imports, exports)
-                for reason in refused:
-                    self._log.warn(f"An import is left out: {reason}")
+        for name, wanted in imports.items():
+            self._exchange.connect(name, wanted, lambda exporter: _exports(plans, exporter))
 
     # Streams
 
@@ -127,6 +147,10 @@ class Tenants:
         self._exchange.close()
         for account in self._accounts:
             self.close_streams(account)
+
+
+def _exports(plans: dict[str, AccountOptions], name: str) -> Iterable[Export]:
+    return plans[name].exports if name in plans else ()
 
 
 def server_limits(options: Options) -> Limits:

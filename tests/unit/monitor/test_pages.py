@@ -169,14 +169,14 @@ def request(**headers: str) -> HttpRequest:
     ],
 )
 def test_contents_are_not_shown_to_a_page_that_points_its_name_here(host: str, shown: bool) -> None:
-    assert Guard(Options()).may_read(request(host=host)) is shown
+    assert Guard(Options).may_read(request(host=host)) is shown
 
 
 def test_contents_need_the_token_where_clients_need_a_password() -> None:
-    guard = Guard(Options(token="t", http_admin_token=TOKEN))
+    guard = Guard(lambda: Options(token="t", http_admin_token=TOKEN))
     assert not guard.may_read(request(host="127.0.0.1"))
     assert guard.may_read(request(authorization=f"Bearer {TOKEN}"))
-    assert not Guard(Options(token="t")).is_admin(request(authorization="Bearer "))
+    assert not Guard(lambda: Options(token="t")).is_admin(request(authorization="Bearer "))
 
 
 async def test_batches_are_counted_and_told(site: Site) -> None:
