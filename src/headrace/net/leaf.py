@@ -22,7 +22,7 @@ from headrace.errors import ProtocolError
 from headrace.net.auth import Approach, Authenticator
 from headrace.net.auth import Identity as Known
 from headrace.net.leaf_connection import LeafConnection
-from headrace.net.leaf_options import Address, Leafnodes, LeafRemote
+from headrace.net.leaf_options import ANYWHERE, Address, Leafnodes, LeafRemote
 from headrace.net.leaf_remote import Dialler
 from headrace.net.leaf_tls import dialling_context, listening_context
 from headrace.net.logs import SILENT, Log
@@ -209,7 +209,8 @@ class LeafDoor:
         return frames.info(kept)
 
     def _urls(self) -> list[str]:
-        if self.leaf.no_advertise:
+        """Where else to dial; all addresses of this machine are none that others could dial."""
+        if self.leaf.no_advertise or (self.host in ANYWHERE and not self.leaf.advertise):
             return []
         return [self.leaf.advertise or f"{self.host}:{self.port}"]
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from headrace.net.options import User
 
 DEFAULT_PORT = 7422
+#: Addresses to listen on that nobody can dial.
+ANYWHERE = ("0.0.0.0", "::", "")
 _SCHEMES = ("nats", "tls", "nats-leaf")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import ProtocolError
 from headrace.net.leaf_connection import LeafConnection
-from headrace.net.leaf_options import Address, LeafRemote, address_of
+from headrace.net.leaf_options import ANYWHERE, Address, LeafRemote, address_of
 
 if TYPE_CHECKING:
     from headrace.net.leaf import LeafDoor
@@ -68,7 +68,7 @@ class Dialler:
                 address = address_of(url)
             except ValueError:
                 continue
-            if (address.host, address.port) not in known:
+            if (address.host, address.port) not in known and address.host not in ANYWHERE:
                 found.append(first._replace(host=address.host, port=address.port))
         return found
 
