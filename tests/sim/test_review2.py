@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.api.limits import Limits
 from headrace.broker import progress_codec as codec
 from headrace.protocol import headers
 from headrace.protocol.archives import Entry, Packer
@@ -34,11 +35,12 @@ def state(last_seq: int, consumers: int = 0) -> Entry:
     return Entry(b"state.json", 0, 0, b"", json.dumps(fields).encode())
 
 
-def restored(broker: SimBroker, *entries: Entry) -> Any:
+def restored(broker: SimBroker, *entries: Entry, **config: Any) -> Any:
     """What a restore of these entries ends with."""
     packer = Packer()
     data = b"".join(packer.add(entry) for entry in entries) + packer.end()
-    subject = broker.call("STREAM.RESTORE.R", config={"name": "R", "subjects": ["r"]})["deliver_subject"]
+    wanted = {"name": "R", "subjects": ["r"], **config}
+    subject = broker.call("STREAM.RESTORE.R", config=wanted)["deliver_subject"]
     broker.publish(subject, data)
     number = broker.publish(subject, b"")
     broker.settle()
@@ -69,3 +71,46 @@ def test_pairs_in_any_order_are_written_down(consumer: list[int]) -> None:
     stream = list(range(1, len(consumer) + 1))
     packed = codec.pack_pairs(np.array(stream, dtype=np.uint64), np.array(consumer, dtype=np.uint64))
     assert codec.unpack_pairs(*packed) == list(zip(stream, consumer, strict=True))
+
+
+def test_a_schedule_that_asks_for_nonsense_does_not_stop_the_others() -> None:
+    broker = start()
+    bad = [(b"Nats-Schedule", b"@every 1s"), (b"Nats-Schedule-Target", b"r.t"), (b"Nats-Schedule-TTL", b"?")]
+    entry = Entry(b"r.bad", broker.clock.now_ns(), 1, headers.build(bad), b"")
+    config = {
+        "subjects": ["r.>"],
+        "allow_msg_schedules": True,
+        "allow_msg_ttl": True,
+        "allow_rollup_hdrs": True,
+    }
+    assert "error" not in restored(broker, state(1), entry, **config)
+    broker.publish("r.good", b"", Nats_Schedule="@every 2s", Nats_Schedule_Target="r.told")
+    broker.advance(5 * SECOND)
+    assert broker.jetstream.streams["R"].log.count_of(b"r.told") == 2
+
+
+# Publishing
+
+
+@pytest.mark.parametrize("text", ["9" * 5000 + "s", "1s" * 30_000])
+def test_a_lifetime_beyond_reason_is_refused(text: str) -> None:
+    broker = start()
+    broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"], allow_msg_ttl=True, allow_msg_schedules=True)
+    number = broker.publish("s.a", b"", Nats_TTL=text)
+    other = broker.publish("s.b", b"", Nats_Schedule=f"@every {text}", Nats_Schedule_Target="s.c")
+    broker.settle()
+    assert broker.answers[number].json["error"]["err_code"] == 10165
+    assert broker.answers[other].json["error"]["err_code"] == 10189
+
+
+def test_a_batch_stays_within_what_its_account_may_keep() -> None:
+    broker = start()
+    broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"], allow_atomic=True)
+    broker.jetstream.adopt_limits(Limits(max_storage=5000))
+    fields = {"Nats_Batch_Id": "b"}
+    for position in (1, 2):
+        broker.publish("s.a", bytes(2000), Nats_Batch_Sequence=f"{position}", **fields)
+    number = broker.publish("s.a", bytes(2000), Nats_Batch_Sequence="3", Nats_Batch_Commit="1", **fields)
+    broker.settle()
+    assert broker.answers[number].json["error"]["err_code"] == 10002
+    assert broker.jetstream.streams["S"].log.messages == 0

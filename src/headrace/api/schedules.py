@@ -28,6 +28,7 @@ _MONTHS |= {"jul": 7, "aug": 8, "sep": 9, "oct": 10, "nov": 11, "dec": 12}
 _WEEKDAYS = {"sun": 0, "mon": 1, "tue": 2, "wed": 3, "thu": 4, "fri": 5, "sat": 6}
 _NO_NAMES: dict[str, int] = {}
 _YEARS_AHEAD = 5
+_PATTERN_MAX = 1024
 _FAR_NS = (1 << 63) - 1
 
 
@@ -73,6 +74,8 @@ def zone_of(name: str) -> tzinfo:
 
 def upcoming(pattern: str, zone: tzinfo | None, after_ns: int, now_ns: int) -> Moment:
     """The first time after `after_ns`; if that of a repeating one has passed, the first after now, so that it fires once."""
+    if len(pattern) > _PATTERN_MAX:
+        raise BadPattern("too long")
     if pattern.startswith("@at "):
         return _at(pattern[4:], zone)
     if pattern.startswith("@every "):

@@ -13,6 +13,7 @@ ZERO_NS = -62_135_596_800 * SECOND
 
 _EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 _LAYOUT = "2006-01-02T15:04:05Z07:00"
+_DIGITS_MAX = 19  # of as many nanoseconds as a duration can have
 _UNITS = {
     "ns": 1,
     "us": 1_000,
@@ -217,6 +218,9 @@ def _element(rest: str) -> tuple[int | None, str]:
         return None, ""
     # Cut, not rounded, at a nanosecond; digits beyond the eighteenth cannot matter.
     digits = fraction[:18]
+    whole = whole.lstrip("0")
+    if len(whole) > _DIGITS_MAX:
+        return None, ""
     nanoseconds = int(whole or "0") * scale + (int(digits) * scale // 10 ** len(digits) if digits else 0)
     return nanoseconds, after[end:]
 
@@ -229,17 +233,22 @@ def _digits(value: str) -> str:
 
 
 # What a `Nats-TTL` header says.
+_TTL_BYTES_MAX = 128
 TTL_NONE, TTL_SECONDS, TTL_NEVER, TTL_ZERO, TTL_INVALID = "none", "seconds", "never", "zero", "invalid"
 
 
-@lru_cache(maxsize=4096)
 def parse_ttl(value: bytes) -> tuple[str, int]:
     """What a `Nats-TTL` value asks for, as (kind, seconds).
 
     `none`: no TTL at all (empty, or digits that amount to nothing such as `00`); `seconds`: whole seconds,
     at least one; `never`; `zero`: a zero duration, which the seed ignores where TTLs are enabled and the
-    reference refuses (10165) where they are not; `invalid`: 10165.
+    reference refuses (10165) where they are not; `invalid`: 10165, also for what nobody would write.
     """
+    return _parse_ttl(value) if len(value) <= _TTL_BYTES_MAX else (TTL_INVALID, 0)
+
+
+@lru_cache(maxsize=4096)
+def _parse_ttl(value: bytes) -> tuple[str, int]:
     if not value:
         return TTL_NONE, 0
     if value.lower() == b"never":

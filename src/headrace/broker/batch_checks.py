@@ -60,6 +60,17 @@ class Commit:
         if self._totals is not None:  # counting has made them larger
             size = sum(len(each.subject) + len(each.header) + len(each.payload) for each in self._members)
             self._stream.reserve(size, len(self._members))
+        self._check_account()
+
+    def _check_account(self) -> None:
+        """All of it together has to fit into what the account may keep."""
+        stream, jetstream, storage = self._stream, self._stream.jetstream, self._stream.config.storage
+        cap = jetstream.cap(storage)
+        if cap < 0:
+            return
+        added = sum(stream.stored_size(each.subject, each.header, each.payload) for each in self._members)
+        if jetstream.usage(storage)[0] + added > cap:
+            raise errors.error(10002)
 
     def _check_member(self, member: Member) -> None:
         stream, found = self._stream, member.found

@@ -133,6 +133,8 @@ class Batches:
         size = len(member.header) + len(member.payload)
         if self._staging.bytes + size > self._staging.limits.bytes_per_server:
             raise errors.error(10023)
+        if self._stream.jetstream.cap(config.storage) >= 0:
+            admission.check_account(self._stream, member.subject, member.header, member.payload)
         if 0 <= config.max_msg_size < size:
             raise errors.error(10054)
         if not config.allow_atomic:

@@ -247,6 +247,8 @@ class Schedules:
                 continue  # replaced meanwhile
             try:
                 self._fire(subject, seq, time_ns)
+            except RequestError:  # restored from a backup, or copied: what it asks for was never checked here
+                self._drop(subject)
             except StoreError:
                 heapq.heappush(self._heap, due)
                 raise
@@ -257,7 +259,7 @@ class Schedules:
         message = self._load(seq)
         found = admission.nats_headers(message[2]) if message else {}
         moment = self._read(found, time_ns)
-        if message is None or moment is None or not found.get(TARGET):
+        if message is None or moment is None or not subjects.publishable(found.get(TARGET, b"")):
             self._drop(subject)
             return
         content = self._source(found) or message
