@@ -20,6 +20,7 @@ from headrace import Server
 from headrace.claims import (
     PRESETS,
     ChecksumMismatch,
+    ClaimConfig,
     Claims,
     Corrupt,
     FakeClock,
@@ -267,6 +268,37 @@ async def test_a_registry_that_does_not_answer_refuses_the_publish(world: World,
     with pytest.raises(PublishFailed, match="registered"):
         await claims.producer.publish(f"{stream}.a", LARGE)
     assert await keys(claims) == [], "nobody can refer to it"
+
+
+async def test_a_connection_that_is_lost_after_the_publish_does_not_fail_it(
+    world: World, monkeypatch: Any
+) -> None:
+    """The message is in the stream: whoever is told otherwise publishes it again. The facts can wait."""
+    connection = await nats.connect(world.url, allow_reconnect=False)
+    settings = {"path": str(world.folder), "sync": False}
+    config = ClaimConfig(world.name, threshold=65536, ttl=RETENTION, store=settings)
+    claims = await Claims.open(connection, config, clock=world.clock)
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    publish = claims.wire.publish
+
+    async def published_and_lost(subject: str, *rest: Any) -> Any:
+        answer = await publish(subject, *rest)
+        if subject.startswith(stream):
+            await connection.close()
+        return answer
+
+    monkeypatch.setattr(claims.wire, "publish", published_and_lost)
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    assert sent.seq == 1
+    with pytest.raises(PublishFailed):
+        await claims.producer.publish(f"{stream}.b", LARGE)
+    await claims.close()
+    other = await world.claims(ttl=RETENTION)
+    assert await other.consumer.handle(await world.next(stream, "c"), nothing)
+    await world.advance(4 * HOUR)
+    await other.collector.collect()
+    assert await keys(other) == []
 
 
 async def test_a_dry_run_tells_and_touches_nothing(world: World) -> None:

@@ -49,9 +49,8 @@ class Audit:
             await ensure_stream(self._wire, config)
 
     async def tell(self, namespace: str, claim_id: str, event: str, **facts: Any) -> None:
-        if self._enabled and not self._wire.connection.is_closed:
-            subject = f"$CLAIMS.audit.{namespace}.{claim_id}.{event}"
-            await self._wire.connection.publish(subject, encoded(facts))
+        if self._enabled:
+            await self._wire.send(f"$CLAIMS.audit.{namespace}.{claim_id}.{event}", encoded(facts))
 
     async def events(self, namespace: str = "*", claim_id: str = "*") -> AsyncIterator[Event]:
         """What is known, oldest first."""

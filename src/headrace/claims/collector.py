@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 from headrace.claims.clock import SECOND_NS, Clock
 from headrace.claims.config import ClaimConfig
@@ -101,7 +102,7 @@ class Collector:
                     await self.collect()
                     next_sweep = loop.time() + sweep_every_s
                 await self.collect_due(poll_s)
-            except (NoAnswer, RequestError, StoreError) as error:
+            except (NoAnswer, RequestError, StoreError, NatsError) as error:
                 _LOG.warning("collecting %s: %s", self._config.namespace, error)
                 await asyncio.sleep(min(poll_s, 1.0))
 

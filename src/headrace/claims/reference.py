@@ -65,7 +65,7 @@ def decode(payload: bytes) -> Reference:
             if type(value).__name__ != known[key]:
                 raise TypeError(f"{key} is {value!r}")
         return Reference(**values)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Corrupt(f"a message with {CLAIM_HEADER} carries no reference: {error}") from error
 
 

@@ -154,8 +154,7 @@ class Registry:
 
     async def note(self, entry: Entry, keep_s: float) -> None:
         """Replace the facts without waiting; whoever changed them meanwhile knew better."""
-        subject, data, headers = self._facts(entry, keep_s, entry.revision)
-        await self.wire.connection.publish(subject, data, headers=headers)
+        await self.wire.send(*self._facts(entry, keep_s, entry.revision))
 
     async def arm(self, entry: Entry, seconds: float) -> None:
         """Let the claim fall due in so many seconds, whatever was planned before."""
@@ -200,8 +199,7 @@ class Registry:
     async def stop_timers(self, entries: Iterable[Entry]) -> None:
         """Nothing is due any more for claims that were removed before their time; a timer that goes on does no harm."""
         for entry in entries:
-            due = due_subject(entry.namespace, entry.claim_id)
-            await self.wire.connection.publish(due, b"", headers=_TOMBSTONE)
+            await self.wire.send(due_subject(entry.namespace, entry.claim_id), b"", _TOMBSTONE)
 
     async def drop_markers(self, sequences: Iterable[int]) -> None:
         """Markers that were dealt with; left alone they would stay for days."""

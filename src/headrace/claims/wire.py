@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,7 @@ from nats.errors import Error as NatsError
 from headrace.claims.clock import SECOND_NS, rfc3339_ns
 from headrace.errors import RequestError
 
+_LOG = logging.getLogger("headrace.claims")
 _NO_RESPONDERS = "503"
 _CONFLICT = "409"
 _MULTI_MAX = 500
@@ -92,7 +94,16 @@ class Wire:
 
     async def post(self, verb: str, body: Mapping[str, Any]) -> None:
         """An API request whose answer nobody needs."""
-        await self.connection.publish(f"{self._prefix}.{verb}", _json(body))
+        await self.send(f"{self._prefix}.{verb}", _json(body))
+
+    async def send(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+        """Publish without waiting: what is sent so may be lost, and whoever sends it has made sure that this is no
+        harm. So it never fails either.
+        """
+        try:
+            await self.connection.publish(subject, data, headers=headers)
+        except NatsError as error:
+            _LOG.debug("%s was not sent: %r", subject, error)
 
     async def publish(
         self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
@@ -104,8 +115,9 @@ class Wire:
         self, messages: Iterable[tuple[str, bytes, dict[str, str]]]
     ) -> list[dict[str, Any] | None]:
         """Store many; an answer for each, None where none came. Refusals are in the answers."""
-        answers: list[dict[str, Any] | None] = []
-        left = 0
+        batch = list(messages)
+        answers: list[dict[str, Any] | None] = [None] * len(batch)
+        left = len(batch)
         finished = asyncio.Event()
         prefix = await self._replies()
 
@@ -120,16 +132,14 @@ class Wire:
         places: dict[str, int] = {}
         publish = self.connection.publish
         try:
-            for subject, data, headers in messages:
+            for number, (subject, data, headers) in enumerate(batch):
                 reply = f"{prefix}{next(self._numbers)}"
                 self._waiting[reply] = arrive
-                places[reply] = len(answers)
-                answers.append(None)
-                left += 1
+                places[reply] = number
                 await publish(subject, data, reply=reply, headers=headers or None)
             if left:
                 await asyncio.wait_for(finished.wait(), self.timeout_s)
-        except TimeoutError:
+        except (TimeoutError, NatsError):
             pass  # those without an answer are None
         finally:
             for reply in places:
@@ -183,16 +193,19 @@ class Wire:
                 finished.set()
 
         inbox = self.connection.new_inbox()
-        subscription = await self.connection.subscribe(inbox, cb=arrive)
+        subscription: Any = None
         try:
+            subscription = await self.connection.subscribe(inbox, cb=arrive)
             subject = f"{self._prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
             await self.connection.publish(subject, _json(request), reply=inbox)
             await asyncio.wait_for(finished.wait(), self.timeout_s + expires_s)
         except TimeoutError:
             if not got:
                 raise NoAnswer(f"consumer {consumer!r} of {stream!r} did not answer") from None
+        except NatsError as error:
+            raise NoAnswer(f"consumer {consumer!r} of {stream!r} could not be asked: {error}") from error
         finally:
-            if not self.connection.is_closed:
+            if subscription is not None and not self.connection.is_closed:
                 await subscription.unsubscribe()
         if not got and ended in (_NO_RESPONDERS, _CONFLICT):
             raise NoConsumer(stream, consumer)
