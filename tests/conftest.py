@@ -33,5 +33,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         groups = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group") if mark.args})
-        if groups and "@" not in item.nodeid and hasattr(item, "_id"):
-            item._id = type(item._id).parse(f"{item.nodeid}@{'_'.join(groups)}")
+        end = f"@{'_'.join(groups)}"
+        if groups and not item.nodeid.endswith(end) and hasattr(item, "_id"):
+            item._id = type(item._id).parse(item.nodeid + end)
