@@ -98,6 +98,7 @@ def claims_collect(
         replace_table(done, target, "parquet")
         done = spark.read.parquet(target)
     rows = done.groupBy("action").agg(f.count("*").alias("claims"), f.sum("size").alias("bytes")).collect()
+    progress(f"{sum(row.claims for row in rows)} claims and objects looked at")
     return CollectSummary(
         {row.action: row.claims for row in rows}, {row.action: row.bytes or 0 for row in rows}, dry_run
     )
@@ -216,23 +217,17 @@ class _Worker:
     dry_run: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = [_Row(**row) for row in batch.to_pylist()]
-            for start in range(0, len(rows), _CHUNK):
-                yield payloads.run(self._work(rows[start : start + _CHUNK]))
-
-    async def _work(self, rows: list[_Row]) -> pa.RecordBatch:
-        connection = await connect(self.address)
+        claims = payloads.run(self._open())
         try:
-            claims = Claims(connection, self.config)
-            try:
-                done = await self._collect(claims, rows)
-                await connection.flush()
-                return done
-            finally:
-                await claims.close()
+            for batch in batches:
+                rows = [_Row(**row) for row in batch.to_pylist()]
+                for start in range(0, len(rows), _CHUNK):
+                    yield payloads.run(self._collect(claims, rows[start : start + _CHUNK]))
         finally:
-            await connection.close()
+            payloads.run(_close(claims))
+
+    async def _open(self) -> Claims:
+        return Claims(await connect(self.address), self.config)
 
     async def _collect(self, claims: Claims, rows: list[_Row]) -> pa.RecordBatch:
         now_ns = await claims.registry.now_ns()
@@ -296,6 +291,16 @@ class _Worker:
     @property
     def _grace_ns(self) -> int:
         return self.config.ttl.grace_period * SECOND_NS
+
+
+async def _close(claims: Claims) -> None:
+    """The news of removals are sent without waiting: see to it that they have left."""
+    connection = claims.wire.connection
+    try:
+        await connection.flush()
+        await claims.close()
+    finally:
+        await connection.close()
 
 
 def _result(rows: Sequence[_Row], told: Mapping[str, tuple[str, str]]) -> pa.RecordBatch:
