@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.api import advisories as events
+from headrace.api.fields import INT64_MAX
 from headrace.api.times import parse_duration
 from headrace.kernel import ack_parts
+from headrace.protocol.bodies import UNREADABLE
 
 if TYPE_CHECKING:
     from headrace.broker.consumer import Consumer
@@ -179,7 +181,7 @@ def _delay(argument: bytes) -> int:
     try:
         if argument[:1] == b"{":
             value = msgspec.json.decode(argument, type=dict[str, Any]).get("delay", 0)
-            return value if isinstance(value, int) else 0
+            return value if type(value) is int and abs(value) <= INT64_MAX else 0
         return parse_duration(argument.decode()) or 0
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return 0

@@ -29,6 +29,7 @@ from headrace.broker.snapshots import CONSUMERS, STATE
 from headrace.errors import ProtocolError, RequestError
 from headrace.protocol import subjects
 from headrace.protocol.archives import END, Entry
+from headrace.protocol.bodies import UNREADABLE
 from headrace.store import SEQ_MAX, Log
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Contents:
             raise ProtocolError(f"expected consumer, found {entry.name.decode('utf-8', 'replace')!r}")
         try:
             backup = msgspec.json.decode(entry.payload, type=ConsumerBackup)
-        except msgspec.MsgspecError as problem:
+        except UNREADABLE as problem:
             raise ProtocolError(f"failed to decode consumer {name!r} state: {problem}") from None
         config = decode_lenient(ConsumerConfig, bytes(backup.config))
         if name not in (config.name, config.durable_name):

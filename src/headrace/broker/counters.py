@@ -18,6 +18,7 @@ from headrace.api import errors
 from headrace.api.encode import dumps
 from headrace.broker.admission import INCREMENT, check_increment
 from headrace.protocol import headers
+from headrace.protocol.bodies import UNREADABLE
 
 if TYPE_CHECKING:
     from headrace.broker.stream import Stream
@@ -113,7 +114,7 @@ def _number(text: bytes) -> Decimal:
 def _read(payload: bytes) -> Decimal:
     try:
         return _number(msgspec.json.decode(payload, type=_Value).val.encode())
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         raise errors.error(10172) from None
 
 
@@ -123,7 +124,7 @@ def _read_sources(header: bytes) -> Sources:
         return {}
     try:
         return msgspec.json.decode(value, type=Sources)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         raise errors.error(10172) from None
 
 

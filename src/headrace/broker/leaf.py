@@ -18,8 +18,9 @@ from headrace.broker.leaf_routes import Fan, FarInterest
 from headrace.broker.leaf_rules import FREE, OWN, Rules, heard, own, rules_for, told
 from headrace.broker.session import Identity
 from headrace.errors import ProtocolError
-from headrace.kernel import EXACT, Peer, Route
+from headrace.kernel import EXACT, Lane, Peer, Route
 from headrace.protocol import frames, leaf, subjects
+from headrace.protocol.bodies import UNREADABLE
 
 UNAUTHORIZED = "Authorization Violation"
 SAME_CLUSTER = "remote leafnode has same cluster name"
@@ -39,6 +40,7 @@ class Way(NamedTuple):
     route: Route
     local: Route | None
     sinks: list[Any]
+    lanes: list[Lane]
 
 
 class LeafSession(Peer):
@@ -354,22 +356,28 @@ class LeafSession(Peer):
         shown = subject
         if b"@" in reply:
             reply, shown = leaf.split_shown(reply)
-            shown = shown or subject
+            shown = shown if subjects.whole(shown) else subject
         if way.local is not None:
             self.table.send(way.local, shown, reply, header, payload)
         for sink in way.sinks:
             sink.offer(self, shown, reply, header, payload)
+        if way.lanes:
+            # Whatever it shows, nobody stores under a subject that it may not publish to.
+            under = shown if shown is subject or self.incoming.permit(shown) else subject
+            for lane in way.lanes:
+                lane.offer(self, under, reply, header, payload)
 
     def _way(self, subject: bytes, queues: Collection[bytes]) -> Way:
         route = self.hub.route(subject)
         groups = [group for group in route.groups if group[0].queue in queues]
         sinks: list[Any] = []
+        lanes = [sink for sink in route.sinks if isinstance(sink, Lane)]
         for sink in route.sinks:
             onward = sink.beyond(self, queues) if isinstance(sink, Fan) else sink
-            if onward is not None:
+            if onward is not None and not isinstance(sink, Lane):
                 sinks.append(onward)
         local = Route(subject, EXACT, route.plain, groups, []) if route.plain or groups else None
-        return Way(route, local, sinks)
+        return Way(route, local, sinks, lanes)
 
     # As a session is asked by others
 
@@ -389,7 +397,7 @@ class LeafSession(Peer):
 def _object(body: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         raise ProtocolError(None) from None
     if not isinstance(found, dict):
         raise ProtocolError(None)

@@ -22,6 +22,7 @@ from headrace.broker.origin import IDENTITY, Ask, Start
 from headrace.broker.road import Road
 from headrace.errors import RequestError, StoreError
 from headrace.protocol import headers
+from headrace.protocol.bodies import UNREADABLE
 
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
@@ -188,7 +189,7 @@ class Link:
         self._quiet()
         try:
             answer = msgspec.json.decode(payload, type=Answer)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             self._refused(0)
             return
         if answer.error is not None or answer.config is None:

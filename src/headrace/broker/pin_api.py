@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.api import errors
 from headrace.broker.door import Endpoint, Request
 from headrace.errors import StoreError
+from headrace.protocol.bodies import UNREADABLE
 from headrace.store import manifest as manifests
 from headrace.store import pins
 from headrace.store.manifest import Manifest
@@ -115,7 +116,7 @@ def _expire(jetstream: JetStream) -> None:
 def _body(request: Request) -> dict[str, Any]:
     try:
         body = json.loads(request.body or b"{}")
-    except ValueError:
+    except UNREADABLE:
         raise errors.error(10025) from None
     if not isinstance(body, dict):
         raise errors.error(10025)

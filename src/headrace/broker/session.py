@@ -19,6 +19,7 @@ from headrace.broker.router import Hub
 from headrace.errors import ProtocolError
 from headrace.kernel import Peer, Subscription
 from headrace.protocol import frames, subjects
+from headrace.protocol.bodies import UNREADABLE
 
 SYSTEM_QUEUE = b"_sys_"
 DIGITS_MAX = 9
@@ -97,7 +98,7 @@ class Session(Peer):
     )
 
     def __init__(self, hub: Hub, owner: Owner, cid: int, limits: Limits, ready: bool) -> None:
-        super().__init__(hub.table)
+        super().__init__(hub.client_table)
         self.hub = hub
         self.owner = owner
         self.cid = cid
@@ -163,7 +164,7 @@ class Session(Peer):
         if hub is not self.hub:
             gone, self.subs = self.subs, {}
             self.hub.leave(list(gone.values()))
-            self.hub, self.table = hub, hub.table
+            self.hub, self.table = hub, hub.client_table
 
     def admit_as(self, identity: Identity) -> None:
         """From now on speak for somebody."""
@@ -301,16 +302,16 @@ class Session(Peer):
             self.send(frames.OK)
 
 
-def connect_fields(args: bytes) -> dict[str, Any]:
 def _denied(subject: bytes, queue: bytes | None) -> bytes:
     asked = b'Permissions Violation for Subscription to "%s"' % subject
     return asked if queue is None else asked + b' using queue "%s"' % queue
 
 
+def connect_fields(args: bytes) -> dict[str, Any]:
     """The object of a CONNECT with keys in lower case; malformed or mistyped ends the connection silently."""
     try:
         decoded = msgspec.json.decode(args)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         raise ProtocolError(None) from None
     if not isinstance(decoded, dict):
         raise ProtocolError(None)

@@ -51,6 +51,7 @@ cdef int look(const char *at, const char *end, Heading *heading) noexcept nogil:
     cdef const char *value
     cdef Py_ssize_t name
     cdef int found = 0
+    at = line_end(at, end) + 2  # the first line is none of them
     while at < end:
         stop = line_end(at, end)
         if stop - at >= 5 and at[0] == 78 and memcmp(at, b"Nats-", 5) == 0:
@@ -91,7 +92,9 @@ cdef int look(const char *at, const char *end, Heading *heading) noexcept nogil:
 
 
 def nats_headers(bytes block not None):
-    """The first value of every header whose name begins with `Nats-`; names are case-sensitive."""
+    """The first value of every header whose name begins with `Nats-`; names are case-sensitive. Neither the first line nor
+    one without a colon is a header.
+    """
     cdef const char *at = PyBytes_AS_STRING(block)
     cdef const char *end = at + PyBytes_GET_SIZE(block)
     cdef const char *stop
@@ -99,19 +102,18 @@ def nats_headers(bytes block not None):
     cdef const char *value
     cdef dict found = {}
     cdef bytes name
+    at = line_end(at, end) + 2  # the first line is none of them
     while at < end:
         stop = line_end(at, end)
         if stop - at >= 5 and at[0] == 78 and memcmp(at, b"Nats-", 5) == 0:
             colon = <const char *>memchr(at, 58, stop - at)
-            if colon == NULL:
-                colon = value = stop
-            else:
+            if colon != NULL:
                 value = colon + 1
-            while value < stop and value[0] == 32:
-                value += 1
-            name = PyBytes_FromStringAndSize(at, colon - at)
-            if name not in found:
-                found[name] = PyBytes_FromStringAndSize(value, stop - value)
+                while value < stop and value[0] == 32:
+                    value += 1
+                name = PyBytes_FromStringAndSize(at, colon - at)
+                if name not in found:
+                    found[name] = PyBytes_FromStringAndSize(value, stop - value)
         at = stop + 2
     return found
 

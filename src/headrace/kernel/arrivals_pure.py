@@ -12,12 +12,14 @@ _ID_BYTES_MAX = 65_535
 
 
 def nats_headers(block: bytes) -> dict[bytes, bytes]:
-    """The first value of every header whose name begins with `Nats-`; names are case-sensitive."""
+    """The first value of every header whose name begins with `Nats-`; names are case-sensitive. Neither the first line nor
+    one without a colon is a header.
+    """
     found: dict[bytes, bytes] = {}
-    for line in block.split(b"\r\n"):
+    for line in block.split(b"\r\n")[1:]:
         if line.startswith(b"Nats-"):
-            name, _, value = line.partition(b":")
-            if name not in found:
+            name, colon, value = line.partition(b":")
+            if colon and name not in found:
                 found[name] = value.lstrip(b" ")
     return found
 

@@ -41,7 +41,7 @@ def checked(body: bytes) -> tuple[str, bytes, bytes]:
     try:
         wanted = json.loads(body)
         account, subject = str(wanted.get("account", "$G")), str(wanted["subject"])
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError('expected {"account": ..., "subject": ..., "body": ...}') from error
     if not subject.startswith(ALLOWED):
         raise ValueError(f"{subject!r} is not among the requests of this page")

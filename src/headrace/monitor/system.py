@@ -19,6 +19,7 @@ from headrace.monitor.jsz import jsz, totals
 from headrace.monitor.leafz import leafz
 from headrace.monitor.subsz import subsz
 from headrace.monitor.varz import Vitals, rfc3339, varz
+from headrace.protocol.bodies import UNREADABLE
 
 if TYPE_CHECKING:
     from headrace.broker import Account, Accounts, Permissions, Session
@@ -117,7 +118,7 @@ class SystemDesk:
     def _framed(self, read: Read, payload: bytes) -> dict[str, Any]:
         try:
             return {"server": self.stamp(), "data": read(_query(payload))}
-        except (ValueError, msgspec.MsgspecError) as error:
+        except UNREADABLE as error:
             return self._failure(400, str(error))
 
     def _failure(self, code: int, text: str) -> dict[str, Any]:

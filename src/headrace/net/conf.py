@@ -16,6 +16,7 @@ from headrace.durations import size_bytes
 from headrace.net.options import OptionsError
 
 DEPTH_MAX = 100
+_NUMBER_MAX = 1000
 
 
 class ConfigError(OptionsError):
@@ -80,6 +81,12 @@ class _Parser:
         self._read = read
         self._environment = environment
         self._scopes = scopes
+        self._lists = 0
+        self._seen = (
+            0,
+            1,
+            0,
+        )  # up to where lines were counted, the number of the line there, where it starts
 
     def top(self) -> Section:
         self._skip(_BETWEEN)
@@ -150,10 +157,14 @@ class _Parser:
 
     def _array(self) -> list[object]:
         values: list[object] = []
+        self._lists += 1
+        if self._lists > DEPTH_MAX:
+            self._fail(f"lists within each other, more than {DEPTH_MAX} deep")
         while True:
             self._skip(_BETWEEN)
             if self._next() == "]":
                 self._at += 1
+                self._lists -= 1
                 return values
             if not self._next():
                 self._fail("the list does not end: ] is missing")
@@ -175,9 +186,14 @@ class _Parser:
         elif "\\" in word:
             value = _ESCAPE.sub(self._unescape, word)
         else:
-            value = plain(word)
+            value = self._plain(word)
         self._at = match.end()
         return value
+
+    def _plain(self, word: str) -> object:
+        if len(word) > _NUMBER_MAX and word.lstrip("-").isdigit():
+            self._fail(f"a number of {len(word):,} digits")
+        return plain(word)
 
     def _unescape(self, match: re.Match[str]) -> str:
         code = match[1]
@@ -202,7 +218,7 @@ class _Parser:
         text = self._environment[name]
         if text == f"${name}":
             self._fail(f"variable {name!r} refers to itself")
-        return plain(text) if _BARE.fullmatch(text) and text[0] != "$" else text
+        return self._plain(text) if _BARE.fullmatch(text) and text[0] != "$" else text
 
     def _include(self, section: Section) -> None:
         self._skip(_BLANKS)
@@ -218,6 +234,9 @@ class _Parser:
         except OSError as error:
             self._at = start
             self._fail(f"cannot read {path!r}: {error.strerror}")
+        except ValueError as error:
+            self._at = start
+            self._fail(f"cannot read {path!r}: {error}")
         included = _Parser(text, path, self._read, self._environment, list(self._scopes)).top()
         section.update(included)
         section.places.update(included.places)
@@ -246,8 +265,12 @@ class _Parser:
         return self._text[self._at : self._at + 1]
 
     def _place(self) -> Place:
-        before = self._text[: self._at]
-        return Place(self._source, before.count("\n") + 1, self._at - (before.rfind("\n") + 1) + 1)
+        """Where the reader is. Lines are counted on from the last place, so that a long file stays cheap."""
+        at, line, begins = self._seen if self._seen[0] <= self._at else (0, 1, 0)
+        line += self._text.count("\n", at, self._at)
+        begins = max(begins, self._text.rfind("\n", at, self._at) + 1)
+        self._seen = (self._at, line, begins)
+        return Place(self._source, line, self._at - begins + 1)
 
     def _fail(self, text: str) -> NoReturn:
         raise ConfigError(f"{self._place()}: {text}")

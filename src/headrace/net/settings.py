@@ -13,7 +13,7 @@ from pathlib import Path
 from headrace.net.conf import ConfigError, Place, Section, parse
 from headrace.net.leaf_settings import leafnodes
 from headrace.net.options import LogFormat
-from headrace.net.settings_accounts import accounts
+from headrace.net.settings_accounts import accounts, mappings
 from headrace.net.settings_doors import tls, websocket
 from headrace.net.settings_trust import operator, resolver, resolver_preload
 from headrace.net.settings_users import authorization
@@ -40,6 +40,8 @@ def load(path: str, environment: Mapping[str, str]) -> Draft:
         text = _read_file(path)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path!r}: {error.strerror}") from error
+    except ValueError as error:  # not UTF-8, or no path
+        raise ConfigError(f"cannot read the configuration file {path!r}: {error}") from error
     return interpret(parse(text, path, _read_file, environment))
 
 
@@ -187,6 +189,8 @@ _SPECIAL: dict[str, Callable[[Draft, object, Place], None]] = {
     "tls": tls,
     "authorization": authorization,
     "accounts": accounts,
+    "mappings": mappings,
+    "maps": mappings,
     "websocket": websocket,
     "leaf": leafnodes,
     "leafnodes": leafnodes,
@@ -210,6 +214,5 @@ _NO_EFFECT = {
     "reconnect_error_reports",
 }
 _NOT_YET = {
-    "mappings",
     "resolver_tls",
 }

@@ -16,6 +16,7 @@ from headrace.broker.exports import (
     inward,
     outward,
 )
+from headrace.broker.redirects import Destination, Redirect, RedirectError
 from headrace.durations import duration_ns
 from headrace.net.conf import Place, Section
 from headrace.net.options import AccountOptions
@@ -27,6 +28,7 @@ from headrace.net.values import (
     each,
     fail,
     integer,
+    read,
     section,
     switch,
     text,
@@ -42,6 +44,8 @@ _ACCOUNT: Keys = {
     "exports": ("exports", anything),
     "imports": ("imports", anything),
     "limits": ("limits", anything),
+    "mappings": ("mappings", anything),
+    "maps": ("mappings", anything),
     "default_permissions": ("default", anything),
 }
 _STREAMS: Keys = {
@@ -87,7 +91,7 @@ def accounts(draft: Draft, value: object, place: Place) -> None:
 
 
 def _name(value: object, place: Place) -> str:
-    name = text(value)
+    name: str = read(text, value, "accounts", place)
     if name == GLOBAL:
         fail(place, f"{GLOBAL!r} is the account of those who are in no other; it is not configured")
     return name
@@ -108,8 +112,47 @@ def _account(draft: Draft, name: str, value: object, place: Place) -> _Found:
         else AccountLimits(**each(section(limits, "limits", place), _LIMITS, "limits")),
         exports=tuple(_export(draft, entry, place) for entry in _list(found, "exports", place)),
         imports=tuple(_import(draft, entry, place) for entry in _list(found, "imports", place)),
+        redirects=redirects(found["mappings"], place) if "mappings" in found else (),
     )
     return _Found(account, place)
+
+
+def mappings(draft: Draft, value: object, place: Place) -> None:
+    """`mappings { "from.*": "to.$1" }` of the global account."""
+    draft.settings["redirects"] = redirects(value, place)
+
+
+_DESTINATION: Keys = {
+    **dict.fromkeys(("dest", "destination"), ("subject", text)),
+    "weight": ("weight", lambda value: int(text(value).removesuffix("%"))),
+    "cluster": ("cluster", text),
+}
+
+
+def redirects(value: object, place: Place) -> tuple[Redirect, ...]:
+    """Mappings: a subject, one destination, or a list of them with weights."""
+    written = section(value, "mappings", place)
+    made = []
+    for source, target in written.items():
+        here = written.places[source]
+        entries = target if isinstance(target, list) else [target]
+        found = [
+            {"subject": entry}
+            if isinstance(entry, str)
+            else each(section(entry, source, here), _DESTINATION, source)
+            for entry in entries
+        ]
+        # Those for a cluster never count: this is one server.
+        plain = [entry for entry in found if not entry.pop("cluster", "")]
+        if any("subject" not in entry for entry in found):
+            fail(here, "a mapping needs a destination")
+        redirect = Redirect(source, tuple(Destination(**entry) for entry in plain))
+        try:
+            redirect.check()
+        except RedirectError as error:
+            fail(here, str(error))
+        made.append(redirect)
+    return tuple(made)
 
 
 def _list(found: dict[str, Any], key: str, place: Place) -> list[object]:

@@ -7,7 +7,6 @@ signature is good, or raises AuthError. Whether the signer is to be believed is 
 from __future__ import annotations
 
 import base64
-import binascii
 import ipaddress
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ import msgspec
 
 from headrace.errors import AuthError
 from headrace.net.nkeys import verify
+from headrace.protocol.bodies import UNREADABLE
 
 TOKEN_BYTES_MAX = 1024 * 1024
 #: An empty list of connections is any; a limit of -1 is none.
@@ -122,6 +122,14 @@ class AccountCaps(msgspec.Struct, frozen=True, kw_only=True):
     tiered_limits: dict[str, dict[str, Any]] = {}
 
 
+class MappingTarget(msgspec.Struct, frozen=True):
+    """Where a mapped subject goes, and how many of a hundred messages."""
+
+    subject: str
+    weight: int = 0
+    cluster: str = ""
+
+
 class AccountBody(msgspec.Struct, frozen=True, kw_only=True):
     type: str = ""
     imports: tuple[AccountImport, ...] = ()
@@ -129,6 +137,7 @@ class AccountBody(msgspec.Struct, frozen=True, kw_only=True):
     limits: AccountCaps = AccountCaps()
     signing_keys: tuple[str | SigningScope, ...] = ()
     revocations: dict[str, int] = {}
+    mappings: dict[str, tuple[MappingTarget, ...]] = {}
     default_permissions: UserRules = UserRules()
 
 
@@ -231,7 +240,7 @@ def _decode(token: str, kind: type[_T], signers: tuple[str, ...]) -> _T:
         body = _part(parts[1])
         claims = msgspec.convert(_lifted(body), kind) if first else msgspec.json.decode(body, type=kind)
         signature = _part(parts[2])
-    except (msgspec.MsgspecError, UnicodeDecodeError, binascii.Error, ValueError) as error:
+    except UNREADABLE as error:
         raise AuthError(f"the token cannot be read: {error}") from None
     if header.typ.upper() != "JWT" or header.alg.lower() not in (_ALGORITHM, _ALGORITHM_FIRST):
         raise AuthError("the token is not signed with an nkey")

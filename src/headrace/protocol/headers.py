@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 LINE = b"NATS/1.0"
 CRLF = b"\r\n"
+_DIGITS_MAX = 9
 Pairs = Iterable[tuple[bytes, bytes]]
 
 
@@ -59,7 +60,7 @@ def status(code: int, text: str = "", headers: Pairs = ()) -> bytes:
 def status_of(block: bytes) -> tuple[int, bytes]:
     """Code and text of the first line; (0, b"") when it carries none."""
     code, _, text = block.partition(CRLF)[0][len(LINE) :].strip().partition(b" ")
-    return (int(code), text.strip()) if code.isdigit() else (0, b"")
+    return (int(code), text.strip()) if code.isdigit() and len(code) <= _DIGITS_MAX else (0, b"")
 
 
 def append(block: bytes, headers: Pairs) -> bytes:

@@ -8,7 +8,6 @@ there, and what is inflated is bounded. Messages have no meaning here: together 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import struct
 import zlib
@@ -113,7 +112,7 @@ def check(request: Request) -> None:
             raise Refusal(HTTPStatus.BAD_REQUEST, f"invalid value for header '{name.title()}'")
     try:
         key = base64.b64decode(request.get("sec-websocket-key"), validate=True)
-    except binascii.Error:
+    except ValueError:  # not base64, or not even ASCII
         key = b""
     if len(key) != 16:
         raise Refusal(HTTPStatus.BAD_REQUEST, "invalid websocket key")
@@ -316,11 +315,12 @@ class Frames:
             yield from self._inflated_pieces(plain)
 
     def _inflated_pieces(self, data: bytes) -> Iterator[bytes]:
-        """What a compressed message holds, never much of it at a time."""
+        """What a compressed message holds, never much of it at a time. What follows its last block is passed over, and
+        must not reach the inflater, which would keep it."""
         if self._final and not self._remaining:
             data += _TAIL
         assert self._inflater is not None
-        while data:
+        while data and not self._inflater.eof:
             try:
                 piece = self._inflater.decompress(data, _CHUNK)
             except zlib.error as error:
@@ -331,8 +331,6 @@ class Frames:
                 raise WebSocketError("a compressed message is too big", TOO_BIG)
             if piece:
                 yield piece
-            elif self._inflater.eof or not data:
-                break
 
     def _take_control(self, plain: bytes) -> None:
         assert self._control is not None

@@ -63,13 +63,15 @@ def restore_log(shelf: Shelf, state: StreamState, report: Report) -> FileLog:
 
 def _load_caches(log: FileLog, state: StreamState) -> dict[int, Decoded]:
     """Columns that can be trusted. If one needs subjects that the subjects file lacks, none can: ids
-    may differ.
+    may differ. A subjects file of no use is left as it is, bad as it may be, and a new one begun.
     """
     disk = log.shelf.disk
     path = subjects_path(log.ident, log.generation)
+    bad = False
     if disk.exists(path):
         log.subjects_end = decode_subjects(disk.map(path), log.table)
         log.subjects_saved = len(log.table)
+        bad = log.subjects_end < disk.size(path)
     cached: dict[int, Decoded] = {}
     for each in state.segments:
         path = columns_path(log.ident, each.number)
@@ -84,6 +86,9 @@ def _load_caches(log: FileLog, state: StreamState) -> dict[int, Decoded]:
             log.subjects_saved = log.subjects_end = 0
             return {}
         cached[each.number] = decoded
+    if bad and not cached:
+        log.generation += 1
+        log.subjects_saved = log.subjects_end = 0
     return cached
 
 

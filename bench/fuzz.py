@@ -1,0 +1,132 @@
+"""Goes on fuzzing by seed where `make test` ends: `make fuzz INPUTS=50000000`. Figures are kept in out/fuzz.json.
+
+python bench/fuzz.py --inputs 1000000 --only wire,leaf
+python bench/fuzz.py --replay wire:17:204
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from tests.fuzz.making import Maker  # noqa: E402
+from tests.fuzz.target import Finding, run, shown  # noqa: E402
+from tests.fuzz.targets import TARGETS  # noqa: E402
+
+BATCH = 500
+#: Seeds below belong to `make test`.
+FIRST_SEED = 1_000
+SAVE_S = 10.0
+
+
+def fuzz(job: tuple[str, int]) -> tuple[str, int, float, str]:
+    """One batch: target, inputs, seconds of CPU, what was found."""
+    name, seed = job
+    begun = time.process_time()
+    try:
+        fed = run(name, TARGETS[name][0], seed, BATCH)
+    except Finding as finding:
+        return name, 0, time.process_time() - begun, str(finding)
+    return name, fed, time.process_time() - begun, ""
+
+
+def replay(what: str) -> None:
+    name, seed, index = what.split(":")
+    maker = Maker(int(seed))
+    make, check = TARGETS[name][0](maker)
+    for number in range(int(index) + 1):
+        case = make(maker)
+        if number == int(index):
+            print(shown(case))
+        check(case)
+    print("nothing wrong")
+
+
+def jobs(figures: dict[str, Any], names: list[str]) -> Any:
+    """Batches for ever, each target as often as its part says."""
+    whole = sum(TARGETS[name][1] for name in names)
+    while True:
+        total = sum(figures["batches"].get(name, 0) for name in names) + 1
+        name = max(names, key=lambda each: TARGETS[each][1] / whole * total - figures["batches"].get(each, 0))
+        done = figures["batches"].get(name, 0)
+        figures["batches"][name] = done + 1
+        yield name, FIRST_SEED + done
+
+
+def load(path: Path) -> dict[str, Any]:
+    if path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return kept
+    return {"inputs": {}, "cpu_s": {}, "batches": {}, "findings": []}
+
+
+def save(path: Path, figures: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps(figures, indent=1))
+    beside.replace(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=50_000_000, help="together with what the figures hold")
+    parser.add_argument("--minutes", type=float, default=0, help="end after so long")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default=",".join(TARGETS))
+    parser.add_argument("--figures", type=Path, default=ROOT / "out" / "fuzz.json")
+    parser.add_argument("--replay", help="one input again: target:seed:index")
+    arguments = parser.parse_args()
+    if arguments.replay:
+        replay(arguments.replay)
+        return 0
+    os.nice(15)
+    figures = load(arguments.figures)
+    begun = saved = time.monotonic()
+    with multiprocessing.Pool(arguments.jobs) as pool:
+        for name, fed, cpu_s, found in pool.imap_unordered(
+            fuzz,
+            limited(
+                jobs(figures, arguments.only.split(",")), figures, arguments.inputs, begun, arguments.minutes
+            ),
+        ):
+            figures["inputs"][name] = figures["inputs"].get(name, 0) + fed
+            figures["cpu_s"][name] = round(figures["cpu_s"].get(name, 0) + cpu_s, 2)
+            if found:
+                figures["findings"].append(found)
+                print(found, flush=True)
+            if time.monotonic() - saved > SAVE_S:
+                saved = time.monotonic()
+                save(arguments.figures, figures)
+    save(arguments.figures, figures)
+    fed = sum(figures["inputs"].values())
+    print(
+        f"{fed:,} inputs, {len(figures['findings'])} findings, {sum(figures['cpu_s'].values()):,.0f} s of CPU"
+    )
+    return bool(figures["findings"])
+
+
+def limited(batches: Any, figures: dict[str, Any], inputs: int, begun: float, minutes: float) -> Any:
+    """Batches until there were enough inputs or the time is over. The pool asks for all at once, so it is held back."""
+    given = sum(figures["inputs"].values())
+    ahead = given
+    for job in batches:
+        while ahead - sum(figures["inputs"].values()) > 40 * BATCH:
+            time.sleep(0.05)
+        if ahead >= inputs or (minutes and time.monotonic() - begun > minutes * 60):
+            figures["batches"][job[0]] -= 1
+            return
+        ahead += BATCH
+        yield job
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Data directories, mutated and made up: the store refuses them with a StoreError, or serves nothing but what was written.
+
+Whatever lies there, opening deletes and changes none of it. Of a store that was shut down every loss is reported too; after
+a kill the journal alone knows its newest frames, so that one whose end is gone cannot be told from one never written.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.crash import rotting
+from tests.crash.options import TINY
+
+from headrace.errors import StoreError
+from headrace.sim import SimClock, SimDisk
+from headrace.sim.checks import demand
+from headrace.store import Store
+
+from .making import NUMBERS, Maker
+from .target import Pair
+
+KINDS = ("closed", "idle")
+_NAMES = (
+    "x",
+    "journal/x",
+    "streams/x",
+    "streams/9/0.seg",
+    "lost+found",
+    "a\\b",
+    "é",
+    "journal/9999999999999999",
+    ".tmp",
+    "LOCK",
+)
+
+
+class Case(NamedTuple):
+    kind: str  # which store; "" for none
+    damaged: dict[str, bytes]
+    gone: list[str]
+    extra: dict[str, bytes]
+
+
+def start(maker: Maker) -> Pair:
+    return make, check
+
+
+def make(maker: Maker) -> Case:
+    kind = maker.pick(KINDS)
+    files = rotting.build(kind).files
+    paths = sorted(files)
+    if maker.chance(0.15):
+        return Case("", {}, [], _made_up(maker, files, paths))
+    damaged = {}
+    for _ in range(1 + maker.below(3)):
+        path = maker.pick(paths)
+        damaged[path] = _mutated(maker, damaged.get(path, files[path]), files[maker.pick(paths)])
+    gone = [path for path in [maker.pick(paths)] if maker.chance(0.15) and path not in damaged]
+    extra = {maker.pick(_NAMES): maker.bytes(600)} if maker.chance(0.2) else {}
+    return Case(kind, damaged, gone, extra)
+
+
+def _made_up(maker: Maker, files: dict[str, bytes], paths: list[str]) -> dict[str, bytes]:
+    """Files with a store's names, or nearly so, and any content."""
+    found = {}
+    for _ in range(1 + maker.below(4)):
+        path = maker.pick(paths) if maker.chance(0.7) else maker.pick(_NAMES)
+        content = files[maker.pick(paths)] if maker.chance(0.4) else maker.bytes(2000)
+        found[path] = _mutated(maker, content, content) if maker.chance(0.5) else content
+    return found
+
+
+def _mutated(maker: Maker, content: bytes, other: bytes) -> bytes:
+    at, kind = maker.below(len(content) + 1), maker.below(8)
+    until = min(len(content), at + 1 + maker.below(600))
+    if kind == 0:
+        return content[:at]
+    if kind == 1:
+        return content[:at] + bytes(until - at) + content[until:]
+    if kind == 2:
+        return content[:at] + maker.rng.randbytes(until - at) + content[until:]
+    if kind == 3:
+        return content[:at] + content[until:]
+    if kind == 4:
+        return content[:at] + other[at:until] + content[until:]
+    if kind == 5:
+        return other
+    if kind == 6:
+        return content + maker.bytes(600)
+    return maker.damaged(content, NUMBERS, times=8)
+
+
+def check(case: Case) -> None:
+    if case.kind == "closed" and not case.gone and not case.extra:
+        rotting.examine(rotting.build(case.kind), case.damaged, confined=False)
+        return
+    rotten = rotting.build(case.kind) if case.kind else None
+    disk = SimDisk(snapshot=rotten.snapshot if rotten else None)
+    for path, content in case.damaged.items():
+        disk.rot(path, content)
+    disk.run([("unlink", path) for path in case.gone])
+    for path, content in case.extra.items():
+        _write(disk, path, content)
+    before = {path: disk.read(path, 0, disk.size(path)) for path in disk.walk()}
+    try:
+        store = Store.open(disk, SimClock(), TINY)
+    except StoreError:
+        rotting._nothing_touched(disk, before)
+        return
+    rotting._nothing_touched(disk, before)
+    for name, log in store.logs.items():
+        for seq in log.seqs(None, log.first_seq, log.last_seq).tolist()[:2000]:
+            found = _read(log, seq)
+            if found is not None and rotten is not None:
+                demand(found == rotten.ever.get((name, seq)), f"{name} {seq} is not what was written")
+
+
+def _read(log: object, seq: int) -> tuple[int, bytes, bytes, bytes, int] | None:
+    try:
+        found = log.get(seq)  # type: ignore[attr-defined]
+    except StoreError:
+        return None
+    if found is None:
+        return None
+    time_ns, subject, header, payload, ttl_s = found
+    return time_ns, bytes(subject), bytes(header), bytes(payload), ttl_s
+
+
+def _write(disk: SimDisk, path: str, content: bytes) -> None:
+    folders = path.split("/")[:-1]
+    for depth in range(1, len(folders) + 1):
+        folder = "/".join(folders[:depth])
+        if not disk.exists(folder):
+            disk.run([("mkdir", folder)])
+    if not disk.exists(path):
+        disk.run([("create", path, 0), ("write", path, 0, content)])

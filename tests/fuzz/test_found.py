@@ -1,0 +1,127 @@
+"""What fuzzing and hostile peers have found stays found: one test for each."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ProtocolError
+from headrace.net.conf import ConfigError, parse
+from headrace.net.settings import interpret, load
+from headrace.protocol import headers
+from headrace.protocol import websocket as ws
+from headrace.sim import SimDisk
+from headrace.sim.broker import SimBroker
+from headrace.store import StoreOptions
+from support.twins import TWINS, Desk
+from support.twins import load as kernel
+
+DEEP = b'{"a":' + b"[" * 3500
+OPTIONS = StoreOptions(journal_bytes=1 << 20, segment_bytes=1 << 18)
+
+
+def settings(text: str) -> object:
+    return interpret(parse(text, "x.conf", lambda path: "", {}))
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_greeting_nested_deep_ends_the_connection_in_good_order(twin: str) -> None:
+    assert Desk(twin).client(b"", ready=False).say(b"CONNECT " + DEEP + b"\r\n") == b"<EOF>"
+
+
+def test_a_leafnode_greeting_nested_deep_does_too() -> None:
+    from headrace.broker.leaf import _object
+
+    with pytest.raises(ProtocolError):
+        _object(DEEP)
+
+
+def test_a_websocket_key_outside_ascii_is_refused() -> None:
+    head = "GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: \xff\r\n\r\n"
+    with pytest.raises(ws.Refusal, match="invalid websocket key"):
+        ws.check(ws.read_request(head.encode("latin-1")))
+
+
+def test_what_follows_the_last_block_of_a_compressed_message_is_not_kept() -> None:
+    """A frame may say that it is endless, and its compressed data be over with the first byte: the rest weighs nothing."""
+    frames = ws.Frames(compress=True, inflated_max=1 << 20)
+    deflater = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
+    over = deflater.compress(b"PING\r\n") + deflater.flush(zlib.Z_FINISH)
+    head = b"\xc2\xff" + (1 << 40).to_bytes(8, "big") + bytes(4)
+    assert b"".join(frames.receive(head + over)) == b"PING\r\n"
+    chunk = bytes(65_536)
+    tracemalloc.start()
+    try:
+        for _ in range(64):
+            assert b"".join(frames.receive(chunk)) == b""
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 256 * 1024
+
+
+def test_a_status_with_any_number_of_digits_can_be_read() -> None:
+    assert headers.status_of(b"NATS/1.0 " + b"9" * 5000 + b"\r\n\r\n") == (0, b"")
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_line_without_a_colon_hides_no_header(twin: str) -> None:
+    block = b"NATS/1.0\r\nNats-TTL\r\nNats-TTL: 1s\r\n\r\n"
+    assert kernel(twin).nats_headers(block) == {b"Nats-TTL": b"1s"}
+    assert kernel(twin).nats_headers(b"Nats-TTL: 1s\r\n\r\n") == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: " + "[" * 5000, "a: " + "9" * 5000, "port: -" + "9" * 5000, "accounts: [[a]]", "include 'a\\0b'"],
+)
+def test_configuration_that_cannot_be_read_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^x\.conf:1:\d+: "):
+        interpret(parse(text.replace("\\0", "\0"), "x.conf", lambda path: Path(path).read_text(), {}))
+
+
+def test_a_configuration_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.conf").write_bytes(b"port: \xff\xfe")
+    with pytest.raises(ConfigError, match="cannot read the configuration file"):
+        load(str(tmp_path / "x.conf"), {})
+
+
+def test_a_long_configuration_takes_time_in_proportion() -> None:
+    text = "".join(f"tag{number}: 1\n" for number in range(40_000)) + "port: 1\n"
+    begun = time.thread_time()
+    places = parse(text, "x.conf", lambda path: "", {}).places
+    assert time.thread_time() - begun < 4
+    assert (places["tag39999"].line, places["port"].column) == (40_000, 1)
+
+
+def test_a_refusal_with_an_endless_delay_is_one_without() -> None:
+    """It went into the consumer's progress as it was, which then could not be written: nothing was acknowledged any more."""
+    broker = SimBroker(SimDisk(), OPTIONS)
+    broker.start()
+    broker.call("STREAM.CREATE.Q", name="Q", subjects=["q"])
+    config = {"durable_name": "C", "ack_policy": "explicit", "deliver_subject": "d"}
+    broker.call("CONSUMER.CREATE.Q.C", stream_name="Q", config=config)
+    inbox = Inbox()
+    broker.hub.subscribe_internal(b"d", inbox)
+    broker.publish("q", b"x")
+    broker.settle()
+    first = inbox.replies[0]
+    broker.hub.publish(first, b"", b"", b'-NAK {"delay":%s}' % (b"9" * 40))
+    broker.settle()
+    broker.advance(1_000_000)
+    assert len(inbox.replies) == 2
+    number = broker.publish("q", b"y")
+    broker.settle()
+    assert broker.answers[number].json["seq"] == 2
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self.replies: list[bytes] = []
+
+    def offer(self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        self.replies.append(reply)
