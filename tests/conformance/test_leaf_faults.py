@@ -27,7 +27,8 @@ from support.proxy import Proxy
 SEEDS = os.environ.get("HEADRACE_FAULT_SEEDS", "1").split(",")
 #: Where the streams are, and where their copies; the copy's server dials.
 PAIRINGS = [(OURS, OURS), (OURS, REFERENCE), (REFERENCE, OURS)]
-STREAMS = {"L": "limits", "W": "workqueue", "I": "interest"}
+STREAMS = {"L": "limits", "W": "workqueue", "I": "interest", "P": "limits"}
+PURGED = "P"
 
 
 class Publisher:
@@ -93,14 +94,14 @@ def prepare(scene: Scene, name: str) -> None:
         entry: dict[str, Any] = {"name": f"{name}{tail}", "external": external}
         if tail == "L":
             copy.made("ML", mirror=entry)
-        else:
+        elif tail != PURGED:
             entry["consumer"] = consumer_of(origin, tail)
         copy.made("S" + tail, sources=[entry])
 
 
 def interfere(scene: Scene, name: str) -> None:
     """One thing goes wrong."""
-    what = scene.rng.choice(["cut", "cut", "lose", "kill origin", "kill copy", "reset", "pause"])
+    what = scene.rng.choice(["cut", "cut", "lose", "kill origin", "kill copy", "reset", "pause", "purge"])
     if what == "cut":
         scene.proxy.cut()
     elif what == "lose":
@@ -116,8 +117,11 @@ def interfere(scene: Scene, name: str) -> None:
 
 
 def meddle(scene: Scene, name: str, what: str) -> None:
-    """A user resets the consumers to what is not acknowledged, or pauses and resumes them."""
+    """A user resets the consumers to what is not acknowledged, pauses and resumes them, or purges an origin."""
     with contextlib.suppress(OSError, AssertionError), Client(scene.origin.port) as client:
+        if what == "purge":
+            client.api(f"STREAM.PURGE.{name}{PURGED}", timeout_s=2)
+            return
         for tail in ("W", "I"):
             if what == "reset":
                 client.api(f"CONSUMER.RESET.{name}{tail}.D", timeout_s=2)
@@ -165,6 +169,10 @@ def test_the_copy_equals_the_history(scene: Scene, name: str) -> None:
         assert len(acked) > 20, "too little was published to mean anything"
         eventually(lambda tail=tail: whole(origin, copy, tail), 60.0)
         copied = copy.data("S" + tail)
+        if tail == PURGED:
+            left = origin.data(tail)
+            assert copied[len(copied) - len(left) :] == left
+            acked = left
         assert copied == sorted(copied, key=int), "out of order"
         assert len(set(copied)) == len(copied), "duplicates"
         assert set(acked) <= set(copied), f"{tail}: lost {sorted(set(acked) - set(copied), key=int)[:5]}"
@@ -174,6 +182,8 @@ def test_the_copy_equals_the_history(scene: Scene, name: str) -> None:
 
 def whole(origin: Copying, copy: Copying, tail: str) -> bool:
     """Whether everything is over here that has to be."""
+    if tail == PURGED:
+        return copy.data("SP")[-1:] == origin.data("P")[-1:] or origin.state("P")[0] == 0
     if tail == "L":
         messages = origin.state("L")[0]
         return copy.state("SL")[0] == messages and copy.state("ML")[2] == origin.state("L")[2]
