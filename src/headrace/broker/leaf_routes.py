@@ -97,7 +97,8 @@ class Fan:
         """
         if self.choices or not all(carrier.headers for carrier in self.plain):
             return 0, 0
-        to, parts = self.subject, []
+        to = self.subject
+        parts: list[bytes] = []
         count = size = 0
         for seq, time_ns, subject, header, payload in records_of(view, seqs, at, most):
             reply = b"%s%d.%d.%d.%d" % (ack, seq, dseq + count, time_ns, max(pending - count - 1, 0))
