@@ -71,7 +71,7 @@ class Accounts:
         account = self._by_name.get(name)
         if account is None:
             account = self._by_name[name] = Account(name, Hub(dirty=self.dirty))
-            account.hub.table.wake = self._wake
+            account.hub.wake_by(self._wake)
         return account
 
     def get(self, name: str) -> Account | None:
@@ -87,7 +87,7 @@ class Accounts:
         """Call when the first session has output, whichever account it comes from."""
         self._wake = call
         for account in self:
-            account.hub.table.wake = call
+            account.hub.wake_by(call)
 
     @property
     def subscriptions(self) -> int:

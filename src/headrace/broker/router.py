@@ -17,6 +17,7 @@ from headrace.protocol import subjects
 
 #: Beyond this, forgetting every route is cheaper than looking for those concerned.
 LEAVE_ONE_BY_ONE_MAX = 64
+CLIENT_ROUTES_MAX = 16384
 
 
 class Sink(Protocol):
@@ -84,6 +85,10 @@ class Hub:
 
     def __init__(self, cache_max: int = 16384, dirty: list[Any] | None = None) -> None:
         self.table = RouteTable(self._resolve, cache_max, dirty)
+        #: Where clients publish; another table than that of the server itself where their subjects are mapped.
+        self.client_table = self.table
+        self._tables: tuple[RouteTable, ...] = (self.table,)
+        self._redirect: Callable[[bytes], Crossing | None] = lambda subject: None
         self.subscriptions = 0
         self._literals: dict[bytes, list[Entry]] = {}
         self._parents: dict[bytes, int] = {}
@@ -116,7 +121,8 @@ class Hub:
     def leave(self, subs: Sequence[Subscription]) -> None:
         """A client is gone with all its interest."""
         if len(subs) > LEAVE_ONE_BY_ONE_MAX:
-            self.table.clear()
+            for table in self._tables:
+                table.clear()
         for sub in subs:
             self.unsubscribe(sub)
 
@@ -205,6 +211,24 @@ class Hub:
         for call in tuple(self._observers):
             call(pattern)
 
+    def redirect(self, meet: Callable[[bytes], Crossing | None] | None) -> None:
+        """Let what clients publish meet something else where `meet` says so; None is the end of it.
+
+        Sessions take their table anew afterwards.
+        """
+        self.client_table.clear()
+        if meet is None:
+            self.client_table, self._tables = self.table, (self.table,)
+            return
+        self._redirect = meet
+        self.client_table = RouteTable(self._resolve_redirected, CLIENT_ROUTES_MAX, self.table.dirty)
+        self.client_table.wake = self.table.wake
+        self._tables = (self.table, self.client_table)
+
+    def wake_by(self, call: Callable[[], None] | None) -> None:
+        """Call when the first session has output."""
+        self.table.wake = self.client_table.wake = call
+
     # Delivery
 
     def publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
@@ -291,11 +315,13 @@ class Hub:
     def _changed(self, pattern: bytes) -> None:
         """Interest in a pattern changed: forget the routes it concerns, tell those who watch."""
         if subjects.literal(pattern):
-            self.table.drop(pattern)
-            self.table.drop(parent_of(pattern))
-            self.table.drop(head_of(pattern))
+            for table in self._tables:
+                table.drop(pattern)
+                table.drop(parent_of(pattern))
+                table.drop(head_of(pattern))
         else:
-            self.table.drop_matching(pattern)
+            for table in self._tables:
+                table.drop_matching(pattern)
         if self._watchers or self._observers:
             self.tell(pattern)
 
@@ -312,6 +338,14 @@ class Hub:
         for subject in concerned:
             for call in tuple(self._watchers.get(subject, ())):
                 call(subject)
+
+    def _resolve_redirected(self, subject: bytes) -> Route:
+        crossing = self._redirect(subject)
+        if crossing is not None:
+            return Route(subject, EXACT, [], [], [crossing])
+        route = self._resolve(subject)
+        # A neighbour may be mapped, so one route serves one subject.
+        return Route(subject, EXACT, route.plain, route.groups, route.sinks)
 
     def _resolve(self, subject: bytes) -> Route:
         """Make the route of a whole subject, for as many subjects as share it."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.api.limits import Limits
     from headrace.broker import AccountLimits, Permissions
     from headrace.broker.exports import Export, Import
+    from headrace.broker.redirects import Redirect
 
 LOOPBACK_HOST = "127.0.0.1"
 DEFAULT_PORT = 4222
@@ -65,6 +66,7 @@ class AccountOptions:
     limits: AccountLimits | None = None
     exports: tuple[Export, ...] = ()
     imports: tuple[Import, ...] = ()
+    redirects: tuple[Redirect, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,8 @@ class Options:
     no_auth_user: str = ""
     accounts: tuple[AccountOptions, ...] = ()
     system_account: str = ""
+    #: Subject mappings of the global account.
+    redirects: tuple[Redirect, ...] = ()
 
     # Operator mode: who may connect is said by signed tokens
     operators: tuple[str, ...] = field(default=(), repr=False)

@@ -15,6 +15,7 @@ RELOADABLE = {
     "users",
     "no_auth_user",
     "accounts",
+    "redirects",
     "operators",
     "trusted_keys",
     "resolver_preload",

@@ -17,6 +17,7 @@ from headrace.broker.door import ClosedDoor
 from headrace.broker.exchange import Exchange
 from headrace.broker.exports import ExchangeError, Export, Import, check_import, without_cycles
 from headrace.broker.jetstream import ENDPOINTS
+from headrace.broker.redirects import Redirect, redirect
 from headrace.errors import StoreError
 from headrace.net.auth import Authenticator
 from headrace.net.logs import Log
@@ -34,6 +35,7 @@ class Tenants:
         self._server_name = server_name
         self._log = log
         self._exchange = Exchange(accounts, timers, server_name)
+        self._redirects: dict[str, tuple[Redirect, ...]] = {}
         self._refusing: dict[str, ClosedDoor] = {}
         #: Called with each account that is new.
         self.on_new: Callable[[Account], None] = lambda account: None
@@ -53,6 +55,7 @@ class Tenants:
         if options.jetstream:
             self._settle_streams(options, plans)
         self._connect(plans, imports)
+        self._redirect(options, plans)
 
     def _plans(self, options: Options, judge: Authenticator) -> dict[str, AccountOptions]:
         if judge.trust is not None:
@@ -92,6 +95,16 @@ class Tenants:
             self._exchange.disconnect(account.name)
         for name, wanted in imports.items():
             self._exchange.connect(name, wanted, lambda exporter: _exports(plans, exporter))
+
+    def _redirect(self, options: Options, plans: dict[str, AccountOptions]) -> None:
+        for account in self._accounts:
+            plan = plans.get(account.name)
+            rules = options.redirects if account.name == GLOBAL else plan.redirects if plan else ()
+            if rules != self._redirects.get(account.name, ()):
+                self._redirects[account.name] = rules
+                redirect(account.hub, rules)
+                for session in account.sessions:
+                    session.table = account.hub.client_table
 
     # Streams
 

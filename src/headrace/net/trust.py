@@ -16,6 +16,7 @@ from headrace.api.limits import Limits
 from headrace.broker import AccountLimits, Permissions
 from headrace.broker.exports import PATIENCE_NS, Export, Import
 from headrace.broker.permissions import Responses
+from headrace.broker.redirects import FULL, Destination, Redirect, RedirectError
 from headrace.errors import AuthError
 from headrace.net.nkeys import signature_of, verify
 from headrace.net.options import AccountOptions, Options
@@ -148,6 +149,7 @@ class Trust:
             ),
             exports=exports,
             imports=tuple(entry for entry in imports if entry is not None),
+            redirects=_redirects(claims),
         )
 
     def _import(self, entry: AccountImport, importer: AccountClaims, now_s: float) -> Import | None:
@@ -327,6 +329,20 @@ def _stream_limits(claims: AccountClaims) -> Limits | None:
         storage_max_stream_bytes=value("disk_max_stream_bytes") or -1,
         max_bytes_required=bool(tier.get("max_bytes_required", caps.max_bytes_required)),
     )
+
+
+def _redirects(claims: AccountClaims) -> tuple[Redirect, ...]:
+    """The mappings of an account; what makes no sense is left out, as with imports."""
+    made = []
+    for source, targets in claims.nats.mappings.items():
+        found = tuple(Destination(each.subject, each.weight or FULL) for each in targets if not each.cluster)
+        redirect = Redirect(source, found)
+        try:
+            redirect.check()
+        except RedirectError:
+            continue
+        made.append(redirect)
+    return tuple(made)
 
 
 def _export(entry: AccountExport) -> Export:

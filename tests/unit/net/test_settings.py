@@ -103,7 +103,7 @@ def test_users_with_permissions() -> None:
         ("debug: 1", "true or false"),
         ("ping_interval: soon", "is not a duration"),
         ("listen: nowhere", "'listen'"),
-        ("mappings { a: b }", "server.conf:1:1: 'mappings' is not supported yet"),
+        ("mappings { 'a.*': 'b.$2' }", "server.conf:1:12: cannot map 'a.*' to 'b.$2'"),
         ("accounts { A { user: x } }", "server.conf:1:16: unknown field 'user' in 'accounts.A'"),
         ("accounts { $G { } }", "'$G' is the account of those who are in no other"),
         ("accounts { A { exports: [{stream: a, service: b}] } }", "either a stream or a service"),
