@@ -17,6 +17,8 @@ from headrace.store import Log
 SECOND_NS = 1_000_000_000
 #: How much later than its deadline a message may still be there.
 LATE_NS = SECOND_NS // 4
+#: How long ids are remembered in a world.
+WINDOW_NS = 120 * SECOND_NS
 _FOREVER = 1 << 63
 
 
@@ -148,11 +150,12 @@ class Ledger:
 
     def _held(self, stream: str, log: Log) -> Iterator[tuple[int, Sent]]:
         seen: dict[bytes, int] = {}
+        ids: dict[str, int] = {}
         for seq in log.seqs(None, log.first_seq, log.last_seq).tolist():
             found = log.get(seq)
             if found is None:
                 raise Violation(f"C9: {stream} {seq} is listed and cannot be read")
-            _, subject, header, payload, _ = found
+            time_ns, subject, header, payload, _ = found
             if b"Nats-Marker-Reason" in header:
                 continue
             ident = ident_of(payload)
@@ -166,6 +169,9 @@ class Ledger:
             if ident in seen:
                 raise Violation(f"C2: {ident!r} is stored twice, at {seen[ident]} and {seq}")
             seen[ident] = seq
+            if message.message_id and abs(time_ns - ids.get(message.message_id, -WINDOW_NS)) < WINDOW_NS:
+                raise Violation(f"C6: the id {message.message_id} is stored again as {ident!r} at {seq}")
+            ids[message.message_id] = time_ns
             self.give(stream, seq, ident, "stored")
             yield seq, message
 

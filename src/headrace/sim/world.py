@@ -20,7 +20,7 @@ from headrace.sim.checks import Violation, audit
 from headrace.sim.clients import SimClient
 from headrace.sim.clock import SECOND_NS
 from headrace.sim.faults import Fault
-from headrace.sim.ledger import Ledger, Rules, ident_of
+from headrace.sim.ledger import WINDOW_NS, Ledger, Rules, ident_of
 from headrace.sim.pair import SimPair
 from headrace.sim.reading import Reader
 from headrace.sim.site import LoneSite
@@ -30,7 +30,7 @@ from headrace.store import StoreOptions
 MARKER_TTL_S = 5
 HEAL_NS = 90 * SECOND_NS
 STREAMS: dict[str, tuple[Rules, dict[str, Any]]] = {
-    "P": (Rules(), {"subjects": ["p.>"], "allow_atomic": True, "duplicate_window": 120 * SECOND_NS}),
+    "P": (Rules(), {"subjects": ["p.>"], "allow_atomic": True, "duplicate_window": WINDOW_NS}),
     "K": (Rules(per_subject=True), {"subjects": ["k.>"], "max_msgs_per_subject": 1, "allow_atomic": True}),
     "T": (
         Rules(ttl=True),
