@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from conformance.servers import OURS, REFERENCE
 from headrace.spark import schema as schemas
+from headrace.spark.kv import KV, KvSource
 from headrace.spark.options import source_options
 from headrace.spark.streaming import StreamStreamReader
 from spark.conftest import Broker
@@ -93,3 +94,18 @@ def test_available_now_gives_each_subject_once_and_then_what_is_new(
     numbered(broker, name, 3, 6, start=95)
     run()
     assert sorted(seen) == list(range(85, 101))
+
+
+def test_a_feed_of_a_bucket_begins_with_what_it_holds(broker: Broker, name: str) -> None:
+    broker.create(f"KV_{name}", subjects=[f"$KV.{name}.>"], max_msgs_per_subject=5)
+    changes = [("a", b"1"), ("b", b"2"), ("a", b"3")]
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.{key}", b"", value) for key, value in changes])
+    given = {"servers": broker.url, "bucket": name, "starting": "last-per-subject"}
+    query = KvSource(given).streamReader(KV)
+    start = query.initialOffset()
+    parts = query.partitions(start, query.latestOffset(start, ReadAllAvailable()))
+    feed = [row for part in parts for batch in query.read(part) for row in batch.to_pylist()]
+    assert sorted((row["key"], row["value"]) for row in feed) == [("a", b"3"), ("b", b"2")]
+    table = KvSource(given).reader(KV)
+    rows = [row for part in table.partitions() for batch in table.read(part) for row in batch.to_pylist()]
+    assert sorted((row["key"], row["value"]) for row in rows) == [("a", b"3"), ("b", b"2")]

@@ -92,6 +92,9 @@ class BucketReader(DataSourceReader):
     """A bucket as a table, or all that it still has of its history."""
 
     def __init__(self, kv: KvOptions, schema: pa.Schema) -> None:
+        if kv.mode == "table" and kv.stream.starting == o.NEWEST:
+            # A table is that anyway, and read so that keys which are rewritten meanwhile are not missed.
+            kv = replace(kv, stream=replace(kv.stream, starting=None))
         self.kv = kv
         self.schema = schema
         self._whole = schemas.arrow_schema(KV, KV)
