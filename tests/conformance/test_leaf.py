@@ -146,6 +146,25 @@ class TestDomains:
         eventually(lambda: _arrives(sender, listener, mark, f"{name}.mark"), 5.0)
         assert sender.request(f"$KV.{name}.a").status == "503"
 
+    def test_a_bucket_over_there(self, pair: Joined, name: str) -> None:
+        """Keys are put and got through the domain's prefix."""
+        for near, far in ((pair.hub, pair.leaf), (pair.leaf, pair.hub)):
+            config = {
+                "name": f"KV_{name}",
+                "subjects": [f"$KV.{name}.>"],
+                "max_msgs_per_subject": 1,
+                "allow_direct": True,
+            }
+            far.client.api(f"STREAM.CREATE.KV_{name}", config)
+            try:
+                put = f"{far.api}.$KV.{name}.colour"
+                eventually(lambda near=near, put=put: near.client.request(put, b"red").status != "503", 5.0)
+                assert near.client.request(put, b"green").json["stream"] == f"KV_{name}"
+                got = near.client.request(f"{far.api}.DIRECT.GET.KV_{name}.$KV.{name}.colour")
+                assert (got.payload, got.headers["Nats-Subject"]) == (b"green", f"$KV.{name}.colour")
+            finally:
+                far.client.api(f"STREAM.DELETE.KV_{name}")
+
     def test_publishing_into_a_stream_there(self, ends: tuple[Client, Client], name: str) -> None:
         sender, listener = ends
         listener.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
