@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace.api.limits import Limits
+from headrace.broker import Permissions
 from headrace.broker import progress_codec as codec
-from headrace.protocol import headers
+from headrace.broker.leaf_interest import Leaves
+from headrace.protocol import headers, leaf
 from headrace.protocol.archives import Entry, Packer
 from headrace.sim import SimDisk
 from headrace.sim.broker import SimBroker
+from headrace.sim.pair import End
 
 from .options import SIZES
 
@@ -114,3 +118,38 @@ def test_a_batch_stays_within_what_its_account_may_keep() -> None:
     broker.settle()
     assert broker.answers[number].json["error"]["err_code"] == 10002
     assert broker.jetstream.streams["S"].log.messages == 0
+
+
+# Leafnodes
+
+
+class Narrow:
+    """Somebody who may publish to one place only."""
+
+    user, account, permissions = "edge", "$G", Permissions(publish_allow=[b"allowed.>"])
+
+
+class Door(End):
+    def authenticate(self, fields: Mapping[str, Any]) -> Narrow:
+        return Narrow()
+
+
+@pytest.mark.parametrize("shown", [b"secret.x", b"bad..*", b""])
+def test_a_leafnode_stores_nothing_where_it_may_not_publish(shown: bytes) -> None:
+    broker = start()
+    broker.call("STREAM.CREATE.S", name="S", subjects=["allowed.>"])
+    end = Door(broker, Leaves(broker.hub), dialled=False, losing=None)
+    end.feed(b'CONNECT {"name":"edge","headers":true}\r\n')
+    end.feed(b"LMSG allowed.x $JS.ACK.S.C.1.1.1.1.0@%b 2\r\nhi\r\n" % shown)
+    broker.settle()
+    log = broker.jetstream.streams["S"].log
+    assert [subject for subject, _ in log.subjects(None)] == [b"allowed.x"]
+
+
+@pytest.mark.parametrize("consumer", [b"C", b"me@home", b"7@8"])
+@pytest.mark.parametrize("shown", [b"a.b", b"mail.me@home"])
+def test_names_and_subjects_may_have_the_mark_of_what_is_shown(consumer: bytes, shown: bytes) -> None:
+    ack = b"$JS.ACK.S.%b.1.2.3.4.5" % consumer
+    assert leaf.split_shown(ack) == (ack, b"")
+    assert leaf.split_shown(leaf.with_shown(ack, shown)) == (ack, shown)
+    assert leaf.with_shown(leaf.with_shown(ack, shown), b"other") == leaf.with_shown(ack, shown)

@@ -218,16 +218,27 @@ def message(subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes
 # A message that shows another subject than it was sent to carries that one behind its reply: `$JS.ACK...@shown`.
 
 _ACK = b"$JS.ACK."
+_ACK_DOTS = 8  # at least, before the mark
 
 
 def with_shown(reply: bytes, shown: bytes) -> bytes:
     """The reply that carries the subject to show."""
-    return b"%s@%s" % (reply, shown) if reply and not (reply.startswith(_ACK) and b"@" in reply) else reply
+    return b"%s@%s" % (reply, shown) if reply and _mark(reply) < 0 else reply
 
 
 def split_shown(reply: bytes) -> tuple[bytes, bytes]:
     """The reply, and the subject to show; b"" when it carries none."""
-    if not reply.startswith(_ACK):
-        return reply, b""
-    bare, _, shown = reply.partition(b"@")
-    return bare, shown
+    at = _mark(reply)
+    return (reply[:at], reply[at + 1 :]) if at >= 0 else (reply, b"")
+
+
+def _mark(reply: bytes) -> int:
+    """Where the subject to show begins; -1 when there is none. Names and subjects may have an `@` too, numbers do not."""
+    if b"@" not in reply or not reply.startswith(_ACK):
+        return -1
+    at = 0
+    for _ in range(_ACK_DOTS):
+        at = reply.find(b".", at) + 1
+        if not at:
+            return -1
+    return reply.find(b"@", at)
