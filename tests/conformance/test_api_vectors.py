@@ -107,3 +107,11 @@ def test_streams(replay: Callable[[str], Answers], step: Conversation) -> None:
 @pytest.mark.parametrize("step", _steps("consumers.txt"))
 def test_consumers(replay: Callable[[str], Answers], step: Conversation) -> None:
     _check(step, replay("consumers.txt")[step.number])
+
+
+def test_an_account_info_does_not_count_itself(fresh_server: Server) -> None:
+    with Client(fresh_server.port) as client:
+        assert (client.api("INFO")["api"]["total"], client.api("INFO")["api"]["total"]) == (0, 1)
+        client.api("STREAM.INFO.NO")
+        counts = client.api("INFO")["api"]
+        assert (counts["total"], counts["errors"]) == (3, 1)

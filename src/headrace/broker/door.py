@@ -68,7 +68,6 @@ class ApiDoor:
         if endpoint is None or (endpoint.private and not reply):
             return
         jetstream = self._jetstream
-        jetstream.api_total += not endpoint.private
         request = Request(names, header, payload, reply, session=session)
         refused = False
         try:
@@ -83,6 +82,7 @@ class ApiDoor:
             request.answer_header = b""
             refusal = failure if isinstance(failure, RequestError) else jetstream.store_refusal(failure)
             answer = responses.failure(endpoint.kind, refusal)
+        jetstream.api_total += not endpoint.private  # an answer does not count its own request
         if jetstream.store.dirty:
             jetstream.ticker.arm()  # also what was done before something failed has to become durable
         if reply:

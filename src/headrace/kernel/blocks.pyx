@@ -244,3 +244,62 @@ def entries(const uint8_t[::1] view not None, const uint64_t[::1] seqs not None)
             done += 1
         at += size
     return room[:to], done
+
+
+cdef inline Py_ssize_t take_varint(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, uint64_t *value) except -2:
+    """Where the number ends; -1 if it is not all there."""
+    cdef int shift = 0
+    value[0] = 0
+    while at < end:
+        if shift == 63 and data[at] > 1:
+            raise ValueError("a number too large")
+        value[0] |= <uint64_t>(data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number too large")
+    return -1
+
+
+def parse(const uint8_t[::1] plain not None, Py_ssize_t at, Py_ssize_t name_max, Py_ssize_t entry_max, Py_ssize_t most):
+    """Whole entries from `at` on, at most so many, each as (name, time, sequence, header, payload); and where they end.
+
+    ValueError if one is larger than allowed or makes no sense.
+    """
+    cdef const uint8_t *data
+    cdef Py_ssize_t end = plain.shape[0], place
+    cdef uint64_t name_size, zigzag, seq, header_size, payload_size
+    cdef list found = []
+    cdef const char *start
+    if end == 0:
+        return found, at
+    data = &plain[0]
+    while len(found) < most:
+        place = take_varint(data, at, end, &name_size)
+        if place >= 0:
+            place = take_varint(data, place, end, &zigzag)
+        if place >= 0:
+            place = take_varint(data, place, end, &seq)
+        if place >= 0:
+            place = take_varint(data, place, end, &header_size)
+        if place >= 0:
+            place = take_varint(data, place, end, &payload_size)
+        if place < 0:
+            break
+        if (name_size > <uint64_t>name_max or header_size > <uint64_t>entry_max
+                or payload_size > <uint64_t>entry_max - header_size):
+            raise ValueError("an entry too large")
+        if <uint64_t>(end - place) < name_size + header_size + payload_size:
+            break
+        start = <const char *>data + place
+        found.append((
+            PyBytes_FromStringAndSize(start, name_size),
+            <object>(zigzag >> 1) if zigzag & 1 == 0 else ~<object>(zigzag >> 1),
+            seq,
+            PyBytes_FromStringAndSize(start + name_size, header_size),
+            PyBytes_FromStringAndSize(start + name_size + header_size, payload_size),
+        ))
+        at = place + name_size + header_size + payload_size
+    return found, at

@@ -146,3 +146,53 @@ def entries(view: memoryview, seqs: npt.NDArray[np.uint64]) -> tuple[bytes, int]
             done += 1
         at += size
     return b"".join(made), done
+
+
+Fields = tuple[bytes, int, int, bytes, bytes]
+_U64_MAX = 2**64 - 1
+
+
+def _take_varint(plain: bytes | bytearray, at: int) -> tuple[int, int]:
+    """The number, and where it ends; -1 if it is not all there."""
+    value = shift = 0
+    while at < len(plain):
+        byte = plain[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if value > _U64_MAX or (shift >= 63 and byte >= 0x80):
+            raise ValueError("a number too large")
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    return value, -1
+
+
+def parse(
+    plain: bytes | bytearray, at: int, name_max: int, entry_max: int, most: int
+) -> tuple[list[Fields], int]:
+    """Whole entries from `at` on, at most so many, each as (name, time, sequence, header, payload); and where they end.
+
+    ValueError if one is larger than allowed or makes no sense.
+    """
+    found: list[Fields] = []
+    while len(found) < most:
+        numbers: list[int] = []
+        place = at
+        while len(numbers) < 5 and place >= 0:
+            number, place = _take_varint(plain, place)
+            numbers.append(number)
+        if place < 0:
+            break
+        name_size, zigzag, seq, header_size, payload_size = numbers
+        if name_size > name_max or header_size + payload_size > entry_max:
+            raise ValueError("an entry too large")
+        head, body = place + name_size, place + name_size + header_size
+        end = body + payload_size
+        if end > len(plain):
+            break
+        time_ns = ~(zigzag >> 1) if zigzag & 1 else zigzag >> 1
+        found.append(
+            (bytes(plain[place:head]), time_ns, seq, bytes(plain[head:body]), bytes(plain[body:end]))
+        )
+        at = end
+    return found, at

@@ -9,6 +9,7 @@ Bytes in, entries out, in pieces of any size; what is not right raises ProtocolE
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import ProtocolError
@@ -29,7 +30,7 @@ _BLOCK_BYTES = 65_536
 _EXPANDED_MAX = 4 * 1024 * 1024
 _CHUNK_MAX = 5 * 1024 * 1024
 _NAME_MAX = 1 << 20
-_VARINT_BYTES_MAX = 10
+_AT_ONCE = 256
 _CRC_BYTES = 4
 
 
@@ -108,10 +109,11 @@ def _masked(data: bytes) -> bytes:
 class Unpacker:
     """Compressed bytes in, entries out. At most `entry_max` bytes an entry."""
 
-    __slots__ = ("_at", "_begun", "_entry_max", "_plain", "_raw", "expanded")
+    __slots__ = ("_at", "_begun", "_entry_max", "_parsed", "_plain", "_raw", "expanded")
 
     def __init__(self, entry_max: int) -> None:
         self._raw = bytearray()
+        self._parsed: deque[tuple[bytes, int, int, bytes, bytes]] = deque()
         self._plain = bytearray()
         self._at = 0
         self._begun = False
@@ -121,19 +123,19 @@ class Unpacker:
     @property
     def empty(self) -> bool:
         """Whether nothing is left over."""
-        return not self._raw and self._at == len(self._plain)
+        return not self._raw and not self._parsed and self._at == len(self._plain)
 
     def feed(self, data: bytes) -> None:
         self._raw += data
 
     def next(self) -> Entry | None:
         """The next entry; None if more bytes are needed."""
-        while True:
-            entry = self._entry() if self._begun or self._begin() else None
-            if entry is not None:
-                return entry
-            if not self._expand():
+        while not self._parsed:
+            if self._begun or self._begin():
+                self._parse()
+            if not self._parsed and not self._expand():
                 return None
+        return Entry(*self._parsed.popleft())
 
     # Blocks
 
@@ -174,41 +176,13 @@ class Unpacker:
         self._begun, self._at = True, len(MAGIC)
         return True
 
-    def _entry(self) -> Entry | None:
-        lengths, at = self._lengths()
-        if lengths is None:
-            return None
-        name_size, zigzag, seq, header_size, payload_size = lengths
-        size = header_size + payload_size
-        if name_size > _NAME_MAX or size > self._entry_max:
-            raise ProtocolError("archive: invalid archive stream")
-        end = at + name_size + size
-        if len(self._plain) < end:
-            return None
-        data = bytes(self._plain[at:end])
-        self._at = end
-        head = name_size + header_size
-        time_ns = zigzag >> 1 if not zigzag & 1 else ~(zigzag >> 1)
-        return Entry(data[:name_size], time_ns, seq, data[name_size:head], data[head:])
-
-    def _lengths(self) -> tuple[list[int] | None, int]:
-        """The five numbers before an entry, and where they end; None if they are not all there."""
-        plain, at, found = self._plain, self._at, []
-        for _ in range(5):
-            value = shift = 0
-            while True:
-                if at >= len(plain):
-                    return None, at
-                byte = plain[at]
-                at += 1
-                value |= (byte & 0x7F) << shift
-                if byte < 0x80:
-                    break
-                shift += 7
-                if shift >= 7 * _VARINT_BYTES_MAX:
-                    raise ProtocolError("archive: invalid archive stream")
-            found.append(value)
-        return found, at
+    def _parse(self) -> None:
+        """Take the entries apart that are all there, some at a time."""
+        try:
+            found, self._at = _blocks.parse(self._plain, self._at, _NAME_MAX, self._entry_max, _AT_ONCE)
+        except ValueError:
+            raise ProtocolError("archive: invalid archive stream") from None
+        self._parsed.extend(found)
 
 
 def _opened(kind: int, body: bytes) -> bytes:

@@ -149,3 +149,31 @@ def test_records_become_entries(twin: ModuleType) -> None:
     assert count == 3
     assert twin.entries(memoryview(view[:-3]), np.array([8], dtype=np.uint64)) == (b"", 0)
     assert twin.entries(memoryview(b""), live) == (b"", 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(max_size=9),
+            st.integers(-(2**63), 2**63 - 1),
+            st.integers(0, 2**64 - 1),
+            st.binary(max_size=9),
+        ),
+        max_size=5,
+    ),
+    st.binary(max_size=30),
+    st.integers(0, 40),
+)
+def test_twins_parse_alike(rows: list[tuple[bytes, int, int, bytes]], tail: bytes, cut: int) -> None:
+    whole = b"".join(encode_entry(Entry(name, time_ns, seq, body, body)) for name, time_ns, seq, body in rows)
+    data = (whole + tail)[: len(whole) + len(tail) - cut] if cut <= len(whole) + len(tail) else b""
+    outcomes = []
+    for twin in TWINS:
+        try:
+            outcomes.append(twin.parse(bytearray(data), 0, 100, 1000, 4))
+        except ValueError:
+            outcomes.append(None)
+    assert outcomes[0] == outcomes[1]
+    if not cut and not tail and len(rows) <= 4:
+        assert outcomes[0] == ([(n, t, s, b, b) for n, t, s, b in rows], len(data))
