@@ -17,6 +17,7 @@ import pytest
 from conformance.client import Client
 from conformance.copying import Copying
 from conformance.joined import PAIRINGS, await_joined, free_port, hub_setup, joined, leaf_setup
+from conformance.leaf_peer import LeafPeer
 from conformance.reading import eventually
 from conformance.servers import KINDS, OURS, Server, Setup
 from support import certificates
@@ -247,6 +248,23 @@ class TestAccounts:
             lower = stack.enter_context(Client(leaf.port))
             eventually(lambda: crosses(lower, upper, "hello"), 10.0)
             assert not crosses(lower, others, "hello")
+
+    def test_no_more_than_an_account_may_have(self) -> None:
+        """One leafnode is let in, the next is not."""
+        realm = Realm()
+        realm.account("EDGES", limits={"leaf": 1})
+        port = free_port()
+        with ExitStack() as stack:
+            stack.enter_context(Server(OURS, hub_setup(port, more=realm.config(), jetstream=False)))
+            peers = []
+            for _ in range(2):
+                key, token = realm.user("EDGES")
+                peer = stack.enter_context(LeafPeer.dial(port))
+                peers.append((peer, {"jwt": token, "sig": key.sign_nonce(peer.info["nonce"])}))
+            (first, known), (second, refused) = peers
+            assert first.connect(name="one", cluster="one", **known)["connect_info"]
+            second.send(b"CONNECT " + json.dumps({"name": "two", **refused}).encode() + b"\r\n")
+            assert b"maximum account active" in second.next(b"-ERR")
 
 
 class TestMonitoring:
