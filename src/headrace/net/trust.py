@@ -163,11 +163,11 @@ class Trust:
         kind = "stream" if entry.type == "stream" else "service"
         if not subjects.valid(subject):
             return None
-        granted = bool(entry.token) and self._granted(entry, importer, now_s)
+        granted = bool(entry.token) and self._granted(entry, subject, importer, now_s)
         return Import(kind, entry.account, subject, local, share=entry.share, granted=granted)  # type: ignore[arg-type]
 
-    def _granted(self, entry: AccountImport, importer: AccountClaims, now_s: float) -> bool:
-        """Whether the exporting account signed that this one may import."""
+    def _granted(self, entry: AccountImport, subject: bytes, importer: AccountClaims, now_s: float) -> bool:
+        """Whether the exporting account signed that this one may import a subject of its."""
         exporter = self.accounts.get(entry.account)
         if exporter is None:
             return False
@@ -182,10 +182,10 @@ class Trust:
         if not claims.current(now_s) or body.kind != entry.type:
             return False
         for export in exporter.nats.exports:
-            fits = subjects.subset(entry.subject.encode(), export.subject.encode())
+            fits = subjects.subset(subject, export.subject.encode())
             if fits and is_revoked(export.revocations, importer.subject, claims.issued_s):
                 return False
-        return subjects.subset(entry.subject.encode(), body.subject.encode())
+        return subjects.subset(subject, body.subject.encode())
 
 
 def is_revoked(revocations: dict[str, int], key: str, issued_s: int) -> bool:
