@@ -22,7 +22,7 @@ PRINTS = (
     r".*level\.north\n.*level\.south\n",
 )
 #: Pages whose code blocks other tests run.
-ELSEWHERE = {"client.md", "spark.md", "tutorial-spark.md", "claims.md", "tutorial.md"}
+ELSEWHERE = {"client.md", "spark.md", "tutorial-spark.md", "tutorial.md"}
 
 
 def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
