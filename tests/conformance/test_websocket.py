@@ -69,7 +69,7 @@ class Raw:
     def __exit__(self, *_: object) -> None:
         self.socket.close()
 
-    def ask(self, method: str = "GET", version: str = "HTTP/1.1", /, **headers: str | None) -> str:
+    def ask(self, method: str = "GET", path: str = "/", /, **headers: str | None) -> str:
         """Send a request; the status line of the answer."""
         lines = {
             "Host": "localhost",
@@ -79,7 +79,7 @@ class Raw:
             "Sec-WebSocket-Version": "13",
         } | {name.replace("_", "-"): value for name, value in headers.items()}
         text = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value is not None)
-        self.socket.sendall(f"{method} / {version}\r\n{text}\r\n".encode())
+        self.socket.sendall(f"{method} {path} HTTP/1.1\r\n{text}\r\n".encode())
         head = self.head()
         self.headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
         return head.split("\r\n")[0]
@@ -197,6 +197,11 @@ class TestHandshake:
     def test_only_get(self, server: Server) -> None:
         with Raw(server) as raw:
             assert raw.ask("POST").split()[1] == "405"
+
+    @pytest.mark.parametrize(("path", "status"), [("/", 101), ("/any/path?x=1", 101), ("/mqtt", 404)])
+    def test_paths(self, server: Server, path: str, status: int) -> None:
+        with Raw(server) as raw:
+            assert raw.ask("GET", path).split()[1] == str(status)
 
     def test_lists_and_letters_do_not_matter(self, server: Server) -> None:
         with Raw(server) as raw:
@@ -459,11 +464,10 @@ class TestWhoMayCome:
 def test_the_ports_file_names_it(launch: Launch, tmp_path: Path) -> None:
     server = launch(Setup(config=f"{OPEN}\nports_file_dir: '{tmp_path}'", jetstream=False))
     deadline = time.monotonic() + 10
-    while not (files := list(tmp_path.glob("*.ports"))):
+    while not (text := "".join(file.read_text() for file in tmp_path.glob("*.ports"))).endswith("}"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    [file] = files
-    assert json.loads(file.read_text())["websocket"] == [server.websocket_url]
+    assert json.loads(text)["websocket"] == [server.websocket_url]
 
 
 class TestTls:

@@ -34,6 +34,8 @@ _STATUS = {
     "Maximum Payload Violation": (websocket.TOO_BIG, "Maximum Message Payload Exceeded"),
     "Stale Connection": (websocket.GOING_AWAY, "Stale Connection"),
 }
+#: Paths by which others than clients would come.
+_OTHERS = ("/leafnode", "/mqtt")
 _BROKEN = (websocket.PROTOCOL_ERROR, "Protocol Violation")
 
 
@@ -88,6 +90,8 @@ class WebConnection(Connection):
         settings, listener = self._settings, self._listener
         request = websocket.read_request(head)
         websocket.check(request)
+        if request.path.partition("?")[0].endswith(_OTHERS):
+            raise Refusal(HTTPStatus.NOT_FOUND, "only clients are served here")
         secure = self._channel is not None
         websocket.check_origin(
             request, same=settings.same_origin, allowed=settings.allowed_origins, secure=secure
