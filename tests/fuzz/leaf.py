@@ -12,7 +12,8 @@ from .target import Pair
 
 LINE_MAX = 300
 PAYLOAD_MAX = 40
-_SUBJECTS = b"a a.b a.> > * $JS.API.> $LDS.x _INBOX.a.b a..b \xff \x00 lmsg + | $JS.ACK.a.b@c".split()
+_SUBJECTS = b"a a.b a.> > * $JS.API.> $LDS.x _INBOX.a.b a..b \xff \x00 a\x01b lmsg + | $JS.ACK.a.b@c".split()
+_SUBJECTS += [b"a\x0bb", b"c\x0c"]
 _VERBS = b"LS+ LS- ls+ PING PONG INFO CONNECT -ERR +OK LMSG HMSG RS+ RMSG SUB LS LSX".split()
 _BODIES = b'{} {"server_id":"x"} {"domain":1} [] {"nonce":"\xff"} {"headers":true,"jetstream":true} nul \'x\''.split()
 _WORDS = (*_SUBJECTS, *_VERBS, *_BODIES, b"\r\n", b" ", b"NATS/1.0\r\n\r\n")

@@ -12,13 +12,16 @@ import pytest
 from headrace.errors import ProtocolError
 from headrace.net.conf import ConfigError, parse
 from headrace.net.settings import interpret, load
-from headrace.protocol import headers
+from headrace.protocol import headers, leaf
 from headrace.protocol import websocket as ws
+from headrace.protocol.leaf import LeafParser
 from headrace.sim import SimDisk
 from headrace.sim.broker import SimBroker
 from headrace.store import StoreOptions
 from support.twins import TWINS, Desk
 from support.twins import load as kernel
+
+from .leaf import Recorder
 
 DEEP = b'{"a":' + b"[" * 3500
 OPTIONS = StoreOptions(journal_bytes=1 << 20, segment_bytes=1 << 18)
@@ -117,6 +120,21 @@ def test_a_refusal_with_an_endless_delay_is_one_without() -> None:
     number = broker.publish("q", b"y")
     broker.settle()
     assert broker.answers[number].json["seq"] == 2
+
+
+@pytest.mark.parametrize("mark", [b"\x0b", b"\x0c"])
+def test_a_word_ends_at_a_blank_and_nowhere_else(mark: bytes) -> None:
+    """In plain Python a subject with a vertical tab became two words: on a leafnode a subject and a reply."""
+    subject = b"a" + mark + b"b"
+    for twin in TWINS:
+        client = Desk(twin).client()
+        assert client.say(b"SUB > 1\r\nPUB %s 1\r\nx\r\n" % subject) == b"MSG %s 1 1\r\nx\r\n" % subject
+    told = Recorder(True)
+    LeafParser(told, 100).feed(leaf.message(subject, b"r" + mark, (), b"", b"x") + b"LS+ %s\r\n" % subject)
+    assert told.told == [
+        ("on_message", subject, b"r" + mark, (), b"", b"x"),
+        ("on_interest", subject, None, 1),
+    ]
 
 
 class Inbox:

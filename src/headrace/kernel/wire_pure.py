@@ -28,8 +28,16 @@ REFUSED = (b"$NRG.", b"_GR_.")
 RESERVED = (b"_R_.", b"_GR_.", b"$JS.ACK.", b"$JS.API.")
 DIGITS_MAX = 9
 VERB_MAX = 8
+_TO_SPACES = bytes.maketrans(b"\t\r", b"  ")
 
 Publication = tuple[bytes, bytes, bytes, bytes, int, int]
+
+
+def words_of(line: bytes) -> list[bytes]:
+    """The words of a line. Blanks are space, tab and carriage return; `split` alone would part words at two more."""
+    if b"\x0b" in line or b"\x0c" in line:
+        return [word for word in line.translate(_TO_SPACES).split(b" ") if word]
+    return line.split()
 
 
 def number(digits: bytes) -> int:
@@ -380,7 +388,7 @@ class Parser:
             return
         args = self._arguments(verb, line).removesuffix(b"\r")
         if verb == b"PUB" or verb == b"HPUB":
-            self._publication(args.split(), verb == b"HPUB")
+            self._publication(words_of(args), verb == b"HPUB")
         else:
             self._control(verb, args)
 
@@ -391,9 +399,9 @@ class Parser:
         elif verb == b"PONG":
             self.peer.on_pong()
         elif verb == b"SUB":
-            self._sub(args.split())
+            self._sub(words_of(args))
         elif verb == b"UNSUB":
-            words = args.split()
+            words = words_of(args)
             if not 1 <= len(words) <= 2:
                 raise ProtocolError(None)
             self.peer.on_unsub(words[0], words[1] if len(words) == 2 else None)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.errors import ProtocolError
+from headrace.kernel.wire_pure import words_of
 
 UNKNOWN = "Unknown Protocol Operation"
 TOO_LONG = "maximum control line exceeded"
@@ -20,6 +21,7 @@ UNAUTHORIZED = "Authorization Violation"
 LINE_MAX = 64 * 1024
 DIGITS_MAX = 9
 _CRLF = b"\r\n"
+_BLANKS = b" \t\r"
 _NO_QUEUES: tuple[bytes, ...] = ()
 
 
@@ -84,7 +86,7 @@ class LeafParser:
             stop = find(b"\n", at)
             if starts(b"LMSG ", at) and stop > 0:
                 # The common case without detours: a message with a reply, whole and well formed.
-                words = data[at + 5 : stop].split()
+                words = words_of(data[at + 5 : stop])
                 size = words[-1] if len(words) == 3 else b""
                 if size.isdigit() and len(size) <= DIGITS_MAX:
                     body = stop + 1
@@ -119,7 +121,7 @@ class LeafParser:
 
     def _message(self, line: bytes, data: bytes, body: int, *, headed: bool) -> int:
         """A message with its payload from `body` on; where the next operation starts, or minus the size it has to have."""
-        words = line.split()
+        words = words_of(line)
         sizes = 2 if headed else 1
         if len(words) <= sizes:
             raise ProtocolError(UNKNOWN)
@@ -140,12 +142,12 @@ class LeafParser:
         return after + 2
 
     def _control(self, line: bytes) -> None:
-        verb, _, rest = line.strip().partition(b" ")
+        verb, _, rest = line.strip(_BLANKS).partition(b" ")
         handler, verb = self._handler, verb.upper()
         if verb == b"LS+":
-            handler.on_interest(*interest_of(rest.split()))
+            handler.on_interest(*interest_of(words_of(rest)))
         elif verb == b"LS-":
-            words = rest.split()
+            words = words_of(rest)
             if not 1 <= len(words) <= 2:
                 raise ProtocolError(UNKNOWN)
             handler.on_no_interest(words[0], words[1] if len(words) == 2 else None)
