@@ -32,6 +32,8 @@ _CHUNK_MAX = 5 * 1024 * 1024
 _NAME_MAX = 1 << 20
 _AT_ONCE = 256
 _CRC_BYTES = 4
+#: As many chunks may bring nothing, one after the other.
+_HOLLOW_MAX = 64
 
 
 class Entry(NamedTuple):
@@ -109,7 +111,7 @@ def _masked(data: bytes) -> bytes:
 class Unpacker:
     """Compressed bytes in, entries out. At most `entry_max` bytes an entry."""
 
-    __slots__ = ("_at", "_begun", "_entry_max", "_parsed", "_plain", "_raw", "expanded")
+    __slots__ = ("_at", "_begun", "_entry_max", "_hollow", "_parsed", "_plain", "_raw", "expanded")
 
     def __init__(self, entry_max: int) -> None:
         self._raw = bytearray()
@@ -117,6 +119,7 @@ class Unpacker:
         self._plain = bytearray()
         self._at = 0
         self._begun = False
+        self._hollow = 0  # chunks in a row that brought nothing
         self._entry_max = entry_max
         self.expanded = 0  # bytes that came out of blocks so far
 
@@ -151,11 +154,15 @@ class Unpacker:
             return False
         body = bytes(raw[4 : 4 + size])
         del raw[: 4 + size]
-        if kind in (_COMPRESSED, _PLAIN):
-            self._keep(_opened(kind, body))
+        data = _opened(kind, body) if kind in (_COMPRESSED, _PLAIN) else b""
+        self._hollow = 0 if data else self._hollow + 1
+        if self._hollow > _HOLLOW_MAX:
+            raise ProtocolError("s2: corrupt input")
+        if data:
+            self._keep(data)
         elif kind == _IDENTIFIER and body not in _IDENTIFIERS:
             raise ProtocolError("s2: corrupt input")
-        elif kind < _SKIPPABLE:
+        elif _PLAIN < kind < _SKIPPABLE:
             raise ProtocolError("s2: unsupported input")
         return True
 

@@ -125,3 +125,16 @@ def test_anything_at_all(data: bytes) -> None:
             pass
     except ProtocolError:
         pass
+
+
+@pytest.mark.parametrize(
+    "chunk", [b"\x80\x00\x00\x00", b"\xff\x06\x00\x00sNaPpY", b"\x01\x04\x00\x00\xd8\xea\x82\xa2"]
+)
+def test_chunks_without_end_that_bring_nothing(chunk: bytes) -> None:
+    """Somebody who sends them keeps a server busy for nothing."""
+    unpacker = Unpacker(1 << 20)
+    unpacker.feed(chunk * 64)
+    assert unpacker.next() is None
+    unpacker.feed(chunk)
+    with pytest.raises(ProtocolError, match="corrupt"):
+        unpacker.next()
