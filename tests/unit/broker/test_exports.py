@@ -13,6 +13,7 @@ from headrace.broker.exports import (
     inward,
     outward,
     starred,
+    without_cycles,
 )
 
 
@@ -90,3 +91,11 @@ def test_circles() -> None:
         check_cycles({"A": (wants("B"),), "B": (wants("A"),)})
     with pytest.raises(ExchangeError, match="cycle"):
         check_cycles({"A": (wants("B"),), "B": (wants("C"),), "C": (wants("A"),)})
+
+
+def test_what_would_close_a_ring_is_left_out() -> None:
+    there, back = Import("stream", "B", b"x.>", b"x.>"), Import("stream", "A", b"x.>", b"x.>")
+    other = Import("stream", "A", b"y", b"y")
+    kept, refused = without_cycles({"A": (there,), "B": (back, other)})
+    assert kept == {"A": (there,), "B": (other,)}
+    assert ["forms a cycle" in str(error) for error in refused] == [True]

@@ -47,6 +47,8 @@ async def exchange(port: int, request: bytes) -> bytes:
         (b"POST /hello HTTP/1.0\r\nContent-Length: 0\r\n\r\n", b"405 Method Not Allowed"),
         (b"nonsense\r\n\r\n", b"400 Bad Request"),
         (b"GET /hello SPDY/3\r\n\r\n", b"400 Bad Request"),
+        (b"GET http://[hello HTTP/1.0\r\n\r\n", b"400 Bad Request"),
+        (b"POST /hello HTTP/1.0\r\nContent-Length: %s\r\n\r\n" % (b"9" * 5000), b"413 Content Too Large"),
     ],
 )
 async def test_status(request_: bytes, status: bytes) -> None:
