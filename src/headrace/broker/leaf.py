@@ -233,7 +233,7 @@ class LeafSession(Peer):
         domain = self._local.domain
         if domain and domain != self.domain:
             self.outgoing = self.outgoing.without([f"$JS.{domain}.API.>".encode()])
-        self.hub.table.clear()
+        self.hub.forget_routes()
 
     def close(self) -> None:
         """The connection is gone, and with it what the other side wanted."""

@@ -121,10 +121,14 @@ class Hub:
     def leave(self, subs: Sequence[Subscription]) -> None:
         """A client is gone with all its interest."""
         if len(subs) > LEAVE_ONE_BY_ONE_MAX:
-            for table in self._tables:
-                table.clear()
+            self.forget_routes()
         for sub in subs:
             self.unsubscribe(sub)
+
+    def forget_routes(self) -> None:
+        """What decides about routes besides interest has changed: make them anew."""
+        for table in self._tables:
+            table.clear()
 
     def subscribe_internal(self, pattern: bytes, sink: Sink | Passage) -> None:
         """The server itself takes what matches."""
