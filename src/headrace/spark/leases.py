@@ -21,6 +21,7 @@ from headrace.spark.streams import StreamError, call
 _log = logging.getLogger("headrace.spark")
 _REGISTRY = "CLAIMS"
 _LOOK_S = 5.0
+_UNPROTECTED = "claims of stream %r are not protected: %s"
 #: The name of a reader that wants nothing to be kept for it.
 NOBODY = "none"
 
@@ -63,12 +64,17 @@ class Lease:
     def _tell(self) -> None:
         """A query whose server is away notices by itself; the lease is told again with the next look."""
         with self._lock:
+            if self._ended.is_set():
+                return
             floor = self._floor
             try:
                 self._link = self._link or Link(self._options.address)
                 self._is_kept = _write(self._link, self._options, self._subject, floor)
                 self._told, self._told_s = floor, time.monotonic()
-            except LinkError as error:
+            except Refused as error:
+                _log.warning(_UNPROTECTED, self._options.stream, error)
+                self._is_kept = False
+            except (LinkError, StreamError) as error:
                 _log.warning("claims of stream %r may lose their lease: %s", self._options.stream, error)
                 self._drop()
             if not self._is_kept:
@@ -87,12 +93,12 @@ def protect_once(options: Options, finished: int) -> None:
     try:
         link = Link(options.address)
     except LinkError as error:
-        _log.warning("claims of stream %r are not protected: %s", options.stream, error)
+        _log.warning(_UNPROTECTED, options.stream, error)
         return
     try:
         _write(link, options, _subject(options), finished)
-    except LinkError as error:
-        _log.warning("claims of stream %r are not protected: %s", options.stream, error)
+    except (LinkError, Refused, StreamError) as error:
+        _log.warning(_UNPROTECTED, options.stream, error)
     finally:
         link.close()
 
@@ -102,16 +108,15 @@ def _subject(options: Options) -> str:
 
 
 def _write(link: Link, options: Options, subject: str, finished: int) -> bool:
-    """Write a lease down; False where nobody keeps claims, or this user may not say what it reads."""
-    try:
-        found = call(link, f"{options.api}.STREAM.NAMES", {"subject": subject})
-        if _REGISTRY not in (found.get("streams") or ()):
-            return False
-        _store(link, subject, max(finished, 0), options.lease_s)
-        return True
-    except (Refused, StreamError) as error:
-        _log.warning("claims of stream %r are not protected: %s", options.stream, error)
+    """Write a lease down; False where nobody keeps claims.
+
+    Refused when this user may not say what it reads, StreamError when the server cannot take it now.
+    """
+    found = call(link, f"{options.api}.STREAM.NAMES", {"subject": subject})
+    if _REGISTRY not in (found.get("streams") or ()):
         return False
+    _store(link, subject, max(finished, 0), options.lease_s)
+    return True
 
 
 def _store(link: Link, subject: str, finished: int, lease_s: float) -> None:
