@@ -16,8 +16,9 @@ Seams for the parts of the server that are not clients:
 """
 
 from headrace.broker.accounts import GLOBAL, SYSTEM, Account, AccountLimits, Accounts
+from headrace.broker.entries import Sink
 from headrace.broker.permissions import Permissions
-from headrace.broker.router import Hub, Sink
+from headrace.broker.router import Hub
 from headrace.broker.session import Identity, Limits, Owner, Session
 from headrace.broker.timers import Clock, Handle, Timers
 

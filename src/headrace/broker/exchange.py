@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headrace.broker.entries import Crossing, Passage
 from headrace.broker.exports import Export, Import, check_import, inward, outward, starred
-from headrace.broker.router import Crossing, Hub, Passage
+from headrace.broker.router import Hub
 from headrace.protocol import headers, subjects
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.advisories import nuid
+from headrace.broker.entries import weight_of
 from headrace.broker.leaf_routes import FarInterest
-from headrace.broker.router import Hub, weight_of
+from headrace.broker.router import Hub
 from headrace.kernel import Subscription
 from headrace.protocol import leaf
 

@@ -16,9 +16,9 @@ from headrace.api import advisories as events
 from headrace.api.configs import ConsumerConfig
 from headrace.broker.consumer import Consumer
 from headrace.broker.consumer_facts import recovered
+from headrace.broker.entries import Node, step
 from headrace.broker.needs import needs
 from headrace.broker.progress import Progress
-from headrace.broker.router import Node, step
 from headrace.broker.start import starting
 from headrace.kernel import subjects_of
 from headrace.protocol import subjects

@@ -13,7 +13,8 @@ from itertools import accumulate
 from typing import Any
 
 from headrace.api.transforms import BadMapping, check_mapping, compile_transform
-from headrace.broker.router import Crossing, Hub
+from headrace.broker.entries import Crossing
+from headrace.broker.router import Hub
 from headrace.errors import HeadraceError
 from headrace.protocol import subjects
 
