@@ -122,6 +122,16 @@ class TestAccounts:
             assert len(first.pending(here)) == 1
             assert second.pending(there) == []
 
+    @pytest.mark.parametrize("fields", [{"jwt": "x"}, {"nkey": "UX"}, {"jwt": "x", "sig": "y", "nkey": "UX"}])
+    def test_keys_and_tokens_count_for_nothing_where_nobody_has_any(
+        self, launch: Launch, fields: dict[str, str]
+    ) -> None:
+        server = launch(Setup(config=self.CONFIG, jetstream=False))
+        with Client(server.port, **fields) as client:
+            assert client.infos[-1]["remote_account"] == "A"
+        with Client(server.port, **fields, **{"user": "b", "pass": "b"}) as client:
+            assert client.infos[-1]["remote_account"] == "B"
+
     def test_strangers_can_be_somebody(self, launch: Launch) -> None:
         server = launch(Setup(config=self.CONFIG, jetstream=False))
         with Client(server.port) as client:

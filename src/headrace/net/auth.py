@@ -168,7 +168,7 @@ class Authenticator:
 
     def _find(self, connect: Mapping[str, Any], approach: Approach) -> User | None:
         stranger = approach.stranger or self._stranger
-        if connect.get("nkey"):
+        if self.signs and connect.get("nkey"):
             return self._check_nkey(str(connect["nkey"]), str(connect.get("sig") or ""), approach)
         if approach.map_users:
             return self._mapped(approach.certificate)
@@ -241,7 +241,8 @@ class Authenticator:
 
 
 def _offers_anything(connect: Mapping[str, Any]) -> bool:
-    return any(connect.get(key) for key in ("user", "pass", "auth_token", "nkey", "jwt"))
+    """Whether a client says who it is, in words that count here: keys and tokens do not where nobody has any."""
+    return any(connect.get(key) for key in ("user", "pass", "auth_token"))
 
 
 def _identity(user: User) -> Identity:
