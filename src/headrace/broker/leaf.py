@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headrace.broker.draining import DrainingPeer
 from headrace.broker.leaf_interest import Leaves, Told
 from headrace.broker.leaf_owner import LeafOwner, Local
 from headrace.broker.leaf_routes import Fan, FarInterest
 from headrace.broker.leaf_rules import FREE, OWN, Rules, heard, own, rules_for, told
 from headrace.broker.session import Identity
 from headrace.errors import ProtocolError
-from headrace.kernel import EXACT, Lane, Peer, Route
+from headrace.kernel import EXACT, Lane, Route
 from headrace.protocol import frames, leaf, subjects
 from headrace.protocol.bodies import UNREADABLE
 
@@ -43,7 +44,7 @@ class Way(NamedTuple):
     lanes: list[Lane]
 
 
-class LeafSession(Peer):
+class LeafSession(DrainingPeer):
     """One connection. `spoke` is whether this side joins the other's system; `cluster` and `domain` are the other's."""
 
     __slots__ = (
@@ -56,7 +57,6 @@ class LeafSession(Peer):
         "_local",
         "_ways",
         "activity",
-        "blocked",
         "cid",
         "cluster",
         "delay_s",
@@ -75,7 +75,6 @@ class LeafSession(Peer):
         "spoke",
         "told",
         "version",
-        "waiting",
     )
 
     def __init__(
@@ -107,9 +106,8 @@ class LeafSession(Peer):
         self.lang = "leafnode"
         self.delay_s = 0.0
         self.activity = self.pings_out = 0
-        self.blocked = self._joined = False
+        self._joined = False
         self._info: dict[str, Any] = {}
-        self.waiting: list[Any] = []
         self._ways: dict[bytes | tuple[bytes, ...], Way] = {}
 
     @property
@@ -378,20 +376,6 @@ class LeafSession(Peer):
                 sinks.append(onward)
         local = Route(subject, EXACT, route.plain, groups, []) if route.plain or groups else None
         return Way(route, local, sinks, lanes)
-
-    # As a session is asked by others
-
-    def when_drained(self, call: Any) -> None:
-        """Call once, when the other side has taken what was sent."""
-        if call not in self.waiting:
-            self.waiting.append(call)
-
-    def drained(self) -> None:
-        """The other side has taken what was sent; whoever held back may go on."""
-        self.blocked = False
-        waiting, self.waiting = self.waiting, []
-        for call in waiting:
-            call()
 
 
 def _object(body: bytes) -> dict[str, Any]:

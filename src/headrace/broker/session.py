@@ -8,16 +8,17 @@ whatever is unusual.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
+from headrace.broker.draining import DrainingPeer
 from headrace.broker.permissions import Permissions, Replies
 from headrace.broker.router import Hub
 from headrace.errors import ProtocolError
-from headrace.kernel import Peer, Subscription
+from headrace.kernel import Subscription
 from headrace.protocol import frames, subjects
 from headrace.protocol.bodies import UNREADABLE
 
@@ -73,13 +74,12 @@ class Owner(Protocol):
         """The INFO line for a client that is connected, sent after its first PING."""
 
 
-class Session(Peer):
+class Session(DrainingPeer):
     """One client. `identity` is who it speaks for, None before that is known."""
 
     __slots__ = (
         "_greeted",
         "activity",
-        "blocked",
         "cid",
         "hub",
         "identity",
@@ -94,7 +94,6 @@ class Session(Peer):
         "stamped",
         "subs",
         "version",
-        "waiting",
     )
 
     def __init__(self, hub: Hub, owner: Owner, cid: int, limits: Limits, ready: bool) -> None:
@@ -113,28 +112,12 @@ class Session(Peer):
         self.activity = self.pings_out = 0
         self.stamped = False
         self._greeted = False
-        self.blocked = False
-        self.waiting: list[Callable[[], None]] = []
 
     def close(self) -> None:
         """The client is gone: so is its interest."""
         gone, self.subs = self.subs, {}
         self.hub.leave(list(gone.values()))
         self.drained()
-
-    # Back-pressure
-
-    def when_drained(self, call: Callable[[], None]) -> None:
-        """Call once, when the client has taken what was sent."""
-        if call not in self.waiting:
-            self.waiting.append(call)
-
-    def drained(self) -> None:
-        """The client has taken what was sent; whoever held back may go on."""
-        self.blocked = False
-        waiting, self.waiting = self.waiting, []
-        for call in waiting:
-            call()
 
     def complain(self, text: str | bytes) -> None:
         """Send an error that does not end the connection."""
