@@ -156,7 +156,7 @@ def test_what_a_query_may_read_again_is_protected(
         seen.extend(row.data for row in rows.orderBy("seq").collect())
 
     writer = frame.writeStream.foreachBatch(batch).option("checkpointLocation", str(tmp_path / "checkpoint"))
-    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    assert writer.trigger(availableNow=True).start().awaitTermination(250)
     assert seen == stocked
     assert floors == [0], "nothing is finished while the first batch runs"
     eventually(lambda: asyncio.run(_floors(broker.url, name)) == [len(stocked)])

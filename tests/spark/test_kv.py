@@ -87,7 +87,7 @@ def test_history_and_changes_tell_what_happened(
     seen: list[Any] = []
     writer = feed.writeStream.foreachBatch(lambda batch, _: seen.extend(batch.orderBy("revision").collect()))
     writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
-    assert writer.start().awaitTermination(60)
+    assert writer.start().awaitTermination(250)
     assert [(row.key, row.operation, row.value) for row in seen] == expected
 
 
@@ -139,7 +139,7 @@ def test_a_stream_of_changes_is_written_and_read(
         writer = feed.writeStream.format("headrace_kv")
         writer = writer.option("servers", broker.url).option("bucket", copy)
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        assert writer.trigger(availableNow=True).start().awaitTermination(120)
+        assert writer.trigger(availableNow=True).start().awaitTermination(250)
 
     keep_up()
     expected = {row.key: row.value for row in load(spark, broker, name).collect()}
