@@ -236,6 +236,23 @@ def test_people_interfere(kind: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mirror", "source"])
+def test_a_reset_of_a_consumer_that_is_full_at_once(kind: str) -> None:
+    """What it delivers again is known, so it is not acknowledged; yet nobody asks and answers without end."""
+    copying = Copying(
+        f"full/{kind}", way="user-managed", retention="limits", mirror=kind == "mirror", upward=False
+    )
+    copying.pair.advance(SECOND)
+    for _ in range(12):
+        copying.publish()
+    copying.pair.advance(3 * SECOND)
+    copying.call(True, "CONSUMER.RESET.O.U", seq=2)
+    copying.pair.settle()
+    copying.publish()
+    copying.heal()
+    copying.check()
+
+
+@pytest.mark.parametrize("kind", ["mirror", "source"])
 @pytest.mark.parametrize("way", ["server-managed", "user-managed"])
 def test_a_reset_forward_skips_what_it_says(kind: str, way: str) -> None:
     copying = Copying(

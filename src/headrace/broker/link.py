@@ -384,6 +384,8 @@ class Link:
         if seq <= intake.received:
             if dseq == following:
                 self._counted(following, seq)
+            elif dseq < following:
+                self._again()  # somebody reset the consumer: it counts from one again
             return
         if dseq != following and not (intake.origin.mirror and seq == intake.seq + 1):
             self._again()

@@ -38,6 +38,7 @@ class Push:
         "_members",
         "_subject",
         "_targets",
+        "_unheeded",
         "active",
         "silent_ns",
         "taker",
@@ -49,6 +50,7 @@ class Push:
         self.active = False
         self.silent_ns = 0  # since when nobody listens
         self._beat_ns = 0
+        self._unheeded = False  # the last answer acknowledged nothing
         self._targets: list[list[Any]] | None = None
         self._fans: list[Fan] = []  # ways to other servers
         self.taker: Any = None  # the one receiver, inside this server, that takes whole runs of records
@@ -141,6 +143,7 @@ class Push:
     def sent_run(self, count: int, size: int, now_ns: int) -> None:
         """A run went out along `lanes`."""
         self._beat_ns = now_ns
+        self._unheeded = False
         if self.window is not None and self.window.sent(size):
             self._ask()
 
@@ -169,7 +172,7 @@ class Push:
     def ask_if_full(self) -> None:
         """With acknowledgement by flow control a full consumer asks at once."""
         config, window = self._consumer.config, self.window
-        if config.ack_policy != "flow_control" or window is None or window.asked:
+        if config.ack_policy != "flow_control" or window is None or window.asked or self._unheeded:
             return
         if 0 < config.max_ack_pending <= len(self._consumer.progress.pending):
             self._ask()
@@ -179,6 +182,7 @@ class Push:
         if self.window is None or not self.window.answered(subject):
             return
         consumer = self._consumer
+        floor = consumer.progress.floor()
         if consumer.config.ack_policy == "flow_control" and header:
             stream_seq = _number(headers.get(header, _LAST_STREAM))
             consumer_seq = _number(headers.get(header, _LAST_CONSUMER))
@@ -187,6 +191,8 @@ class Push:
                 stream_seq = min(stream_seq, consumer.progress.stream_seq)
                 consumer_seq = min(consumer_seq, consumer.progress.consumer_seq)
                 consumer.acks.through(stream_seq, consumer_seq)
+        # To ask again at once would only bring the same answer; the next heartbeat asks.
+        self._unheeded = consumer.progress.floor() == floor
         consumer.wake()
 
     # The passing of time
