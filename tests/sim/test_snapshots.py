@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from headrace.api.advisories import ClientInfo
+from headrace.api.requests import SnapshotRequest
 from headrace.broker import contents, restores, snapshots
 from headrace.protocol.archives import END, Entry, Packer
 from headrace.sim import OUTCOMES, SimClock, SimDisk
@@ -372,3 +374,24 @@ class TestSending:
         assert client.api("STREAM.SNAPSHOT.S", {"deliver_subject": "x"})["error"]["err_code"] == 10064
         begin(client)
         assert client.api("STREAM.RESTORE.Q", {"config": {"name": "Q"}})["error"]["err_code"] == 10062
+
+
+def test_the_server_ends_meanwhile() -> None:
+    """Nothing rings any more, and the next start finds nothing of the restore."""
+    box = start()
+    client = filled(box, count=600)
+    data = back_up(box, client)
+    client.api("STREAM.SNAPSHOT.S", {"deliver_subject": "_B.o", "chunk_size": 1024, "window_size": 1024})
+    subject = begin(client)
+    client.publish(subject, data[:-100], b"_B.r")
+    box.run()
+    assert "R" in box.store.logs
+    box.jetstream.snapshots.add(
+        snapshots.Snapshot(box.jetstream.streams["S"], SnapshotRequest(deliver_subject="x"), ClientInfo())
+    )
+    box.jetstream.close()
+    assert box.jetstream.snapshots == set()
+    box.advance(20 * SECOND)
+    again = start(box.disk, box.clock)
+    again.run()
+    assert list(again.jetstream.streams) == list(again.store.logs) == ["S"]

@@ -288,6 +288,10 @@ class JetStream:
 
     def close(self) -> None:
         """Take nothing more, and make everything durable; answers that were waiting leave."""
+        for snapshot in list(self.snapshots):
+            snapshot.close()
+        for restore in self.restores.values():
+            restore.close()
         for stream in self.streams.values():
             self._close_doors(stream)
             stream.sourcing.stop()

@@ -121,9 +121,10 @@ class Restore:
             return
         if self._refusal is None:
             self._fail("no more chunks came")
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Take nothing more. What has come stays marked as unfinished, for the next start to remove."""
         if not self._closed:
             self._closed = True
             self._jetstream.hub.unsubscribe_internal(self.subject, self)
@@ -211,7 +212,7 @@ class Restore:
         del jetstream.restores[name]
         checked(jetstream, self._config, name)
         stream = self._contents.complete()
-        self._close()
+        self.close()
         jetstream.advisories.send(events.stream_action, name, "create")
         self._tell_end()
         answer = responses.answer("stream_create_response", stream_info(stream))

@@ -91,13 +91,16 @@ class Snapshot:
         self._heard_ns = self._start_ns
         self._ack = f"$JS.SNAPSHOT.ACK.{stream.name}.{nuid()}".encode()
         self._alarm: Handle | None = None
-        self._busy = False
+        self._busy = self._begun = False
 
     # Life
 
     def begin(self) -> None:
         """The answer is on its way: listen for acknowledgements and send."""
+        if self not in self._jetstream.snapshots:
+            return
         self._jetstream.advisories.send(events.snapshot_created, self._stream.name, self.state, self._client)
+        self._begun = True
         self._jetstream.hub.subscribe_internal(self._ack + b".>", self)
         self._alarm = self._jetstream.timers.after(_LOOK_NS, self._look)
         self._go_on()
@@ -125,14 +128,19 @@ class Snapshot:
             self._busy = True
             self._jetstream.later(self._turn)
 
+    def close(self) -> None:
+        """Send nothing more."""
+        self._jetstream.snapshots.discard(self)
+        if self._begun:
+            self._jetstream.hub.unsubscribe_internal(self._ack + b".>", self)
+        if self._alarm is not None:
+            self._alarm.cancel()
+
     def _end(self, header: bytes, problem: str = "") -> None:
         jetstream = self._jetstream
         if self not in jetstream.snapshots:
             return
-        jetstream.snapshots.discard(self)
-        jetstream.hub.unsubscribe_internal(self._ack + b".>", self)
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self.close()
         jetstream.ticker.send_settled(self._deliver, b"", header, b"")
         facts = (self._stream.name, self._start_ns, jetstream.clock_ns(), self._client, problem)
         jetstream.advisories.send(events.snapshot_completed, *facts)
