@@ -145,8 +145,12 @@ def check_rollup(stream: Stream, found: Mapping[bytes, bytes]) -> bytes:
 
 
 def check_account(stream: Stream, subject: bytes, header: bytes, payload: bytes) -> None:
-    """Refuse what would bring the account over what it may keep of this kind of storage."""
+    """Refuse what would bring the account over what it may keep of this kind of storage, or the server is full of."""
     jetstream, storage = stream.jetstream, stream.config.storage
+    if storage in jetstream.room.full:
+        raise errors.error(10023)
+    if jetstream.cap(storage) < 0:
+        return
     size = stream.stored_size(subject, header, payload)
     if jetstream.usage(storage)[0] + size > jetstream.cap(storage):
         raise errors.error(10002)

@@ -133,7 +133,7 @@ class Batches:
         size = len(member.header) + len(member.payload)
         if self._staging.bytes + size > self._staging.limits.bytes_per_server:
             raise errors.error(10023)
-        if self._stream.jetstream.cap(config.storage) >= 0:
+        if self._stream.jetstream.bounded(config.storage):
             admission.check_account(self._stream, member.subject, member.header, member.payload)
         if 0 <= config.max_msg_size < size:
             raise errors.error(10054)

@@ -82,6 +82,8 @@ class _Intake:
 
     def _check_room(self, subject: bytes, header: bytes, payload: bytes, rollup: bytes) -> None:
         """Refuse for now what a full stream that keeps its oldest has no place for."""
+        if self._stream.config.storage in self._stream.jetstream.room.full:
+            raise errors.error(10023)
         if self._stream.config.discard == "new":
             admission.check_room(self._stream, subject, header, payload, rollup)
 

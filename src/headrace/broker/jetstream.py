@@ -27,6 +27,7 @@ from headrace.broker.fast_batches import DEFAULT_LIMITS as FAST_LIMITS
 from headrace.broker.fast_batches import FastLimits, FastRoom
 from headrace.broker.positions import KEY as ORIGINS_KEY
 from headrace.broker.positions import key_of as origins_key
+from headrace.broker.room import Room
 from headrace.broker.router import Hub
 from headrace.broker.schedules import KEY as SCHEDULES_KEY
 from headrace.broker.scribe import Scribe
@@ -46,7 +47,6 @@ _RELIEF_NS = 10_000_000
 _FULL_NS = 1_000_000_000
 #: A clock that went back further than this was set; it is followed.
 _CLOCK_JUMP_NS = 1_000_000_000
-
 
 ENDPOINTS = (
     stream_api.ENDPOINTS
@@ -86,6 +86,7 @@ class JetStream:
         limits: Limits = NO_LIMITS,
         batch_limits: BatchLimits = DEFAULT_LIMITS,
         fast_limits: FastLimits = FAST_LIMITS,
+        room: Room | None = None,
     ) -> None:
         self.hub = hub
         self.store = store
@@ -105,6 +106,7 @@ class JetStream:
         self.fast_room = FastRoom(fast_limits)
         self.streams: dict[str, Stream] = {}
         self.limits = limits
+        self.room = room if room is not None else Room()
         self.snapshots: set[snapshots.Snapshot] = set()
         self.restores: dict[str, restores.Restore] = {}
         self.api_total = 0
@@ -198,8 +200,7 @@ class JetStream:
         found = [self.streams[name] for name in sorted(self.streams)]
         if not subject:
             return found
-        wanted = subject.encode()
-        return [s for s in found if any(subjects.collides(wanted, own) for own in s.subjects())]
+        return [s for s in found if any(subjects.collides(subject.encode(), own) for own in s.subjects())]
 
     def configs(self) -> dict[str, StreamConfig]:
         """The configuration of every stream."""
@@ -249,6 +250,7 @@ class JetStream:
             self.store.facts.delete(key)
         self.store.delete(stream.log)
         self.ticker.arm()
+        self.room.changed(self)
 
     def _keep(self, stream: Stream) -> None:
         if stream.config.storage != "memory":
@@ -285,6 +287,7 @@ class JetStream:
                 stream.schedules.start()
         for stream in self.streams.values():
             stream.sourcing.configure(stream.config)
+        self.room.join(self)
 
     def close(self) -> None:
         """Take nothing more, and make everything durable; answers that were waiting leave."""
@@ -298,6 +301,7 @@ class JetStream:
             stream.retention.stop()
             if stream.schedules is not None:
                 stream.schedules.stop()
+        self.room.leave(self)
         self.scribe.write()
         self.ticker.tick()
         self.store.close()
@@ -373,6 +377,10 @@ class JetStream:
     def cap(self, storage: str) -> int:
         """How many bytes the account may keep of one kind of storage; -1 is any number."""
         return self.limits.max_memory if storage == "memory" else self.limits.max_storage
+
+    def bounded(self, storage: str) -> bool:
+        """Whether a message may be one too many for the account, or the server, whatever its stream says."""
+        return self.cap(storage) >= 0 or storage in self.room.full
 
     def adopt_limits(self, limits: Limits) -> None:
         """From now on keep within these limits; what is there stays."""

@@ -138,7 +138,7 @@ class Stream:
             or config.allow_msg_schedules
             or config.persist_mode == "async"
             or config.retention == "interest"
-            or self.jetstream.cap(config.storage) >= 0
+            or self.jetstream.bounded(config.storage)
             or self._transform
             or self._republish
         )
@@ -297,7 +297,7 @@ class Stream:
             header, ttl_s = admission.raise_ttl(self, header, ttl_s)
         if not self.retention.wanted(subject):
             return self.pass_over(message_id, now_ns)
-        if self.jetstream.cap(self.config.storage) >= 0:
+        if self.jetstream.bounded(self.config.storage):
             admission.check_account(self, subject, header, payload)
         if self.config.discard == "new":
             admission.check_room(self, subject, header, payload, rollup)
@@ -393,6 +393,7 @@ class Stream:
         if self.closed:
             return
         self.retention.make_room()
+        self.jetstream.room.changed(self.jetstream)
         if self.duplicates is not None:
             self.duplicates.save()
         self.readers.save_all()

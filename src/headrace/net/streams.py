@@ -16,6 +16,7 @@ from headrace.broker import GLOBAL, Account, Timers
 from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits
 from headrace.broker.fast_batches import FastLimits
 from headrace.broker.jetstream import JetStream
+from headrace.broker.room import Room
 from headrace.net.logs import Log
 from headrace.net.options import Options
 from headrace.store import FileDisk, Store
@@ -62,6 +63,7 @@ def open_streams(
     server_name: str,
     log: Log,
     limits: Limits = NO_LIMITS,
+    room: Room | None = None,
 ) -> JetStream:
     """Recover the store and open its streams; what was overdue while the server was down is gone on return."""
     loop = asyncio.get_running_loop()
@@ -85,6 +87,7 @@ def open_streams(
             timeout_ns=int(options.batch_timeout_s * 1e9),
         ),
         fast_limits=_fast_limits(options),
+        room=room,
     )
     jetstream.start()
     report = store.report()

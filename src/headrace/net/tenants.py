@@ -18,6 +18,7 @@ from headrace.broker.exchange import Exchange
 from headrace.broker.exports import ExchangeError, Export, Import, check_import, without_cycles
 from headrace.broker.jetstream import ENDPOINTS
 from headrace.broker.redirects import Redirect, redirect
+from headrace.broker.room import Room
 from headrace.errors import StoreError
 from headrace.net.auth import Authenticator
 from headrace.net.logs import Log
@@ -37,6 +38,7 @@ class Tenants:
         self._exchange = Exchange(accounts, timers, server_name)
         self._redirects: dict[str, tuple[Redirect, ...]] = {}
         self._refusing: dict[str, ClosedDoor] = {}
+        self._room: Room | None = None
         #: Called with each account that is new.
         self.on_new: Callable[[Account], None] = lambda account: None
 
@@ -53,6 +55,8 @@ class Tenants:
             if fresh:
                 self.on_new(account)
         if options.jetstream:
+            if self._room is None:
+                self._room = Room(options.max_memory_store or -1, options.max_file_store or -1)
             self._settle_streams(options, plans)
         self._connect(plans, imports)
         self._redirect(options, plans)
@@ -131,7 +135,7 @@ class Tenants:
             from headrace.net.streams import open_streams
 
             account.jetstream = open_streams(
-                options, account, self._timers, self._server_name, self._log, limits
+                options, account, self._timers, self._server_name, self._log, limits, self._room
             )
         elif account.jetstream.limits != limits:
             account.jetstream.adopt_limits(limits)
