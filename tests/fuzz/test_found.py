@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.pulls import Pulls
 from headrace.errors import ProtocolError
 from headrace.net.conf import ConfigError, parse
 from headrace.net.settings import interpret, load
@@ -143,3 +144,31 @@ class Inbox:
 
     def offer(self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         self.replies.append(reply)
+
+
+def test_a_full_consumer_does_not_go_through_its_requests_for_each_one_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each pull beyond the limit took half a millisecond of the server's time, and everybody else's."""
+    looked = 0
+    look = Pulls.look
+
+    def counted(pulls: Pulls, now_ns: int, *, at_end: bool) -> None:
+        nonlocal looked
+        looked += 1
+        look(pulls, now_ns, at_end=at_end)
+
+    monkeypatch.setattr(Pulls, "look", counted)
+    broker = SimBroker(SimDisk(), OPTIONS)
+    broker.start()
+    broker.call("STREAM.CREATE.Q", name="Q", subjects=["q"])
+    config = {"durable_name": "C", "ack_policy": "explicit"}
+    broker.call("CONSUMER.CREATE.Q.C", stream_name="Q", config=config)
+    body = b'{"batch":1000000,"expires":60000000000}'
+    numbers = [broker.publish("$JS.API.CONSUMER.MSG.NEXT.Q.C", body) for _ in range(2_000)]
+    broker.settle()
+    refused = [number for number in numbers if number in broker.answers]
+    assert len(refused) == 2_000 - 512
+    assert looked < 600
+    broker.advance(60_000_000_000)
+    assert broker.publish("$JS.API.CONSUMER.MSG.NEXT.Q.C", body) not in broker.answers

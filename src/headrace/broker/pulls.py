@@ -22,6 +22,9 @@ from headrace.protocol import headers, subjects
 if TYPE_CHECKING:
     from headrace.broker.consumer import Consumer
 
+#: How long it is believed that a full consumer stays full while nobody comes or goes.
+_FULL_NS = 10_000_000
+
 
 class Pull:
     """One request that waits."""
@@ -60,11 +63,12 @@ class Pull:
 class Pulls:
     """The requests of one consumer, oldest first."""
 
-    __slots__ = ("_consumer", "pin", "waiting")
+    __slots__ = ("_consumer", "_full", "pin", "waiting")
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self.waiting: deque[Pull] = deque()
+        self._full = (-1, 0)  # with so many subscriptions, until then, nothing waiting is over
         self.pin = Pin(consumer)
 
     # Requests coming in
@@ -96,13 +100,25 @@ class Pulls:
             self._say(reply, refused)
             return
         if len(self.waiting) >= consumer.config.max_waiting > 0:
-            self.look(now_ns, at_end=False)
+            self._make_room(now_ns)
         if len(self.waiting) >= consumer.config.max_waiting > 0:
             if wanted.idle_heartbeat <= 0:
                 self._say(reply, statuses.MAX_WAITING)
             return
         self._enqueue(Pull(reply, wanted, now_ns))
         consumer.wake()
+
+    def _make_room(self, now_ns: int) -> None:
+        """Look for requests that are over. Right after all of them were found waiting, with nobody come or gone since, that
+        is not done again: who floods a full consumer must not have it go through them for each request.
+        """
+        there = self._consumer.hub.subscriptions
+        if there == self._full[0] and now_ns < self._full[1]:
+            return
+        before = len(self.waiting)
+        self.look(now_ns, at_end=False)
+        if len(self.waiting) == before:
+            self._full = (there, min(now_ns + _FULL_NS, self.next_look() or now_ns + _FULL_NS))
 
     def _over_limit(self, wanted: NextRequest) -> bytes:
         config = self._consumer.config

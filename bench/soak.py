@@ -1,0 +1,287 @@
+"""Hours at half of the peak, with everything at once: memory and file descriptors stay flat, and nothing is lost.
+
+    python bench/soak.py [--minutes 120] [--figures out/soak.json]
+
+A work queue is published and consumed at half of the rate that this client reached in the first seconds; beside it go
+messages with a TTL, atomic batches with a mirror of their stream, a bucket and claims. Everything that was acknowledged is
+accounted for at the end. Memory, descriptors and the size on disk are sampled all along.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from headrace.claims import ClaimConfig, Claims  # noqa: E402
+from headrace.client import connect  # noqa: E402
+from support.processes import serving  # noqa: E402
+
+PEAK_S = 5.0
+TTL_S = 5
+SAMPLE_S = 2.0
+PAYLOAD = b"x" * 112
+STEP_S = 0.02
+
+
+class Soak:
+    """One run: workers until `going` ends, what they did and what they miss."""
+
+    def __init__(self, url: str, pid: int, folder: Path) -> None:
+        self.url, self.pid, self.folder = url, pid, folder
+        self.going = True
+        self.rate = 0.0
+        self.done: dict[str, int] = dict.fromkeys(
+            ("published", "acknowledged", "consumed", "ttl", "batches", "kv", "claims"), 0
+        )
+        self.lost: list[str] = []
+        self.samples: list[tuple[float, int, int, int]] = []
+        self._numbers: set[int] = (
+            set()
+        )  # acknowledged, not yet consumed; negative: consumed before its ack was read
+
+    async def run(self, minutes: float) -> None:
+        self.begun = time.monotonic()
+        await self._set_up()
+        self.rate = await self._peak() / 2
+        self.begun = time.monotonic()
+        workers = (self._work, self._consume, self._ttl, self._batches, self._kv, self._claims, self._sample)
+        tasks = [asyncio.ensure_future(worker()) for worker in workers]
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=minutes * 60, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+            self.going = False
+            await asyncio.wait_for(asyncio.gather(*tasks), 120)
+        finally:
+            for task in tasks:
+                task.cancel()
+        await self._account()
+
+    async def _set_up(self) -> None:
+        js = (await connect(self.url)).jetstream()
+        self.js = js
+        streams: tuple[dict[str, Any], ...] = (
+            {"name": "WORK", "subjects": ["work"], "retention": "workqueue"},
+            {"name": "PEAK", "subjects": ["peak"], "max_msgs": 1000},
+            {
+                "name": "SHORT",
+                "subjects": ["short.*"],
+                "allow_msg_ttl": True,
+                "subject_delete_marker_ttl": 10**9,
+            },
+            {"name": "BATCHES", "subjects": ["batches"], "allow_atomic": True, "max_msgs": 5000},
+            {"name": "COPY", "mirror": {"name": "BATCHES"}, "max_msgs": 5000},
+            {"name": "CLAIMED", "subjects": ["claimed"], "allow_msg_ttl": True, "max_msgs": 1000},
+        )
+        for stream in streams:
+            await js.api_request(f"STREAM.CREATE.{stream['name']}", stream)
+        self.bucket = await js.create_key_value(bucket="soak", history=3)
+
+    async def _publisher(self, subject: str, numbered: bool) -> Any:
+        connection = await connect(self.url)
+        inbox = connection.new_inbox()
+
+        async def answered(message: Any) -> None:
+            number = int(message.subject.rpartition(".")[2])
+            if b'"seq"' not in message.data:
+                self.lost.append(f"{subject} {number} was refused: {message.data!r}")
+            self.done["acknowledged"] += numbered
+            if numbered and number in self._early:
+                self._early.discard(number)
+            elif numbered:
+                self._numbers.add(number)
+            self._answered += 1
+
+        self._early: set[int] = set()
+        self._answered = 0
+        await connection.subscribe(f"{inbox}.*", cb=answered)
+        return connection, inbox
+
+    async def _peak(self) -> float:
+        """Messages a second that this client gets acknowledged when it does nothing else."""
+        connection, inbox = await self._publisher("peak", numbered=False)
+        sent, begun = 0, time.monotonic()
+        while time.monotonic() - begun < PEAK_S:
+            for _ in range(100):
+                await connection.publish("peak", PAYLOAD, reply=f"{inbox}.{sent}")
+                sent += 1
+            while sent - self._answered > 1000:
+                await asyncio.sleep(0.001)
+        while self._answered < sent:
+            await asyncio.sleep(0.005)
+        rate = sent / (time.monotonic() - begun)
+        await connection.close()
+        return rate
+
+    async def _work(self) -> None:
+        connection, inbox = await self._publisher("work", numbered=True)
+        begun, sent = time.monotonic(), 0
+        while self.going:
+            due = int((time.monotonic() - begun) * self.rate)
+            for number in range(sent, min(due, sent + 500)):
+                await connection.publish("work", b"%d %s" % (number, PAYLOAD), reply=f"{inbox}.{number}")
+                sent += 1
+            self.done["published"] = sent
+            while sent - self._answered > 5000:
+                await asyncio.sleep(0.002)
+            await asyncio.sleep(STEP_S)
+        while self._answered < sent:
+            await asyncio.sleep(0.01)
+        await connection.close()
+
+    async def _consume(self) -> None:
+        connection = await connect(self.url)
+        subscription = await connection.jetstream().pull_subscribe("work", "WORKER", stream="WORK")
+        while self.going or self._numbers:
+            try:
+                messages = await subscription.fetch(500, timeout=1)
+            except TimeoutError:
+                continue
+            for message in messages:
+                number = int(message.data.split(b" ", 1)[0])
+                if number in self._numbers:
+                    self._numbers.discard(number)
+                else:
+                    self._early.add(number)
+                await message.ack()
+            self.done["consumed"] += len(messages)
+        await connection.close()
+
+    async def _ttl(self) -> None:
+        while self.going:
+            await self.js.publish(f"short.{self.done['ttl'] % 100}", PAYLOAD, ttl=TTL_S)
+            self.done["ttl"] += 1
+            await asyncio.sleep(STEP_S)
+
+    async def _batches(self) -> None:
+        while self.going:
+            ack = await self.js.publish_batch([("batches", b"%d" % number) for number in range(10)])
+            if ack.count != 10:
+                self.lost.append(f"a batch of 10 has {ack.count}")
+            self.done["batches"] += 1
+            await asyncio.sleep(0.1)
+
+    async def _kv(self) -> None:
+        while self.going:
+            number = self.done["kv"]
+            key, value = f"k{number % 500}", b"%d" % number
+            await self.bucket.put(key, value)
+            if (await self.bucket.get(key)).value != value:
+                self.lost.append(f"{key} is not {value!r}")
+            if number % 5 == 4:
+                await self.bucket.delete(key)
+            self.done["kv"] += 1
+            await asyncio.sleep(STEP_S)
+
+    async def _claims(self) -> None:
+        connection = await connect(self.url)
+        store = {"path": str(self.folder / "claims")}
+        config = ClaimConfig("soak", threshold=64 * 1024, store=store)
+        claims = await Claims.open(connection, config, streams=["CLAIMED"])
+        reader = await connection.jetstream().pull_subscribe("claimed", "READER", stream="CLAIMED")
+        while self.going:
+            number = self.done["claims"]
+            data = os.urandom(1024) * 200
+            await claims.producer.publish("claimed", data, msg_id=f"claim-{number}")
+            got: list[bytes] = []
+
+            async def work(received: Any, got: list[bytes] = got) -> None:
+                got.append(bytes(received.data))
+
+            for message in await reader.fetch(1, timeout=20):
+                await claims.consumer.handle(message, work)
+            if got != [data]:
+                self.lost.append(f"claim {number} did not come back as it was")
+            self.done["claims"] += 1
+            if number % 10 == 9:
+                await claims.collector.collect()
+            await asyncio.sleep(0.5)
+        await claims.close()
+        await connection.close()
+
+    async def _sample(self) -> None:
+        while self.going:
+            memory = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            descriptors = len(os.listdir(f"/proc/{self.pid}/fd"))
+            size = sum(
+                path.stat().st_blocks * 512 for path in (self.folder / "data").rglob("*") if path.is_file()
+            )
+            self.samples.append((round(time.monotonic() - self.begun, 1), memory, descriptors, size))
+            await asyncio.sleep(SAMPLE_S)
+
+    async def _account(self) -> None:
+        """Whatever was acknowledged has been consumed, expired or copied."""
+        if self._numbers or self._early:
+            self.lost.append(
+                f"{len(self._numbers)} of the work never came, {len(self._early)} came without an ack"
+            )
+        if self.done["consumed"] < self.done["acknowledged"]:
+            self.lost.append(
+                f"{self.done['acknowledged'] - self.done['consumed']} acknowledged and not consumed"
+            )
+        await asyncio.sleep(TTL_S + 4)
+        left = (await self.js.stream_info("SHORT")).state.messages
+        if left:
+            self.lost.append(f"{left} messages outlived their TTL")
+        batches, copy = [(await self.js.stream_info(name)).state for name in ("BATCHES", "COPY")]
+        if (batches.last_seq, batches.messages) != (copy.last_seq, copy.messages):
+            self.lost.append(f"the mirror has {copy}, its origin {batches}")
+        if batches.last_seq != self.done["batches"] * 10:
+            self.lost.append(f"{self.done['batches']} batches of 10 made {batches.last_seq} messages")
+
+    def figures(self, minutes: float) -> dict[str, Any]:
+        half = [sample for sample in self.samples if sample[0] > minutes * 60 / 4] or self.samples
+        return {
+            "minutes": minutes,
+            "load": os.getloadavg(),
+            "rate": round(self.rate),
+            "done": self.done,
+            "lost": self.lost,
+            "memory_mib_start": round(self.samples[0][1] / 2**20, 1),
+            "memory_mib_quarter": round(half[0][1] / 2**20, 1),
+            "memory_mib_end": round(half[-1][1] / 2**20, 1),
+            "memory_percent_an_hour_after_the_first_quarter": round(slope(half) * 3600 / half[0][1] * 100, 1),
+            "descriptors": [self.samples[0][2], max(s[2] for s in self.samples), self.samples[-1][2]],
+            "disk_mib": [round(s[3] / 2**20, 1) for s in (self.samples[0], half[0], half[-1])],
+            "samples": self.samples,
+        }
+
+
+def slope(samples: list[tuple[float, int, int, int]]) -> float:
+    """Bytes a second, as a line through all samples has it."""
+    if len(samples) < 3:
+        return 0.0
+    return statistics.linear_regression([s[0] for s in samples], [s[1] for s in samples]).slope
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=120)
+    parser.add_argument("--figures", type=Path, default=ROOT / "out" / "soak.json")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with serving(folder, "-js", "-sd", "data") as running:
+            soak = Soak(running.url, running.process.pid, folder)
+            asyncio.run(soak.run(arguments.minutes))
+            figures = soak.figures(arguments.minutes)
+    arguments.figures.parent.mkdir(exist_ok=True)
+    arguments.figures.write_text(json.dumps(figures))
+    del figures["samples"]
+    print(json.dumps(figures, indent=1))
+    return bool(soak.lost)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
