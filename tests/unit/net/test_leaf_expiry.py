@@ -1,0 +1,32 @@
+"""Who dialled in with a token goes when that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+from headrace.net.leaf_options import Leafnodes
+from headrace.net.options import ANY_PORT
+from headrace.server import Server
+from support.identities import Realm
+
+
+async def test_a_leafnode_goes_when_its_token_ends() -> None:
+    realm = Realm()
+    realm.account("A")
+    key, token = realm.user("A", claims={"exp": int(time.time()) + 2})
+    operator = realm.operator.token(realm.operator.public, "operator", name="OP")
+    preload = tuple((realm.accounts[name].public, made) for name, made in realm.tokens.items())
+    leafnodes = Leafnodes(host="127.0.0.1", port=ANY_PORT)
+    async with Server(operators=(operator,), resolver_preload=preload, leafnodes=leafnodes) as hub:
+        reader, writer = await asyncio.open_connection("127.0.0.1", hub.leaf_port)
+        info = json.loads((await reader.readline())[5:])
+        fields = {"name": "edge", "jwt": token, "sig": key.sign_nonce(info["nonce"])}
+        writer.write(b"CONNECT %s\r\n" % json.dumps(fields).encode())
+        async with asyncio.timeout(10):
+            rest = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        assert b"LS+" in rest
+        assert b"-ERR 'User Authentication Expired'" in rest
