@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/headrace/kernel/*.pyx src/headrace/kernel/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test docs check format bench crash sim soak-readers mutants conformance-natspy parts java clean
+.PHONY: help setup run demo test docs check format bench crash sim fuzz hostile soak soak-readers mutants conformance-natspy parts java clean
 
 help: ## what can be made
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -66,6 +66,15 @@ crash: setup ## two million crash points and every byte of a store rotten: hours
 
 sim: setup ## whole simulated brokers by seed (SEEDS=20000)
 	$(BIN)/python -m tests.sim.worlds 0 $(or $(SEEDS),20000) --jobs 2
+
+fuzz: setup ## malformed input of every kind, by seed, from where out/fuzz.json ends (INPUTS=50000000, MINUTES=30 ends earlier)
+	$(BIN)/python bench/fuzz.py --inputs $(or $(INPUTS),50000000) --minutes $(or $(MINUTES),0)
+
+hostile: setup ## attacks in full size on a real server, and how long others wait meanwhile (ARGS='--only slow --scale 0.2')
+	$(BIN)/python bench/hostile.py $(ARGS)
+
+soak: setup ## half of the peak with everything at once: memory and descriptors stay flat, nothing is lost (MINUTES=120)
+	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),120)
 
 soak-readers: setup ## another process reads through pins for a minute while the store is written at full speed
 	$(BIN)/python -m tests.crash.pin_load $(ARGS)
