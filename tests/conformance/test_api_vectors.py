@@ -12,7 +12,7 @@ import pytest
 from conformance import conversation
 from conformance.client import Client, Message
 from conformance.conversation import Conversation
-from conformance.servers import Server
+from conformance.servers import Server, Setup
 
 Answers = dict[str, list[list[str]]]
 SILENCE = ["(silence)"]
@@ -115,3 +115,12 @@ def test_an_account_info_does_not_count_itself(fresh_server: Server) -> None:
         client.api("STREAM.INFO.NO")
         counts = client.api("INFO")["api"]
         assert (counts["total"], counts["errors"]) == (3, 1)
+
+
+def test_unknown_keys_where_nobody_minds(launch: Callable[[Setup], Server]) -> None:
+    with Client(launch(Setup(config="jetstream { strict: false }")).port) as client:
+        assert "error" not in client.api("STREAM.CREATE.S", {"name": "S", "unknown": 1})
+        assert "error" not in client.api("STREAM.INFO.S", {"unknown": 1})
+        config = {"name": "C", "ack_policy": "explicit", "unknown": {"more": 1}}
+        assert "error" not in client.api("CONSUMER.CREATE.S.C", {"stream_name": "S", "config": config})
+        assert client.api("STREAM.PURGE.S", {"unknown": 1})["success"]

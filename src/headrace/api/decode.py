@@ -48,14 +48,14 @@ _RANGES = {
 }
 
 
-def decode(kind: type[Kind], body: bytes) -> Kind:
-    """A body of an endpoint that refuses unknown keys; raises 10025. An empty body gives the zero value."""
+def decode(kind: type[Kind], body: bytes, *, strict: bool = True) -> Kind:
+    """A body of an endpoint that refuses unknown keys where `strict`; raises 10025. An empty body gives the zero value."""
     try:
         return _fast(kind, body)
     except _REFUSED:
         pass
     try:
-        return _build(kind, gojson.read_all(body), strict=True)
+        return _build(kind, gojson.read_all(body), strict=strict)
     except Truncated:
         raise error(10025, err="unexpected EOF") from None
     except Malformed as refusal:
@@ -71,14 +71,14 @@ def decode_lenient(kind: type[Kind], body: bytes) -> Kind:
         raise error(10025, err=refusal.text) from None
 
 
-def decode_optional(kind: type[Kind], body: bytes) -> Kind:
+def decode_optional(kind: type[Kind], body: bytes, *, strict: bool = True) -> Kind:
     """As `decode`, for endpoints that ignore a body which is neither an object nor an array."""
-    return decode(kind, body) if looks_like_json(body) else kind()
+    return decode(kind, body, strict=strict) if looks_like_json(body) else kind()
 
 
-def decode_stream(body: bytes) -> tuple[StreamConfig, bool]:
+def decode_stream(body: bytes, *, strict: bool = True) -> tuple[StreamConfig, bool]:
     """The body of STREAM.CREATE and STREAM.UPDATE: the configuration, and whether it is pedantic."""
-    request = decode(StreamRequest, body)
+    request = decode(StreamRequest, body, strict=strict)
     return request.config(), request.pedantic
 
 

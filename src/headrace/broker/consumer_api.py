@@ -57,7 +57,7 @@ def create_durable(jetstream: JetStream, request: Request) -> bytes:
 
 
 def _create(jetstream: JetStream, request: Request, **subject: str) -> bytes:
-    wanted = decode(ConsumerRequest, request.body)
+    wanted = decode(ConsumerRequest, request.body, strict=jetstream.strict)
     named = consumers.named(wanted, **subject)
     stream = jetstream.lookup(wanted.stream_name)
     others = {each.name: each.config for each in stream.readers}
@@ -134,7 +134,7 @@ def listing(jetstream: JetStream, request: Request) -> bytes:
 
 
 def _listed(jetstream: JetStream, request: Request) -> tuple[Stream, int]:
-    wanted = decode_optional(ConsumersRequest, request.body)
+    wanted = decode_optional(ConsumersRequest, request.body, strict=jetstream.strict)
     return jetstream.lookup(request.names[0]), wanted.offset
 
 
@@ -152,7 +152,7 @@ def delete(jetstream: JetStream, request: Request) -> bytes:
 def pause(jetstream: JetStream, request: Request) -> bytes:
     until = times.ZERO
     if request.body:
-        until = decode(PauseRequest, request.body).pause_until
+        until = decode(PauseRequest, request.body, strict=jetstream.strict).pause_until
     consumer = _lookup(jetstream, request)
     config = configs.copy(consumer.config)
     config.pause_until = None if until == times.ZERO else until

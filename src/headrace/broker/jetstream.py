@@ -82,6 +82,7 @@ class JetStream:
         server_name: str,
         account: str = "$G",
         domain: str = "",
+        strict: bool = True,
         pending_max: int = 64 * 1024 * 1024,
         limits: Limits = NO_LIMITS,
         batch_limits: BatchLimits = DEFAULT_LIMITS,
@@ -94,6 +95,7 @@ class JetStream:
         self.server_name = server_name
         self.account = account
         self.domain = domain
+        self.strict = strict  # whether a request with a key that nobody knows is refused
         self.pending_max = pending_max
         self.later = wake
         self.ticker = Ticker(store, hub, wake, self._committed)

@@ -38,7 +38,7 @@ def restore(jetstream: JetStream, request: Request) -> bytes:
     """STREAM.RESTORE: where to send the chunks."""
     if is_empty(request.body):
         raise errors.error(10003)
-    wanted = decode(RestoreRequest, request.body)
+    wanted = decode(RestoreRequest, request.body, strict=jetstream.strict)
     name = request.names[0]
     wanted.config.name = wanted.config.name or name
     config = checked(jetstream, wanted.config, name)

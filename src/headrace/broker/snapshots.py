@@ -52,7 +52,7 @@ def snapshot(jetstream: JetStream, request: Request) -> bytes:
     if is_empty(request.body):
         raise errors.error(10003)
     stream = jetstream.lookup(request.names[0])
-    wanted = decode(SnapshotRequest, request.body)
+    wanted = decode(SnapshotRequest, request.body, strict=jetstream.strict)
     deliver = wanted.deliver_subject.encode()
     if not subjects.publishable(deliver) or deliver.startswith(RESERVED):
         raise errors.error(10015)

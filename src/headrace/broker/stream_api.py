@@ -47,7 +47,7 @@ def account_info(jetstream: JetStream, request: Request) -> bytes:
 
 
 def create(jetstream: JetStream, request: Request) -> bytes:
-    config, pedantic = decode_stream(request.body)
+    config, pedantic = decode_stream(request.body, strict=jetstream.strict)
     existing = jetstream.configs()
     name = request.names[0]
     usage = jetstream.usage_beside(name)
@@ -60,7 +60,7 @@ def create(jetstream: JetStream, request: Request) -> bytes:
 
 
 def update(jetstream: JetStream, request: Request) -> bytes:
-    config, pedantic = decode_stream(request.body)
+    config, pedantic = decode_stream(request.body, strict=jetstream.strict)
     name = request.names[0]
     stream = jetstream.streams.get(name)
     consumers = stream.consumer_configs() if stream else ()
@@ -88,7 +88,7 @@ def delete(jetstream: JetStream, request: Request) -> bytes:
 
 
 def info(jetstream: JetStream, request: Request) -> bytes:
-    wanted = decode_optional(StreamInfoRequest, request.body)
+    wanted = decode_optional(StreamInfoRequest, request.body, strict=jetstream.strict)
     stream = jetstream.lookup(request.names[0])
     counts = []
     if wanted.subjects_filter:
@@ -104,14 +104,14 @@ def info(jetstream: JetStream, request: Request) -> bytes:
 
 
 def names(jetstream: JetStream, request: Request) -> bytes:
-    wanted = decode_optional(StreamNamesRequest, request.body)
+    wanted = decode_optional(StreamNamesRequest, request.body, strict=jetstream.strict)
     found = [stream.name for stream in jetstream.sorted_streams(wanted.subject)]
     start, end = responses.paged(len(found), wanted.offset, responses.NAMES_LIMIT)
     return responses.stream_names(len(found), start, found[start:end])
 
 
 def listing(jetstream: JetStream, request: Request) -> bytes:
-    wanted = decode_optional(StreamListRequest, request.body)
+    wanted = decode_optional(StreamListRequest, request.body, strict=jetstream.strict)
     found = jetstream.sorted_streams(wanted.subject)
     start, end = responses.paged(len(found), wanted.offset, responses.LIST_LIMIT)
     infos = [stream_info(stream, listed=True) for stream in found[start:end]]
@@ -119,7 +119,7 @@ def listing(jetstream: JetStream, request: Request) -> bytes:
 
 
 def purge(jetstream: JetStream, request: Request) -> bytes:
-    wanted = decode_optional(PurgeRequest, request.body)
+    wanted = decode_optional(PurgeRequest, request.body, strict=jetstream.strict)
     if (wanted.seq and wanted.keep) or wanted.seq > SEQ_MAX:
         raise errors.error(10003)
     stream = jetstream.lookup(request.names[0])
@@ -138,7 +138,7 @@ def purge(jetstream: JetStream, request: Request) -> bytes:
 def get_message(jetstream: JetStream, request: Request) -> bytes:
     if is_empty(request.body):
         raise errors.error(10003)
-    wanted = decode(MessageGetRequest, request.body)
+    wanted = decode(MessageGetRequest, request.body, strict=jetstream.strict)
     if wanted.batch or wanted.max_bytes or _contradicts(wanted):
         raise errors.error(10003)
     stream = jetstream.lookup(request.names[0])
@@ -160,7 +160,7 @@ def _contradicts(wanted: MessageGetRequest) -> bool:
 def delete_message(jetstream: JetStream, request: Request) -> bytes:
     if is_empty(request.body):
         raise errors.error(10003)
-    wanted = decode(MessageDeleteRequest, request.body)
+    wanted = decode(MessageDeleteRequest, request.body, strict=jetstream.strict)
     stream = jetstream.lookup(request.names[0])
     if stream.config.sealed:
         raise errors.error(10109)

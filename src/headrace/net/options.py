@@ -163,6 +163,7 @@ class Options:
     jetstream: bool = False
     store_dir: str = ""
     domain: str = ""
+    strict: bool = True
     sync: Sync = Sync.ALWAYS
     max_file_store: int = 0
     max_memory_store: int = 0

@@ -91,6 +91,7 @@ _JETSTREAM: Keys = {
     "store_dir": ("store_dir", text),
     "storedir": ("store_dir", text),
     "domain": ("domain", text),
+    "strict": ("strict", switch),
     "max_file": ("max_file_store", integer),
     "max_file_store": ("max_file_store", integer),
     "max_mem": ("max_memory_store", integer),

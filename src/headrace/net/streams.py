@@ -78,6 +78,7 @@ def open_streams(
         server_name=server_name,
         account=account.name,
         domain=options.domain,
+        strict=options.strict,
         pending_max=options.max_pending,
         limits=limits,
         batch_limits=BatchLimits(
