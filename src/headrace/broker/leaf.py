@@ -281,7 +281,9 @@ class LeafSession(DrainingPeer):
             self._violated("Subscription", subject)
             return
         entry = self.far.get((subject, queue))
-        if entry is None:
+        if entry is None and not self.owner.may_want(len(self.far)):
+            self.send(frames.error("maximum subscriptions exceeded"))
+        elif entry is None:
             entry = self.far[(subject, queue)] = FarInterest(self, subject, queue, weight)
             self.hub.subscribe_far(entry)
         elif entry.weight != weight:

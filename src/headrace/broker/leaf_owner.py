@@ -44,6 +44,9 @@ class LeafOwner(Protocol):
     ) -> bytes:
         """The INFO line for somebody who is known now, and what it may hear and say."""
 
+    def may_want(self, count: int) -> bool:
+        """Whether the other side may want one thing more than these many."""
+
     def joined(self) -> None:
         """Both sides know each other."""
 

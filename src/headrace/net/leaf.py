@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import API_LEVEL, COMPATIBLE_VERSION
 from headrace.broker import Accounts, Identity
 from headrace.broker.accounts import GLOBAL
+from headrace.broker.leaf import LeafSession
 from headrace.broker.leaf_interest import Leaves
 from headrace.broker.leaf_owner import Local
 from headrace.errors import ProtocolError
@@ -138,6 +139,14 @@ class LeafDoor:
         if account not in self._leaves:
             self._leaves[account] = Leaves(there.hub, account)
         return self._leaves[account]
+
+    def may_want(self, session: LeafSession, count: int) -> bool:
+        """Whether somebody who dialled in may want one thing more: the limits of clients hold for it too."""
+        most = [self.options.max_subscriptions] if self.options.max_subscriptions else []
+        most.append(self._accounts[session.account].limits.subscriptions)
+        if isinstance(session.identity, Known):
+            most.append(session.identity.subscriptions)
+        return all(count < each for each in most if each >= 0)
 
     def dialling(self, remote: LeafRemote) -> ssl.SSLContext:
         return dialling_context(remote.tls)

@@ -320,6 +320,9 @@ class LeafConnection(asyncio.Protocol):
         nonce = "" if account else self._nonce
         return self._door.info(self.session.cid, self.client_ip, nonce, account, imports, exports)
 
+    def may_want(self, count: int) -> bool:
+        return self._remote is not None or self._door.may_want(self.session, count)
+
     def joined(self) -> None:
         self.was_joined = True
         session = self.session

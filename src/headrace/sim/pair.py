@@ -118,6 +118,9 @@ class End:
         fields |= {"client_id": 1, "leafnode_urls": [], "info_on_connect": True}
         return frames.info(fields | ({"connect_info": True, "remote_account": account} if account else {}))
 
+    def may_want(self, count: int) -> bool:
+        return True
+
     def joined(self) -> None:
         """Nothing to do."""
 
