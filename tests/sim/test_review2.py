@@ -13,6 +13,7 @@ from headrace.api.limits import Limits
 from headrace.broker import Permissions
 from headrace.broker import progress_codec as codec
 from headrace.broker.leaf_interest import Leaves
+from headrace.broker.room import Room
 from headrace.protocol import headers, leaf
 from headrace.protocol.archives import Entry, Packer
 from headrace.sim import SimDisk
@@ -153,3 +154,15 @@ def test_names_and_subjects_may_have_the_mark_of_what_is_shown(consumer: bytes, 
     assert leaf.split_shown(ack) == (ack, b"")
     assert leaf.split_shown(leaf.with_shown(ack, shown)) == (ack, shown)
     assert leaf.with_shown(leaf.with_shown(ack, shown), b"other") == leaf.with_shown(ack, shown)
+
+
+def test_a_restore_stays_within_what_the_server_may_keep() -> None:
+    broker = start()
+    jetstream = broker.jetstream
+    jetstream.room.leave(jetstream)
+    jetstream.room = Room(storage=5000)
+    jetstream.room.join(jetstream)
+    messages = [Entry(b"r", seq, seq, b"", bytes(1000)) for seq in range(1, 11)]
+    assert restored(broker, state(10), *messages)["error"]["err_code"] == 10062
+    assert broker.store.logs == {}
+    assert "error" not in restored(broker, state(3), *messages[:3])

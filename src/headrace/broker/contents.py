@@ -114,10 +114,10 @@ class Contents:
             self._message(self._log, entry)
 
     def _left(self) -> int:
-        """How many bytes the account has left for it."""
-        storage = self._config.storage
-        cap = self._jetstream.cap(storage)
-        return cap - self._jetstream.usage(storage)[0] if cap >= 0 else 1 << 62
+        """How many bytes the account, and the server, have left for it."""
+        jetstream, storage = self._jetstream, self._config.storage
+        cap, left = jetstream.cap(storage), jetstream.room.left(storage)
+        return min(cap - jetstream.usage(storage)[0], left) if cap >= 0 else left
 
     def check_whole(self) -> None:
         if not self._whole:

@@ -51,5 +51,9 @@ class Room:
             for stream in jetstream.streams.values():
                 stream.choose_lane()
 
+    def left(self, kind: str) -> int:
+        """How many bytes there are still."""
+        return self._most[kind] - self._used(kind) if kind in self._most else 1 << 62
+
     def _used(self, kind: str) -> int:
         return sum(jetstream.usage(kind)[0] for jetstream in self._members)
