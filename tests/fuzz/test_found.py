@@ -130,6 +130,7 @@ def test_a_word_ends_at_a_blank_and_nowhere_else(mark: bytes) -> None:
     for twin in TWINS:
         client = Desk(twin).client()
         assert client.say(b"SUB > 1\r\nPUB %s 1\r\nx\r\n" % subject) == b"MSG %s 1 1\r\nx\r\n" % subject
+        assert b"MSG x %s 0\r\n" % subject in client.say(b"SUB x %s\r\nPUB x 0\r\n\r\n" % subject)
     told = Recorder(True)
     LeafParser(told, 100).feed(leaf.message(subject, b"r" + mark, (), b"", b"x") + b"LS+ %s\r\n" % subject)
     assert told.told == [

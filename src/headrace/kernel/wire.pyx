@@ -17,6 +17,7 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 import os
 
 from headrace.errors import ProtocolError
+from headrace.kernel.wire_pure import words_of
 
 cdef extern from *:
     """
@@ -734,7 +735,7 @@ cdef class Parser:
         elif verb == b"PONG":
             self.peer.on_pong()
         elif verb == b"SUB":
-            words = args.split()
+            words = words_of(args)
             if len(words) == 2:
                 self.peer.on_sub(words[0], None, words[1])
             elif len(words) == 3:
@@ -742,7 +743,7 @@ cdef class Parser:
             else:
                 raise ProtocolError(None)
         elif verb == b"UNSUB":
-            words = args.split()
+            words = words_of(args)
             if not 1 <= len(words) <= 2:
                 raise ProtocolError(None)
             self.peer.on_unsub(words[0], words[1] if len(words) == 2 else None)
