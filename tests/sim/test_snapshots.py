@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.api.advisories import ClientInfo
+from headrace.api.limits import Limits
 from headrace.api.requests import SnapshotRequest
 from headrace.broker import contents, restores, snapshots
 from headrace.protocol.archives import END, Entry, Packer
@@ -395,3 +396,17 @@ def test_the_server_ends_meanwhile() -> None:
     again = start(box.disk, box.clock)
     again.run()
     assert list(again.jetstream.streams) == list(again.store.logs) == ["S"]
+
+
+def test_a_full_account_takes_no_restore() -> None:
+    box = start()
+    client = filled(box, count=600)
+    data = back_up(box, client)
+    used = box.jetstream.usage("file")[0]
+    box.jetstream.adopt_limits(Limits(max_storage=used + used // 2))
+    subject = begin(client)
+    client.publish(subject, data, b"_B.r")
+    client.publish(subject, b"", b"_B.r")
+    box.run()
+    assert json.loads(answers(client)[-1].payload)["error"]["err_code"] == 10062
+    assert "R" not in box.store.logs

@@ -167,8 +167,9 @@ class Contents:
         if seq > log.last_seq + 1:
             log.advance(seq - 1)
         log.append(entry.name, header, entry.payload, time_ns, ttl_s)
-        if log.bytes > self._room:
-            raise errors.error(10028 if self._config.storage == "memory" else 10047)
+        storage = self._config.storage
+        if log.bytes > self._room or storage in self._jetstream.room.full:
+            raise errors.error(10028 if storage == "memory" else 10047)
         if found:
             self._learn(entry, found, time_ns)
         elif self._plans:
