@@ -160,10 +160,17 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("options", "schema", "words"), BAD, ids=[words[:24] for *_, words in BAD])
 def test_a_streaming_query_that_cannot_work_says_why_on_the_driver(
-    ours: Broker, spark: SparkSession, tmp_path: Path, options: dict[str, Any], schema: str, words: str
+    ours: Broker,
+    spark: SparkSession,
+    name: str,
+    tmp_path: Path,
+    options: dict[str, Any],
+    schema: str,
+    words: str,
 ) -> None:
-    ours.fill("STAYS", 1)
-    given = {"servers": ours.url, "stream": "STAYS", "starting": "earliest", "reconnect": "1s", **options}
+    ours.create(name)
+    ours.fill(name, 1)
+    given = {"servers": ours.url, "stream": name, "starting": "earliest", "reconnect": "1s", **options}
     tasks: list[int] = []
 
     def run() -> None:

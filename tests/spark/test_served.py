@@ -18,7 +18,7 @@ from headrace.spark.batch import StreamReader
 from headrace.spark.link import Address, Link, Refused, drop_link
 from headrace.spark.options import OptionError, source_options
 from headrace.spark.streams import StreamError
-from spark.conftest import Broker, free_port, monitored
+from spark.conftest import Broker, eventually, free_port, monitored
 
 MIB = 1 << 20
 
@@ -104,7 +104,7 @@ def test_a_token_opens_one_pin_and_as_long_as_it_is_held(ours: Broker, name: str
     ours.api(f"STREAM.UNPIN.{name}", {"pin": first["pin"]})
     assert get(ours, place, first["token"])[0] == 410
     brief = ours.api(f"STREAM.PIN.{name}", {"lease": 0.001, "grant": True})
-    assert get(ours, f"/pins/{brief['pin']}/manifest", brief["token"])[0] == 410
+    eventually(lambda: get(ours, f"/pins/{brief['pin']}/manifest", brief["token"])[0] == 410)
 
 
 @pytest.mark.parametrize(

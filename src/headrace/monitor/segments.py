@@ -37,14 +37,20 @@ def segments(stores: Callable[[], Iterable[JetStream]]) -> Page:
         if owner is None or scheme.lower() != "bearer":
             return text_answer(401, "the token of the pin is needed")._replace(headers=_REFUSED)
         if find(owner, path[1]) is None:
-            return text_answer(410, "this pin is not held any more")
+            return _gone()
         disk = owner.store.disk
         assert isinstance(disk, FileDisk), "a simulated disk has no monitoring port"
         # Opened anew each time: a handle that the store keeps would hold the file when the pin is long gone.
         place = disk.root / "pins" / path[1] / path[2]
-        return await asyncio.to_thread(_read, place, request.headers.get("range", "bytes=0-"))
+        answer = await asyncio.to_thread(_read, place, request.headers.get("range", "bytes=0-"))
+        # It may have been let go of while its file was looked for.
+        return answer if answer.status != 404 or find(owner, path[1]) is not None else _gone()
 
     return page
+
+
+def _gone() -> Answer:
+    return text_answer(410, "this pin is not held any more")
 
 
 def _read(place: Path, wanted: str) -> Answer:
