@@ -32,6 +32,8 @@ TTL_S = 5
 SAMPLE_S = 2.0
 PAYLOAD = b"x" * 112
 STEP_S = 0.02
+#: The publisher waits for a reader that is so far behind.
+BACKLOG_MAX = 10_000
 
 
 class Soak:
@@ -46,9 +48,7 @@ class Soak:
         )
         self.lost: list[str] = []
         self.samples: list[tuple[float, int, int, int]] = []
-        self._numbers: set[int] = (
-            set()
-        )  # acknowledged, not yet consumed; negative: consumed before its ack was read
+        self._numbers: set[int] = set()  # acknowledged, not yet consumed
 
     async def run(self, minutes: float) -> None:
         self.begun = time.monotonic()
@@ -62,7 +62,12 @@ class Soak:
             for task in done:
                 task.result()
             self.going = False
-            await asyncio.wait_for(asyncio.gather(*tasks), 120)
+            await asyncio.wait(tasks, timeout=120)
+            for worker, task in zip(workers, tasks, strict=True):
+                if task.done():
+                    task.result()
+                else:
+                    self.lost.append(f"{worker.__name__} did not come to an end")
         finally:
             for task in tasks:
                 task.cancel()
@@ -133,7 +138,7 @@ class Soak:
                 await connection.publish("work", b"%d %s" % (number, PAYLOAD), reply=f"{inbox}.{number}")
                 sent += 1
             self.done["published"] = sent
-            while sent - self._answered > 5000:
+            while sent - self._answered > 5000 or len(self._numbers) > BACKLOG_MAX:
                 await asyncio.sleep(0.002)
             await asyncio.sleep(STEP_S)
         while self._answered < sent:

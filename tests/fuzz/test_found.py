@@ -173,3 +173,22 @@ def test_a_full_consumer_does_not_go_through_its_requests_for_each_one_more(
     assert looked < 600
     broker.advance(60_000_000_000)
     assert broker.publish("$JS.API.CONSUMER.MSG.NEXT.Q.C", body) not in broker.answers
+
+
+@pytest.mark.parametrize("dest", ["x.{{ SplitFromLeft( 1 , 2 ) }}", "x.{{\r\nwildcard(1)\r\nNats-TTL: 1s}}"])
+def test_blanks_in_a_transform_of_a_source_are_no_words(dest: str) -> None:
+    """The stream was made and then not known: no answer came, and the next start of the server failed."""
+    broker = SimBroker(SimDisk(), OPTIONS)
+    broker.start()
+    broker.call("STREAM.CREATE.O", name="O", subjects=["o.*"])
+    sources = [{"name": "O", "subject_transforms": [{"src": "o.*", "dest": dest}]}]
+    made = broker.call("STREAM.CREATE.N", name="N", sources=sources)
+    broker.publish("o.abcd", b"x")
+    broker.settle()
+    broker.advance(20_000_000_000)
+    found = broker.jetstream.streams["N"].log.get(1) if "error" not in made else None
+    if found is not None:
+        assert bytes(found[2]).count(b"\r\n") == 3
+    again = SimBroker(broker.disk.kill(), OPTIONS, broker.clock)
+    again.start()
+    assert ("N" in again.jetstream.streams) == ("error" not in made)

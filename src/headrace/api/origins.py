@@ -18,10 +18,13 @@ _API = "$JS.API"
 
 
 def index_name(source: StreamSource) -> str:
-    """The name under which a source's position is kept: origin, filters and destinations."""
+    """The name under which a source's position is kept: origin, filters and destinations.
+
+    Copies carry it in a header, word by word: blanks, which a destination may have within braces, are left out.
+    """
     if source.subject_transforms:
-        filters = "\f".join(each.src or ">" for each in source.subject_transforms)
-        dests = "\f".join(each.dest or ">" for each in source.subject_transforms)
+        filters = "\f".join("".join(each.src.split()) or ">" for each in source.subject_transforms)
+        dests = "\f".join("".join(each.dest.split()) or ">" for each in source.subject_transforms)
     else:
         filters, dests = source.filter_subject or ">", ">"
     return f"{origin_name(source)} {filters} {dests}"
