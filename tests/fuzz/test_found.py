@@ -81,7 +81,14 @@ def test_a_line_without_a_colon_hides_no_header(twin: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a: " + "[" * 5000, "a: " + "9" * 5000, "port: -" + "9" * 5000, "accounts: [[a]]", "include 'a\\0b'"],
+    [
+        "a: " + "[" * 5000,
+        "a: " + "9" * 5000,
+        "port: -" + "9" * 5000,
+        "accounts: [[a]]",
+        "operator: \\0",
+        "include 'a\\0b'",
+    ],
 )
 def test_configuration_that_cannot_be_read_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^x\.conf:1:\d+: "):

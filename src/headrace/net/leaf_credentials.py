@@ -24,7 +24,7 @@ def signed_token(path: Path, nonce: str) -> dict[str, str]:
     """The fields of CONNECT from a credentials file."""
     try:
         found = _PARTS.findall(path.read_text(encoding="ascii"))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise AuthError(f"cannot read the credentials {str(path)!r}: {error}") from error
     if len(found) < 2:
         raise AuthError(f"{str(path)!r} is no credentials file: it lacks a token or a seed")

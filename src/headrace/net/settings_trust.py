@@ -23,7 +23,7 @@ def _operator_token(entry: str, place: Place) -> str:
     if not entry.startswith("eyJ"):
         try:
             written = Path(entry).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             fail(place, f"cannot read the operator's token {entry!r}: {error}")
         inside = written.partition(_BEGIN)[2].partition(_END)[0]
         token = (inside or written).strip()
