@@ -79,9 +79,10 @@ soak: setup ## half of the peak with everything at once: memory and descriptors 
 soak-readers: setup ## another process reads through pins for a minute while the store is written at full speed
 	$(BIN)/python -m tests.crash.pin_load $(ARGS)
 
-mutants: setup ## bugs planted in store and broker, one by one; each must be caught
+mutants: setup ## bugs planted in store, broker and claims, one by one; each must be caught
 	PYTHONPATH=tests $(BIN)/python -m tests.crash.mutants
 	PYTHONPATH=tests $(BIN)/python -m tests.sim.mutants
+	PYTHONPATH=tests $(BIN)/python -m tests.claims.mutants
 
 conformance-natspy: setup ## nats-py's own test suite against this broker (ARGS='--suite PATH': a checkout of nats.py)
 	$(BIN)/python bench/natspy.py $(ARGS)

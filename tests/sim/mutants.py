@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headrace.broker import batches, consumer, expiry, intake, link, positions, progress, readers, retention
+from headrace.broker import batches, consumer, expiry, link, permissions, progress, readers, retention
 from headrace.broker.duplicates import DuplicateWindow
 from headrace.broker.ticks import Ticker
+from headrace.protocol import subjects
 from support.planting import Mutant, Patch, main
+from unit.broker.test_permission_model import test_publishing, test_subscribing_with_one_rule_each
 
+from .test_sourcing_pair import Copying, crash_in_mid_write
 from .worlds import run, world
 
 SEEDS = 200
@@ -25,6 +28,19 @@ def worlds(*, pair: bool | None = None, need: str = "") -> Callable[[], Iterator
             if (pair is None or options.pair == pair) and need in ("", *options.actions):
                 run(seed)
                 yield 1
+
+    return trial
+
+
+def copies(way: str, retention: str) -> Callable[[], Iterator[int]]:
+    """Two servers; the one with the copy loses power while it writes."""
+
+    def trial() -> Iterator[int]:
+        for seed in range(SEEDS):
+            copying = Copying(f"planted/{seed}", way=way, retention=retention, mirror=False, upward=True)
+            crash_in_mid_write(copying)
+            copying.check()
+            yield 1
 
     return trial
 
@@ -148,31 +164,44 @@ def two_kept_of_a_subject(patch: Patch) -> None:
 
 
 def origin_told_before_the_copy_is_durable(patch: Patch) -> None:
-    def answer(old: Any) -> Any:
-        def early(self: Any, reply: bytes) -> None:
-            block = b"NATS/1.0\r\nNats-Last-Stream: %d\r\n\r\n"
-            old_send = self._jetstream.ticker.send_settled
-            self._jetstream.ticker.__class__.send_settled = lambda ticker, s, r, h, p: ticker._hub.publish(
-                s, r, h, p
-            )
-            try:
-                old(self, reply)
-            finally:
-                self._jetstream.ticker.__class__.send_settled = old_send.__func__
-            assert block
+    def hasty(self: Any, reply: bytes) -> None:
+        block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
+        self._jetstream.hub.publish(reply, b"", block % self._done, b"")
 
-        return early
-
-    patch(link.Link, "_flow_request", answer)
+    patch(link.Link, "_flow_request", lambda old: hasty)
 
 
-def positions_not_kept_with_the_copy(patch: Patch) -> None:
-    patch(positions.Positions, "save", lambda old: lambda self: self._known.update(self._changed))
+def a_denial_lost_for_queue_groups(patch: Patch) -> None:
+    patch(
+        permissions.Permissions,
+        "may_subscribe",
+        lambda old: lambda self, pattern, queue: queue is not None or old(self, pattern, queue),
+    )
 
 
-def a_gap_in_the_delivery_accepted(patch: Patch) -> None:
-    """A mirror takes the next message whatever came before."""
-    patch(intake.MirrorIntake, "reached", lambda old: lambda self, seq, identity: None)
+def a_narrower_denial_not_withheld(patch: Patch) -> None:
+    patch(permissions.Permissions, "withheld", lambda old: lambda self, subject, queue=None: False)
+
+
+def allowed_before_it_is_denied(patch: Patch) -> None:
+    """An allow list that names a subject outweighs a denial."""
+
+    def decide(old: Any) -> Any:
+        def wrong(self: Any, subject: bytes) -> bool:
+            allowed = self.publish_allow
+            named = allowed is not None and any(subjects.matches(entry, subject) for entry in allowed)
+            return named or bool(old(self, subject))
+
+        return wrong
+
+    patch(permissions.Permissions, "_decide", decide)
+
+
+def permission_rules() -> Iterator[int]:
+    """Every small set of rules against the plain model."""
+    for judge in (test_publishing, lambda: test_subscribing_with_one_rule_each(True)):
+        judge()
+        yield 1
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -192,8 +221,10 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(one_too_many_dropped, (worlds(),), True),
         Mutant(purge_ignores_its_filter, (worlds(need="purge"),)),
         Mutant(two_kept_of_a_subject, (worlds(),), True),
-        Mutant(origin_told_before_the_copy_is_durable, (worlds(pair=True, need="leaf"),)),
-        Mutant(positions_not_kept_with_the_copy, (worlds(pair=True, need="leaf"),)),
+        Mutant(origin_told_before_the_copy_is_durable, (copies("user-managed", "workqueue"),)),
+        Mutant(a_denial_lost_for_queue_groups, (permission_rules,), True),
+        Mutant(a_narrower_denial_not_withheld, (permission_rules,), True),
+        Mutant(allowed_before_it_is_denied, (permission_rules,), True),
     )
 }
 
