@@ -13,6 +13,8 @@ from headrace.claims import consumer, sweeper, verdicts
 from support.planting import Mutant, Patch, main
 
 FOLDER = Path(__file__).parent
+#: Real object stores need more memory than a planted bug may have.
+_PLAIN = "not azure and not s3 and not gcs"
 
 
 def tests(expression: str, *files: str) -> Callable[[], Iterator[int]]:
@@ -20,7 +22,16 @@ def tests(expression: str, *files: str) -> Callable[[], Iterator[int]]:
 
     def trial() -> Iterator[int]:
         chosen = [str(FOLDER / name) for name in files]
-        quiet = ["-q", "-x", "-n", "0", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-k", expression]
+        quiet = [
+            "-q",
+            "-x",
+            "-n",
+            "0",
+            "-W",
+            "ignore::pytest.PytestAssertRewriteWarning",
+            "-k",
+            f"({expression}) and {_PLAIN}",
+        ]
         result = pytest.main([*quiet, *chosen])
         if result == pytest.ExitCode.TESTS_FAILED:
             raise AssertionError("a test of claims fails")
@@ -68,7 +79,7 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(nobody_else_is_asked, (tests("b5 or b6 or S", "test_defects.py", "test_scenarios.py"),)),
         Mutant(
             young_orphans_collected,
-            (tests("orphan or sweep or grace", "test_defects.py", "test_scenarios.py", "test_faults.py"),),
+            (tests("b8 or orphan or sweep", "test_defects.py", "test_scenarios.py", "test_faults.py"),),
         ),
         Mutant(checksums_not_compared, (tests("alter or checksum", "test_defects.py", "test_faults.py"),)),
     )
