@@ -85,6 +85,7 @@ def test_a_line_without_a_colon_hides_no_header(twin: str) -> None:
         "a: " + "[" * 5000,
         "a: " + "9" * 5000,
         "port: -" + "9" * 5000,
+        "a: " + "9" * 5000 + "KB",
         "accounts: [[a]]",
         "operator: \\0",
         "include 'a\\0b'",

@@ -16,7 +16,6 @@ from headrace.durations import size_bytes
 from headrace.net.options import OptionsError
 
 DEPTH_MAX = 100
-_NUMBER_MAX = 1000
 
 
 class ConfigError(OptionsError):
@@ -191,9 +190,10 @@ class _Parser:
         return value
 
     def _plain(self, word: str) -> object:
-        if len(word) > _NUMBER_MAX and word.lstrip("-").isdigit():
-            self._fail(f"a number of {len(word):,} digits")
-        return plain(word)
+        try:
+            return plain(word)
+        except ValueError as error:
+            self._fail(str(error))
 
     def _unescape(self, match: re.Match[str]) -> str:
         code = match[1]

@@ -71,7 +71,7 @@ def _load_caches(log: FileLog, state: StreamState) -> dict[int, Decoded]:
     if disk.exists(path):
         log.subjects_end = decode_subjects(disk.map(path), log.table)
         log.subjects_saved = len(log.table)
-        bad = log.subjects_end < disk.size(path)
+        bad = log.subjects_end < max(disk.size(path), 1)
     cached: dict[int, Decoded] = {}
     for each in state.segments:
         path = columns_path(log.ident, each.number)
