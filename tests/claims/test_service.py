@@ -221,3 +221,25 @@ def test_the_command_line_and_the_configuration_file_take_it(tmp_path: Path) -> 
     path.write_text(f"claims: {json.dumps('d.yaml')}\njetstream: true\n")
     options, _ = parse(["-c", str(path)]).resolve()
     assert options.claims == "d.yaml"
+
+
+async def test_it_ends_although_a_cancellation_gets_lost(monkeypatch: Any) -> None:
+    """As it may where an answer comes in the very moment of the cancellation."""
+    lost = asyncio.Event()
+
+    async def stubborn(_: Collectors) -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if lost.is_set():
+                    raise
+                lost.set()
+
+    monkeypatch.setattr(Collectors, "_run", stubborn)
+    collectors = Collectors([], print)
+    collectors.start()
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await collectors.stop()
+    assert lost.is_set()

@@ -244,3 +244,13 @@ def test_any_story_agrees_with_the_model(
         assert state(broker).get("subjects", {}) == model.shown()
         broker.advance(SECOND // 2)
         model.wait_half()
+
+
+def test_what_is_overdue_when_the_limit_is_lifted_is_gone() -> None:
+    broker = start()
+    create(broker, max_age=SECOND)
+    broker.publish("s.a", b"x")
+    broker.settle()
+    broker.clock.advance(SECOND)  # no timer is run: the sweep is late
+    broker.call("STREAM.UPDATE.S", name="S", subjects=["s.>"], allow_direct=True, max_age=0)
+    assert state(broker)["messages"] == 0

@@ -235,6 +235,7 @@ class JetStream:
 
     def update_stream(self, stream: Stream, config: StreamConfig) -> None:
         """Give a stream a new, validated configuration; it is written down before it bites."""
+        stream.retention.enforce()  # what was overdue by the old one is gone
         stream.configure(config)
         self._keep(stream)
         stream.retention.start()

@@ -8,7 +8,6 @@ ends with it at once. It knows nothing of the broker but its address.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from headrace.claims.config import ClaimConfig
 from headrace.claims.metrics import Metrics
 
 _RETRY_S_MAX = 30.0
+_INSIST_S = 0.5
 Say = Callable[[str], None]
 
 
@@ -42,10 +42,10 @@ class Collectors:
     async def stop(self) -> None:
         """End, in the middle of whatever is under way: all of it can be done again."""
         task, self._task = self._task, None
-        if task is not None:
+        # A cancellation gets lost where an answer comes in the same moment (asyncio.wait_for before 3.12): ask again.
+        while task is not None and not task.done():
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task], timeout=_INSIST_S)
 
     def exported(self) -> bytes:
         """The metrics, in the text format of Prometheus."""
