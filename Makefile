@@ -87,7 +87,7 @@ mutants: setup ## bugs planted in store, broker and claims, one by one; each mus
 conformance-natspy: setup ## nats-py's own test suite against this broker (ARGS='--suite PATH': a checkout of nats.py)
 	$(BIN)/python bench/natspy.py $(ARGS)
 
-# Debian packages that tests use: "package:command". Installed where that is allowed; without them their tests are skipped, and say so.
+# Debian packages that tests use: "package:command". Installed where that is allowed; without them their tests are skipped or fail, and say so.
 PARTS := openjdk-17-jre-headless:java nodejs:node npm:npm chromium:chromium prometheus:promtool
 
 parts:
@@ -96,9 +96,9 @@ parts:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		mkdir -p out; echo "installing Debian packages:$$missing"; \
 		(apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing) >out/parts.log 2>&1 \
-		|| { tail -5 out/parts.log; echo "could not install$$missing; the tests that need them are skipped"; }; \
+		|| { tail -5 out/parts.log; echo "could not install$$missing; the tests that need them are skipped or fail"; }; \
 	else \
-		echo "missing:$$missing; the tests that need them are skipped. On Debian: apt-get install$$missing"; \
+		echo "missing:$$missing; the tests that need them are skipped or fail. On Debian: apt-get install$$missing"; \
 	fi
 
 java: parts

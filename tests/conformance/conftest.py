@@ -2,7 +2,7 @@
 
 `server` is shared by a test module (use the unique `name` for streams and subjects), `fresh_server` belongs
 to one test, `launch(Setup(...))` starts one with options. What differs on purpose is marked
-`ours_only(reason)`, what ours does not do yet `later(feature)`.
+`ours_only(reason)`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,10 @@ from nats.aio.client import Client as NatsClient
 
 from conformance.client import Client, Wire
 from conformance.reading import Reading
-from conformance.servers import KINDS, LATER, OURS, Server, Setup
+from conformance.servers import KINDS, OURS, Server, Setup
 
 Launch = Callable[[Setup], Server]
 _numbers = itertools.count(1)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "later(feature): ours cannot do this yet; the features are in servers.LATER"
-    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -38,9 +32,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             dropped.append(item)
             continue
         kept.append(item)
-        for mark in item.iter_markers("later"):
-            if kind == OURS and mark.args[0] in LATER:
-                item.add_marker(pytest.mark.xfail(reason=f"later: {LATER[mark.args[0]]}", strict=False))
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept

@@ -26,10 +26,6 @@ OURS = "headrace"
 REFERENCE = "nats-server"
 KINDS = (OURS, REFERENCE)
 
-#: What ours cannot be told or do yet; tests marked `later(feature)` are expected to fail on ours until it
-#: can.
-LATER: dict[str, str] = {}
-
 _LISTENING = re.compile(r"Listening for client connections on \S*?:(\d+)\s")
 _READY = "Server is ready"
 _MONITORING = re.compile(r"Starting http monitor on \S*?:(\d+)")

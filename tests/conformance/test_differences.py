@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from conformance.servers import LATER, OURS, Server, Setup
-
 TESTS = Path(__file__).parent.parent
 PAGE = TESTS.parent / "docs" / "compatibility.md"
 
@@ -30,30 +28,6 @@ def _reasons() -> Iterator[str]:
 def test_each_reason_is_documented() -> None:
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
     assert [reason for reason in _reasons() if reason not in page] == []
-
-
-@pytest.mark.parametrize("feature", sorted(LATER))
-def test_what_comes_later_is_documented(feature: str) -> None:
-    assert LATER[feature] in PAGE.read_text(encoding="utf-8")
-
-
-def _supports_accounts() -> bool:
-    try:
-        with Server(
-            OURS, Setup(config="accounts { A { users = [ { user: a, password: a } ] } }", jetstream=False)
-        ):
-            return True
-    except RuntimeError:
-        return False
-
-
-PROBES = {"accounts": _supports_accounts}
-
-
-@pytest.mark.parametrize("feature", sorted(LATER))
-def test_what_comes_later_has_not_come(feature: str) -> None:
-    """Fails when ours has learned it: then the feature leaves `servers.LATER` and its tests have to pass."""
-    assert not PROBES[feature](), f"ours supports {feature} now: remove it from servers.LATER"
 
 
 def _serve(*arguments: str) -> subprocess.CompletedProcess[str]:
