@@ -2,9 +2,9 @@
 
     python bench/soak.py [--minutes 120] [--figures out/soak.json]
 
-A work queue is published and consumed at half of the rate that this client reached in the first seconds; beside it go
-messages with a TTL, atomic batches with a mirror of their stream, a bucket and claims. Everything that was acknowledged is
-accounted for at the end. Memory, descriptors and the size on disk are sampled all along.
+A work queue is published, consumed and acknowledged at half of the rate that was reached in the first seconds; beside it
+go messages with a TTL, atomic batches with a mirror of their stream, a bucket and claims. Everything that was acknowledged
+is accounted for at the end. Memory, descriptors and the size on disk are sampled all along.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from soak_wire import Wire  # noqa: E402
+
 from headrace.claims import ClaimConfig, Claims  # noqa: E402
 from headrace.client import connect  # noqa: E402
 from support.processes import serving  # noqa: E402
 
-PEAK_S = 5.0
+PEAK_S = 10.0
 TTL_S = 5
 SAMPLE_S = 2.0
 PAYLOAD = b"x" * 112
 STEP_S = 0.02
 #: The publisher waits for a reader that is so far behind.
 BACKLOG_MAX = 10_000
+CHUNK = 500
+PULL = 2_000
+FRAME = b"PUB work answers.%d %d\r\n%010d %b\r\n"
 
 
 class Soak:
@@ -42,19 +47,18 @@ class Soak:
     def __init__(self, url: str, pid: int, folder: Path) -> None:
         self.url, self.pid, self.folder = url, pid, folder
         self.going = True
-        self.rate = 0.0
+        self.rate = self.peak = 0.0
         self.done: dict[str, int] = dict.fromkeys(
             ("published", "acknowledged", "consumed", "ttl", "batches", "kv", "claims"), 0
         )
         self.lost: list[str] = []
         self.samples: list[tuple[float, int, int, int]] = []
         self._numbers: set[int] = set()  # acknowledged, not yet consumed
+        self._early: set[int] = set()  # consumed, not yet acknowledged
 
     async def run(self, minutes: float) -> None:
         self.begun = time.monotonic()
         await self._set_up()
-        self.rate = await self._peak() / 2
-        self.begun = time.monotonic()
         workers = (self._work, self._consume, self._ttl, self._batches, self._kv, self._claims, self._sample)
         tasks = [asyncio.ensure_future(worker()) for worker in workers]
         try:
@@ -78,7 +82,6 @@ class Soak:
         self.js = js
         streams: tuple[dict[str, Any], ...] = (
             {"name": "WORK", "subjects": ["work"], "retention": "workqueue"},
-            {"name": "PEAK", "subjects": ["peak"], "max_msgs": 1000},
             {
                 "name": "SHORT",
                 "subjects": ["short.*"],
@@ -93,75 +96,78 @@ class Soak:
             await js.api_request(f"STREAM.CREATE.{stream['name']}", stream)
         self.bucket = await js.create_key_value(bucket="soak", history=3)
 
-    async def _publisher(self, subject: str, numbered: bool) -> Any:
-        connection = await connect(self.url)
-        inbox = connection.new_inbox()
-
-        async def answered(message: Any) -> None:
-            number = int(message.subject.rpartition(".")[2])
-            if b'"seq"' not in message.data:
-                self.lost.append(f"{subject} {number} was refused: {message.data!r}")
-            self.done["acknowledged"] += numbered
-            if numbered and number in self._early:
-                self._early.discard(number)
-            elif numbered:
-                self._numbers.add(number)
-            self._answered += 1
-
-        self._early: set[int] = set()
-        self._answered = 0
-        await connection.subscribe(f"{inbox}.*", cb=answered)
-        return connection, inbox
-
-    async def _peak(self) -> float:
-        """Messages a second that this client gets acknowledged when it does nothing else."""
-        connection, inbox = await self._publisher("peak", numbered=False)
-        sent, begun = 0, time.monotonic()
-        while time.monotonic() - begun < PEAK_S:
-            for _ in range(100):
-                await connection.publish("peak", PAYLOAD, reply=f"{inbox}.{sent}")
-                sent += 1
-            while sent - self._answered > 1000:
-                await asyncio.sleep(0.001)
-        while self._answered < sent:
-            await asyncio.sleep(0.005)
-        rate = sent / (time.monotonic() - begun)
-        await connection.close()
-        return rate
-
     async def _work(self) -> None:
-        connection, inbox = await self._publisher("work", numbered=True)
-        begun, sent = time.monotonic(), 0
+        """Publish numbers, each with an answer of its own; first as fast as they are consumed, then half as fast."""
+        self._wire = wire = await Wire.connect(self.url, self._answered)
+        wire.send(b"SUB answers.* 1\r\n")
+        begun, sent, first = time.monotonic(), 0, 0
         while self.going:
-            due = int((time.monotonic() - begun) * self.rate)
-            for number in range(sent, min(due, sent + 500)):
-                await connection.publish("work", b"%d %s" % (number, PAYLOAD), reply=f"{inbox}.{number}")
-                sent += 1
+            now = time.monotonic()
+            if not self.rate and now - begun > PEAK_S:
+                self.peak = self.done["consumed"] / (now - begun)
+                self.rate, begun, first = self.peak / 2, now, sent
+            due = first + int((now - begun) * self.rate) if self.rate else sent + CHUNK
+            wire.send(
+                b"".join(
+                    FRAME % (n, len(PAYLOAD) + 11, n, PAYLOAD) for n in range(sent, min(due, sent + CHUNK))
+                )
+            )
+            sent = max(sent, min(due, sent + CHUNK))
             self.done["published"] = sent
-            while sent - self._answered > 5000 or len(self._numbers) > BACKLOG_MAX:
-                await asyncio.sleep(0.002)
-            await asyncio.sleep(STEP_S)
-        while self._answered < sent:
+            await asyncio.sleep(0 if due > sent else STEP_S if self.rate else 0)
+            while sent - self.done["acknowledged"] > 5000 or len(self._numbers) > BACKLOG_MAX:
+                await asyncio.sleep(0.001)
+        while self.done["acknowledged"] < sent:
             await asyncio.sleep(0.01)
-        await connection.close()
+        wire.close()
+        self.lost += wire.errors
+
+    def _answered(self, words: list[bytes], data: bytes) -> None:
+        number = int(words[1][8:])
+        if b'"seq"' not in data:
+            self.lost.append(f"{number} was refused: {data!r}")
+        self.done["acknowledged"] += 1
+        if number in self._early:
+            self._early.discard(number)
+        else:
+            self._numbers.add(number)
 
     async def _consume(self) -> None:
-        connection = await connect(self.url)
-        subscription = await connection.jetstream().pull_subscribe("work", "WORKER", stream="WORK")
+        """Pull, look at and acknowledge what was published; one pull is always open."""
+        config = {"durable_name": "WORKER", "ack_policy": "explicit", "max_ack_pending": 20_000}
+        await self.js.api_request(
+            "CONSUMER.DURABLE.CREATE.WORK.WORKER", {"stream_name": "WORK", "config": config}
+        )
+        self._acks: list[bytes] = []
+        wire = await Wire.connect(self.url, self._got)
+        wire.send(b"SUB pulled 1\r\n")
+        asked = self.done["consumed"]
         while self.going or self._numbers:
-            try:
-                messages = await subscription.fetch(500, timeout=1)
-            except TimeoutError:
-                continue
-            for message in messages:
-                number = int(message.data.split(b" ", 1)[0])
-                if number in self._numbers:
-                    self._numbers.discard(number)
-                else:
-                    self._early.add(number)
-                await message.ack()
-            self.done["consumed"] += len(messages)
-        await connection.close()
+            if self._acks:
+                wire.send(b"".join(self._acks))
+                self._acks.clear()
+            if asked - self.done["consumed"] < PULL:
+                body = b'{"batch":%d}' % PULL
+                wire.send(
+                    b"PUB $JS.API.CONSUMER.MSG.NEXT.WORK.WORKER pulled %d\r\n%b\r\n" % (len(body), body)
+                )
+                asked += PULL
+            await asyncio.sleep(0.002)
+        wire.send(b"".join(self._acks) + b"PING\r\n")
+        await asyncio.sleep(0.5)
+        wire.close()
+        self.lost += wire.errors
+
+    def _got(self, words: list[bytes], data: bytes) -> None:
+        number, _, payload = data.partition(b" ")
+        if payload != PAYLOAD:
+            self.lost.append(f"{number!r} came as {data!r}")
+        self._acks.append(b"PUB %b 4\r\n+ACK\r\n" % words[3])
+        self.done["consumed"] += 1
+        if int(number) in self._numbers:
+            self._numbers.discard(int(number))
+        else:
+            self._early.add(int(number))
 
     async def _ttl(self) -> None:
         while self.going:
@@ -250,7 +256,8 @@ class Soak:
         return {
             "minutes": minutes,
             "load": os.getloadavg(),
-            "rate": round(self.rate),
+            "peak": round(self.peak),
+            "rate": round(self.done["consumed"] / self.samples[-1][0]),
             "done": self.done,
             "lost": self.lost,
             "memory_mib_start": round(self.samples[0][1] / 2**20, 1),
