@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from headrace.net.conf import ConfigError, parse
 from headrace.net.options import OptionsError, from_keywords
-from headrace.net.settings import _NO_EFFECT, _PLAIN, _SPECIAL, interpret
+from headrace.net.settings import _TOP, interpret
 
 from .making import NUMBERS, TRAPS, Maker
 from .target import Pair
 
-_KEYS = sorted({*_PLAIN, *_SPECIAL, *_NO_EFFECT})
+_KEYS = sorted(_TOP.names)
 _KEYS += [
     "x",
     "include",

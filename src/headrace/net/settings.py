@@ -7,7 +7,7 @@ no effect here, and whose loss harms nobody, are reported as warnings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.net.conf import ConfigError, Place, Section, parse
@@ -20,8 +20,9 @@ from headrace.net.settings_users import authorization
 from headrace.net.values import (
     Draft,
     Keys,
+    Part,
     address,
-    each,
+    enabling,
     fail,
     integer,
     read,
@@ -30,7 +31,7 @@ from headrace.net.values import (
     switch,
     text,
     texts,
-    without,
+    without_effect,
 )
 
 
@@ -52,23 +53,11 @@ def _read_file(path: str) -> str:
 def interpret(written: Section) -> Draft:
     """The settings that a parsed configuration asks for."""
     draft = Draft()
-    for key, value in written.items():
-        place, name = written.places[key], key.lower()
-        if name in _PLAIN:
-            option, reader = _PLAIN[name]
-            draft.settings[option] = read(reader, value, key, place)
-        elif name in _SPECIAL:
-            _SPECIAL[name](draft, value, place)
-        elif name in _NO_EFFECT:
-            draft.warnings.append(f"{place}: {key!r} has no effect here")
-        elif name in _NOT_YET:
-            fail(place, f"{key!r} is not supported yet: leave it out")
-        elif key not in written.referred:
-            fail(place, f"unknown field {key!r}")
+    _TOP.read_into(draft.settings, draft, written)
     return draft
 
 
-# Sections
+# Parts that set more than one option, or are sections of their own
 
 
 def _listen(draft: Draft, value: object, place: Place) -> None:
@@ -77,7 +66,7 @@ def _listen(draft: Draft, value: object, place: Place) -> None:
         draft.settings["host"] = host
 
 
-def _http(option: str) -> Callable[[Draft, object, Place], None]:
+def _http(option: str) -> Part:
     def listen(draft: Draft, value: object, place: Place) -> None:
         host, draft.settings[option] = read(address, value, option, place)
         if host is not None:
@@ -86,134 +75,104 @@ def _http(option: str) -> Callable[[Draft, object, Place], None]:
     return listen
 
 
-_JETSTREAM: Keys = {
-    "enabled": ("jetstream", switch),
-    "store_dir": ("store_dir", text),
-    "storedir": ("store_dir", text),
-    "domain": ("domain", text),
-    "strict": ("strict", switch),
-    "max_file": ("max_file_store", integer),
-    "max_file_store": ("max_file_store", integer),
-    "max_mem": ("max_memory_store", integer),
-    "max_memory_store": ("max_memory_store", integer),
-    "max_mem_store": ("max_memory_store", integer),
-}
-_BATCH: Keys = {
-    "max_inflight_per_stream": ("batch_max_inflight_per_stream", integer),
-    "max_inflight_total": ("batch_max_inflight_total", integer),
-    "max_msgs": ("batch_max_msgs", integer),
-    "timeout": ("batch_timeout_s", seconds),
-}
-#: Ours syncs before it acknowledges, whatever interval is asked for.
-_JETSTREAM_NO_EFFECT = {"sync", "sync_interval", "max_buffered_size", "max_buffered_msgs", "unique_tag"}
-
-
 def _jetstream(draft: Draft, value: object, place: Place) -> None:
-    words = {"enabled": True, "enable": True, "disabled": False, "disable": False}
+    value = enabling(value)
     if isinstance(value, bool):
         draft.settings["jetstream"] = value
-    elif isinstance(value, str) and value.lower() in words:
-        draft.settings["jetstream"] = words[value.lower()]
     else:
-        written = section(value, "jetstream", place)
-        kept = without(draft, written, _JETSTREAM_NO_EFFECT)
-        limits = kept.pop("limits", None)
-        if limits is not None:
-            _jetstream_limits(draft, limits, written.places["limits"])
-        draft.settings |= {"jetstream": True} | each(kept, _JETSTREAM, "jetstream")
+        draft.settings |= {"jetstream": True} | _JETSTREAM.read(draft, value, place)
 
 
 def _jetstream_limits(draft: Draft, value: object, place: Place) -> None:
     written = section(value, "limits", place)
     for key, inner in written.items():
-        if key.lower() != "batch":
-            draft.warnings.append(f"{written.places[key]}: {key!r} has no effect here")
-            continue
-        batch = section(inner, "batch", written.places[key])
-        draft.settings |= each(batch, _BATCH, "batch")
+        if key.lower() == "batch":
+            draft.settings |= _BATCH.read(draft, inner, written.places[key])
+        else:
+            without_effect(draft, key, written.places[key])
+
+
+def _resolver_tls(draft: Draft, value: object, place: Place) -> None:
+    fail(place, "'resolver_tls' is not supported yet: leave it out")
 
 
 # The keys
 
-_PLAIN: Keys = {
-    "port": ("port", integer),
-    "host": ("host", text),
-    "net": ("host", text),
-    "server_name": ("server_name", text),
-    "server_tags": ("server_tags", texts),
-    "client_advertise": ("client_advertise", text),
-    "allow_insecure": ("allow_remote_without_auth", switch),
-    "max_payload": ("max_payload", integer),
-    "max_pending": ("max_pending", integer),
-    "max_control_line": ("max_control_line", integer),
-    "max_connections": ("max_connections", integer),
-    "max_conn": ("max_connections", integer),
-    "max_subscriptions": ("max_subscriptions", integer),
-    "max_subs": ("max_subscriptions", integer),
-    "max_subscription_tokens": ("max_subscription_tokens", integer),
-    "max_sub_tokens": ("max_subscription_tokens", integer),
-    "ping_interval": ("ping_interval_s", seconds),
-    "ping_max": ("ping_max", integer),
-    "write_deadline": ("write_deadline_s", seconds),
-    "lame_duck_duration": ("lame_duck_duration_s", seconds),
-    "lame_duck_grace_period": ("lame_duck_grace_s", seconds),
-    "no_auth_user": ("no_auth_user", text),
-    "system_account": ("system_account", text),
-    "system": ("system_account", text),
-    "trusted_keys": ("trusted_keys", texts),
-    "trusted": ("trusted_keys", texts),
-    "allow_non_tls": ("allow_non_tls", switch),
-    "store_dir": ("store_dir", text),
-    "storedir": ("store_dir", text),
-    "claims": ("claims", text),
-    "debug": ("debug", switch),
-    "trace": ("trace", switch),
-    "trace_verbose": ("trace", switch),
-    "logtime": ("log_time", switch),
-    "logtime_utc": ("log_time_utc", switch),
-    "log_file": ("log_file", text),
-    "logfile": ("log_file", text),
-    "log_format": ("log_format", lambda value: LogFormat(text(value))),
-    "pid_file": ("pid_file", text),
-    "pidfile": ("pid_file", text),
-    "ports_file_dir": ("ports_file_dir", text),
-    "http_admin_token": ("http_admin_token", text),
-}
-_SPECIAL: dict[str, Callable[[Draft, object, Place], None]] = {
-    "listen": _listen,
-    "http": _http("http_port"),
-    "http_port": _http("http_port"),
-    "monitor_port": _http("http_port"),
-    "https": _http("https_port"),
-    "https_port": _http("https_port"),
-    "jetstream": _jetstream,
-    "tls": tls,
-    "authorization": authorization,
-    "accounts": accounts,
-    "mappings": mappings,
-    "maps": mappings,
-    "websocket": websocket,
-    "leaf": leafnodes,
-    "leafnodes": leafnodes,
-    "operator": operator,
-    "operators": operator,
-    "resolver": resolver,
-    "account_resolver": resolver,
-    "resolver_preload": resolver_preload,
-}
-_NO_EFFECT = {
-    "cluster",
-    "connect_error_reports",
-    "disable_sublist_cache",
-    "gateway",
-    "log_size_limit",
-    "logfile_size_limit",
-    "max_closed_clients",
-    "max_traced_msg_len",
-    "mqtt",
-    "prof_port",
-    "reconnect_error_reports",
-}
-_NOT_YET = {
-    "resolver_tls",
-}
+_BATCH = Keys(
+    "batch",
+    {
+        "max_inflight_per_stream": ("batch_max_inflight_per_stream", integer),
+        "max_inflight_total": ("batch_max_inflight_total", integer),
+        "max_msgs": ("batch_max_msgs", integer),
+        "timeout": ("batch_timeout_s", seconds),
+    },
+)
+_JETSTREAM = Keys(
+    "jetstream",
+    {
+        "enabled": ("jetstream", switch),
+        "store_dir storedir": text,
+        "domain": text,
+        "strict": switch,
+        "max_file_store max_file": integer,
+        "max_memory_store max_mem_store max_mem": integer,
+    },
+    parts={"limits": _jetstream_limits},
+    # Ours syncs before it acknowledges, whatever interval is asked for.
+    idle="sync sync_interval max_buffered_size max_buffered_msgs unique_tag",
+)
+_TOP = Keys(
+    "",
+    {
+        "port": integer,
+        "host net": text,
+        "server_name": text,
+        "server_tags": texts,
+        "client_advertise": text,
+        "allow_insecure": ("allow_remote_without_auth", switch),
+        "max_payload": integer,
+        "max_pending": integer,
+        "max_control_line": integer,
+        "max_connections max_conn": integer,
+        "max_subscriptions max_subs": integer,
+        "max_subscription_tokens max_sub_tokens": integer,
+        "ping_interval": ("ping_interval_s", seconds),
+        "ping_max": integer,
+        "write_deadline": ("write_deadline_s", seconds),
+        "lame_duck_duration": ("lame_duck_duration_s", seconds),
+        "lame_duck_grace_period": ("lame_duck_grace_s", seconds),
+        "no_auth_user": text,
+        "system_account system": text,
+        "trusted_keys trusted": texts,
+        "allow_non_tls": switch,
+        "store_dir storedir": text,
+        "claims": text,
+        "debug": switch,
+        "trace trace_verbose": switch,
+        "logtime": ("log_time", switch),
+        "logtime_utc": ("log_time_utc", switch),
+        "log_file logfile": text,
+        "log_format": lambda value: LogFormat(text(value)),
+        "pid_file pidfile": text,
+        "ports_file_dir": text,
+        "http_admin_token": text,
+    },
+    parts={
+        "listen": _listen,
+        "http http_port monitor_port": _http("http_port"),
+        "https https_port": _http("https_port"),
+        "jetstream": _jetstream,
+        "tls": tls,
+        "authorization": authorization,
+        "accounts": accounts,
+        "mappings maps": mappings,
+        "websocket": websocket,
+        "leaf leafnodes": leafnodes,
+        "operator operators": operator,
+        "resolver account_resolver": resolver,
+        "resolver_preload": resolver_preload,
+        "resolver_tls": _resolver_tls,
+    },
+    idle="cluster connect_error_reports disable_sublist_cache gateway log_size_limit logfile_size_limit "
+    "max_closed_clients max_traced_msg_len mqtt prof_port reconnect_error_reports",
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from headrace.api.limits import NO_LIMITS, Limits
@@ -18,57 +19,63 @@ from headrace.broker.exports import (
 )
 from headrace.broker.redirects import Destination, Redirect, RedirectError
 from headrace.durations import duration_ns
-from headrace.net.conf import Place, Section
+from headrace.net.conf import Place
 from headrace.net.options import AccountOptions
-from headrace.net.settings_users import users
+from headrace.net.settings_users import add_users
 from headrace.net.values import (
     Draft,
     Keys,
+    Row,
     anything,
-    each,
+    enabling,
+    entries,
     fail,
+    inside,
     integer,
     read,
     section,
     switch,
     text,
     texts,
-    without,
 )
 from headrace.protocol import subjects
 
-_ACCOUNT: Keys = {
-    "users": ("users", anything),
-    "nkey": ("nkey", text),
-    "jetstream": ("jetstream", anything),
-    "exports": ("exports", anything),
-    "imports": ("imports", anything),
-    "limits": ("limits", anything),
-    "mappings": ("mappings", anything),
-    "maps": ("mappings", anything),
-    "default_permissions": ("default", anything),
-}
-_STREAMS: Keys = {
-    **dict.fromkeys(("max_memory", "max_mem", "mem", "memory"), ("max_memory", integer)),
-    **dict.fromkeys(("max_store", "max_file", "max_disk", "store", "disk"), ("max_storage", integer)),
-    **dict.fromkeys(("max_streams", "streams"), ("max_streams", integer)),
-    **dict.fromkeys(("max_consumers", "consumers"), ("max_consumers", integer)),
-    **dict.fromkeys(("max_bytes_required", "max_stream_bytes", "max_bytes"), ("max_bytes_required", switch)),
-    **dict.fromkeys(
-        ("mem_max_stream_bytes", "memory_max_stream_bytes"), ("memory_max_stream_bytes", integer)
-    ),
-    **dict.fromkeys(
-        ("disk_max_stream_bytes", "store_max_stream_bytes"), ("storage_max_stream_bytes", integer)
-    ),
-    "max_ack_pending": ("max_ack_pending", integer),
-}
-_LIMITS: Keys = {
-    **dict.fromkeys(("max_connections", "max_conn"), ("connections", integer)),
-    **dict.fromkeys(("max_leafnodes", "max_leafs"), ("leafs", integer)),
-    **dict.fromkeys(("max_subscriptions", "max_subs"), ("subscriptions", integer)),
-    **dict.fromkeys(("max_payload", "max_pay"), ("payload", integer)),
-}
-_SWITCH_WORDS = {"enabled": True, "enable": True, "disabled": False, "disable": False}
+_ACCOUNT = Keys(
+    "accounts",
+    {
+        "users": anything,
+        "nkey": text,
+        "jetstream": anything,
+        "exports": anything,
+        "imports": anything,
+        "limits": anything,
+        "mappings maps": anything,
+        "default_permissions": anything,
+    },
+)
+_STREAMS = Keys(
+    "jetstream",
+    {
+        "max_memory max_mem mem memory": integer,
+        "max_store max_file max_disk store disk": ("max_storage", integer),
+        "max_streams streams": integer,
+        "max_consumers consumers": integer,
+        "max_bytes_required max_stream_bytes max_bytes": switch,
+        "memory_max_stream_bytes mem_max_stream_bytes": integer,
+        "disk_max_stream_bytes store_max_stream_bytes": ("storage_max_stream_bytes", integer),
+        "max_ack_pending": integer,
+        "cluster_traffic": anything,
+    },
+)
+_LIMITS = Keys(
+    "limits",
+    {
+        "max_connections max_conn": ("connections", integer),
+        "max_leafnodes max_leafs": ("leafs", integer),
+        "max_subscriptions max_subs": ("subscriptions", integer),
+        "max_payload max_pay": ("payload", integer),
+    },
+)
 
 
 class _Found(NamedTuple):
@@ -98,98 +105,90 @@ def _name(value: object, place: Place) -> str:
 
 
 def _account(draft: Draft, name: str, value: object, place: Place) -> _Found:
-    written = section(value, "accounts", place)
-    found = each(written, _ACCOUNT, f"accounts.{name}")
+    found = _ACCOUNT.read(draft, value, place, f"accounts.{name}")
     if "users" in found:
-        listed = users(found["users"], found.get("default"), name, written.places.get("users", place))
-        draft.settings["users"] = draft.settings.get("users", ()) + listed
-    limits = found.get("limits")
+        here = section(value, "accounts", place).places.get("users", place)
+        add_users(draft, found["users"], found.get("default_permissions"), name, here)
     account = AccountOptions(
         name,
-        streams=_streams(found.get("jetstream", False), place),
-        limits=None
-        if limits is None
-        else AccountLimits(**each(section(limits, "limits", place), _LIMITS, "limits")),
+        streams=_streams(draft, found.get("jetstream", False), place),
+        limits=AccountLimits(**_LIMITS.read(draft, found["limits"], place)) if "limits" in found else None,
         exports=tuple(_export(draft, entry, place) for entry in _list(found, "exports", place)),
         imports=tuple(_import(draft, entry, place) for entry in _list(found, "imports", place)),
-        redirects=redirects(found["mappings"], place) if "mappings" in found else (),
+        redirects=_redirects(draft, found["mappings"], place) if "mappings" in found else (),
     )
     return _Found(account, place)
 
 
 def mappings(draft: Draft, value: object, place: Place) -> None:
     """`mappings { "from.*": "to.$1" }` of the global account."""
-    draft.settings["redirects"] = redirects(value, place)
+    draft.settings["redirects"] = _redirects(draft, value, place)
 
 
-_DESTINATION: Keys = {
-    **dict.fromkeys(("dest", "destination"), ("subject", text)),
-    "weight": ("weight", lambda value: int(text(value).removesuffix("%"))),
-    "cluster": ("cluster", text),
+_DESTINATION: Mapping[str, Row] = {
+    "dest destination": ("subject", text),
+    "weight": lambda value: int(text(value).removesuffix("%")),
+    "cluster": text,
 }
 
 
-def redirects(value: object, place: Place) -> tuple[Redirect, ...]:
-    """Mappings: a subject, one destination, or a list of them with weights."""
+def _redirects(draft: Draft, value: object, place: Place) -> tuple[Redirect, ...]:
     written = section(value, "mappings", place)
-    made = []
-    for source, target in written.items():
-        here = written.places[source]
-        entries = target if isinstance(target, list) else [target]
-        found = [
-            {"subject": entry}
-            if isinstance(entry, str)
-            else each(section(entry, source, here), _DESTINATION, source)
-            for entry in entries
-        ]
-        # Those for a cluster never count: this is one server.
-        plain = [entry for entry in found if not entry.pop("cluster", "")]
-        if any("subject" not in entry for entry in found):
-            fail(here, "a mapping needs a destination")
-        redirect = Redirect(source, tuple(Destination(**entry) for entry in plain))
-        try:
-            redirect.check()
-        except RedirectError as error:
-            fail(here, str(error))
-        made.append(redirect)
-    return tuple(made)
+    return tuple(_redirect(draft, source, inner, written.places[source]) for source, inner in written.items())
+
+
+def _redirect(draft: Draft, source: str, target: object, place: Place) -> Redirect:
+    """A subject and where it leads: one destination, or a list of them with weights."""
+    keys = Keys(source, _DESTINATION)
+    found = [
+        {"subject": entry} if isinstance(entry, str) else keys.read(draft, entry, place)
+        for entry in (target if isinstance(target, list) else [target])
+    ]
+    # Those for a cluster never count: this is one server.
+    plain = [entry for entry in found if not entry.pop("cluster", "")]
+    if any("subject" not in entry for entry in found):
+        fail(place, "a mapping needs a destination")
+    redirect = Redirect(source, tuple(Destination(**entry) for entry in plain))
+    try:
+        redirect.check()
+    except RedirectError as error:
+        fail(place, str(error))
+    return redirect
 
 
 def _list(found: dict[str, Any], key: str, place: Place) -> list[object]:
-    value = found.get(key, [])
-    if not isinstance(value, list):
-        fail(place, f"{key!r} is a list: {key} [ {{stream: a}} ]")
-    return value
+    return entries(found.get(key, []), key, "stream: a", place)
 
 
-def _streams(value: object, place: Place) -> Limits | None:
+def _streams(draft: Draft, value: object, place: Place) -> Limits | None:
     """`enabled`, `disabled`, or limits."""
-    if isinstance(value, str) and value.lower() in _SWITCH_WORDS:
-        value = _SWITCH_WORDS[value.lower()]
+    value = enabling(value)
     if isinstance(value, bool):
         return NO_LIMITS if value else None
-    written = Section()
-    source = section(value, "jetstream", place)
-    written.places, written.referred = source.places, source.referred
-    written.update((key, inner) for key, inner in source.items() if key.lower() != "cluster_traffic")
-    return Limits(**each(written, _STREAMS, "jetstream"))
+    found = _STREAMS.read(draft, value, place)
+    found.pop("cluster_traffic", None)
+    return Limits(**found)
 
 
 # Exports and imports
 
 #: Traces and latencies are not measured here; what passes is the same without.
-_UNMEASURED = {"allow_trace", "latency"}
-_EXPORT: Keys = {
-    "stream": ("stream", text),
-    "service": ("service", text),
-    "accounts": ("accounts", texts),
-    "account_token_position": ("account_token", integer),
-    **dict.fromkeys(("response", "response_type"), ("response", text)),
-    **dict.fromkeys(
-        ("threshold", "response_threshold", "response_max_time", "response_time"),
-        ("patience_ns", lambda value: duration_ns(text(value))),
-    ),
-}
+_UNMEASURED = "allow_trace latency"
+_EXPORT = Keys(
+    "exports",
+    {
+        "stream": text,
+        "service": text,
+        "accounts": texts,
+        "account_token_position": ("account_token", integer),
+        "response response_type": text,
+        "threshold response_threshold response_max_time response_time": (
+            "patience_ns",
+            lambda value: duration_ns(text(value)),
+        ),
+    },
+    idle=_UNMEASURED,
+)
 _RESPONSE_TYPES = {
     "single": "singleton",
     "singleton": "singleton",
@@ -197,14 +196,11 @@ _RESPONSE_TYPES = {
     "chunk": "chunked",
     "chunked": "chunked",
 }
-_IMPORT: Keys = {
-    "stream": ("stream", anything),
-    "service": ("service", anything),
-    "prefix": ("prefix", text),
-    "to": ("to", text),
-    "share": ("share", switch),
-}
-_FROM: Keys = {"account": ("account", text), "subject": ("subject", text)}
+_IMPORT = Keys(
+    "imports",
+    {"stream": anything, "service": anything, "prefix": text, "to": text, "share": switch},
+    idle=_UNMEASURED,
+)
 
 
 def _one_kind(found: dict[str, Any], what: str, place: Place) -> str:
@@ -221,9 +217,8 @@ def _subject(value: str, place: Place) -> bytes:
 
 
 def _export(draft: Draft, value: object, place: Place) -> Export:
-    written = without(draft, section(value, "exports", place), _UNMEASURED)
-    here = next(iter(written.places.values()), place)
-    found = each(written, _EXPORT, "exports")
+    found = _EXPORT.read(draft, value, place)
+    here = inside(value, place)
     kind = _one_kind(found, "export", here)
     response = found.get("response", "singleton").lower()
     if response not in _RESPONSE_TYPES:
@@ -242,11 +237,10 @@ def _export(draft: Draft, value: object, place: Place) -> Export:
 
 
 def _import(draft: Draft, value: object, place: Place) -> Import:
-    written = without(draft, section(value, "imports", place), _UNMEASURED)
-    here = next(iter(written.places.values()), place)
-    found = each(written, _IMPORT, "imports")
+    found = _IMPORT.read(draft, value, place)
+    here = inside(value, place)
     kind = _one_kind(found, "import", here)
-    origin = each(section(found[kind], kind, here), _FROM, kind)
+    origin = Keys(kind, {"account": text, "subject": text}).read(draft, found[kind], here)
     if "account" not in origin or "subject" not in origin:
         fail(here, "an import names an account and a subject")
     if "prefix" in found and ("to" in found or kind == "service"):

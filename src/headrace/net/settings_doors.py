@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from headrace.net.conf import Place, Section
 from headrace.net.options import TlsFiles, WebSocketOptions
 from headrace.net.values import (
@@ -11,21 +9,17 @@ from headrace.net.values import (
     Keys,
     address,
     anything,
-    each,
     fail,
     integer,
     read,
     seconds,
-    section,
     switch,
     text,
     texts,
-    without,
 )
 
 #: What the reference waits for a client to begin TLS by itself when told `auto`.
 AUTO_WAIT_S = 0.05
-_CIPHERS = {"cipher_suites", "curve_preferences", "min_version", "connection_rate_limit"}
 
 
 def _handshake_first(value: object) -> tuple[bool, float]:
@@ -39,86 +33,74 @@ def _handshake_first(value: object) -> tuple[bool, float]:
     return True, seconds(value)
 
 
-_TLS: Keys = {
-    "cert_file": ("cert", text),
-    "key_file": ("key", text),
-    "ca_file": ("ca", text),
-    "verify": ("verify", switch),
-    "verify_and_map": ("map_users", switch),
-    "timeout": ("timeout_s", seconds),
-    "handshake_first": ("first", _handshake_first),
-    "first": ("first", _handshake_first),
-    "immediate": ("first", _handshake_first),
-}
-
-
-def _tls_of(draft: Draft, value: object, place: Place) -> dict[str, Any]:
-    return each(without(draft, section(value, "tls", place), _CIPHERS), _TLS, "tls")
+_TLS = Keys(
+    "tls",
+    {
+        "cert_file": ("cert", text),
+        "key_file": ("key", text),
+        "ca_file": ("ca", text),
+        "verify": switch,
+        "verify_and_map": ("map", switch),
+        "timeout": ("timeout_s", seconds),
+        "handshake_first first immediate": ("first", _handshake_first),
+    },
+    idle="cipher_suites curve_preferences min_version connection_rate_limit",
+)
 
 
 def tls(draft: Draft, value: object, place: Place) -> None:
     """`tls { ... }` of the door for clients."""
-    found = _tls_of(draft, value, place)
-    names = {
-        "cert": "tls_cert",
-        "key": "tls_key",
-        "ca": "tls_ca",
-        "verify": "tls_verify",
-        "map_users": "tls_map",
-    }
-    settings: dict[str, Any] = {"tls": True}
-    settings |= {names[key]: found[key] for key in names if key in found}
-    if "timeout_s" in found:
-        settings["tls_timeout_s"] = found["timeout_s"]
+    found = _TLS.read(draft, value, place)
     if "first" in found:
-        settings["tls_handshake_first"], wait_s = found["first"]
+        found["handshake_first"], wait_s = found.pop("first")
         if wait_s:
-            settings["tls_first_wait_s"] = wait_s
-    draft.settings |= settings
+            found["first_wait_s"] = wait_s
+    draft.settings |= {"tls": True} | {f"tls_{option}": inner for option, inner in found.items()}
 
 
-_WEBSOCKET: Keys = {
-    "listen": ("listen", address),
-    "port": ("port", integer),
-    "host": ("host", text),
-    "net": ("host", text),
-    "advertise": ("advertise", text),
-    "no_tls": ("no_tls", switch),
-    "tls": ("tls", anything),
-    "compression": ("compression", switch),
-    "same_origin": ("same_origin", switch),
-    "allowed_origins": ("allowed_origins", texts),
-    "allowed_origin": ("allowed_origins", texts),
-    "allow_origins": ("allowed_origins", texts),
-    "allow_origin": ("allowed_origins", texts),
-    "handshake_timeout": ("handshake_timeout_s", seconds),
-    "no_auth_user": ("no_auth_user", text),
-    "jwt_cookie": ("jwt_cookie", text),
-    "user_cookie": ("user_cookie", text),
-    "pass_cookie": ("pass_cookie", text),
-    "token_cookie": ("token_cookie", text),
-    "headers": ("headers", anything),
-}
+_WEBSOCKET = Keys(
+    "websocket",
+    {
+        "listen": address,
+        "port": integer,
+        "host net": text,
+        "advertise": text,
+        "no_tls": switch,
+        "tls": anything,
+        "compression": switch,
+        "same_origin": switch,
+        "allowed_origins allowed_origin allow_origins allow_origin": texts,
+        "handshake_timeout": ("handshake_timeout_s", seconds),
+        "no_auth_user": text,
+        "jwt_cookie": text,
+        "user_cookie": text,
+        "pass_cookie": text,
+        "token_cookie": text,
+        "headers": anything,
+    },
+    idle="ping_interval",
+)
 
 
 def websocket(draft: Draft, value: object, place: Place) -> None:
     """`websocket { ... }`: a door for browsers."""
-    written = without(draft, section(value, "websocket", place), {"ping_interval"})
-    found = each(written, _WEBSOCKET, "websocket")
+    found = _WEBSOCKET.read(draft, value, place)
     if "listen" in found:
         host, found["port"] = found.pop("listen")
         if host is not None:
             found["host"] = host
     if "tls" in found:
-        files = _tls_of(draft, found["tls"], place)
-        for key in ("timeout_s", "first"):
-            files.pop(key, None)
-        if files.get("map_users"):
-            files["verify"] = True
-        found["tls"] = TlsFiles(**files)
+        found["tls"] = _tls_files(draft, found["tls"], place)
     if "headers" in found:
         found["headers"] = _headers(found["headers"], place)
     draft.settings["websocket"] = WebSocketOptions(**found)
+
+
+def _tls_files(draft: Draft, value: object, place: Place) -> TlsFiles:
+    found = _TLS.read(draft, value, place)
+    files = {option: found[option] for option in ("cert", "key", "ca") if option in found}
+    mapped = found.get("map", False)
+    return TlsFiles(**files, verify=mapped or found.get("verify", False), map_users=mapped)
 
 
 def _headers(value: object, place: Place) -> tuple[tuple[str, str], ...]:

@@ -14,12 +14,12 @@ from headrace.net.values import (
     Draft,
     Keys,
     anything,
-    each,
+    entries,
     fail,
+    inside,
     integer,
     read,
     seconds,
-    section,
     text,
     texts,
 )
@@ -28,57 +28,52 @@ from headrace.protocol import subjects
 #: The kinds of connection a user may be bound to; those that this server has not got can be named all the same.
 CONNECTIONS = frozenset(("STANDARD", "WEBSOCKET", "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS"))
 
-_AUTHORIZATION: Keys = {
-    "user": ("user", text),
-    "username": ("user", text),
-    "pass": ("password", text),
-    "password": ("password", text),
-    "token": ("token", text),
-    "timeout": ("auth_timeout_s", seconds),
-    "users": ("users", anything),
-    "default_permissions": ("default_permissions", anything),
-    "default_permission": ("default_permissions", anything),
-    "permissions": ("default_permissions", anything),
-}
-_USER: Keys = {
-    "user": ("name", text),
-    "username": ("name", text),
-    "nkey": ("nkey", text),
-    "pass": ("password", text),
-    "password": ("password", text),
-    "permissions": ("permissions", anything),
-    "permission": ("permissions", anything),
-    "authorization": ("permissions", anything),
-    "allowed_connection_types": ("connections", texts),
-    "connection_types": ("connections", texts),
-    "clients": ("connections", texts),
-}
+_AUTHORIZATION = Keys(
+    "authorization",
+    {
+        "user username": text,
+        "password pass": text,
+        "token": text,
+        "timeout": ("auth_timeout_s", seconds),
+        "users": anything,
+        "default_permissions default_permission permissions": anything,
+    },
+)
+_USER = Keys(
+    "users",
+    {
+        "user username": ("name", text),
+        "nkey": text,
+        "password pass": text,
+        "permissions permission authorization": anything,
+        "allowed_connection_types connection_types clients": ("connections", texts),
+    },
+)
 
 
 def authorization(draft: Draft, value: object, place: Place) -> None:
     """`authorization { ... }`: one user, a token, or a list of users of the global account."""
-    found = each(section(value, "authorization", place), _AUTHORIZATION, "authorization")
+    found = _AUTHORIZATION.read(draft, value, place)
     listed = found.pop("users", [])
     default = found.pop("default_permissions", None)
     if listed and "user" in found:
         fail(place, "a single user and a list of users cannot be used together")
     draft.settings |= found
-    draft.settings["users"] = draft.settings.get("users", ()) + users(listed, default, "", place)
+    add_users(draft, listed, default, "", place)
 
 
-def users(value: object, default: object, account: str, place: Place) -> tuple[User, ...]:
-    """A list of users, all of one account."""
-    if not isinstance(value, list):
-        fail(place, "'users' is a list: users [ {user: a, password: b} ]")
-    return tuple(_user(user, default, account, place) for user in value)
+def add_users(draft: Draft, value: object, default: object, account: str, place: Place) -> None:
+    """A list of users, all of one account, besides those that are there."""
+    listed = entries(value, "users", "user: a, password: b", place)
+    found = tuple(_user(draft, user, default, account, place) for user in listed)
+    draft.settings["users"] = draft.settings.get("users", ()) + found
 
 
-def _user(value: object, default: object, account: str, place: Place) -> User:
-    written = section(value, "users", place)
-    here = next(iter(written.places.values()), place)
-    found = each(written, _USER, "users")
+def _user(draft: Draft, value: object, default: object, account: str, place: Place) -> User:
+    found = _USER.read(draft, value, place)
+    here = inside(value, place)
     rules = found.get("permissions", default)
-    allowed = None if rules is None else permissions(rules, here)
+    allowed = None if rules is None else permissions(draft, rules, here)
     kinds = _kinds(found.get("connections", ()), here)
     if "nkey" in found:
         if "name" in found or "password" in found:
@@ -108,53 +103,55 @@ def signed_duration(value: object) -> int:
     return -1 if written.startswith("-") and duration_ns(written[1:]) else duration_ns(written)
 
 
-_PERMISSIONS: Keys = {
-    "publish": ("publish", anything),
-    "pub": ("publish", anything),
-    "import": ("publish", anything),
-    "subscribe": ("subscribe", anything),
-    "sub": ("subscribe", anything),
-    "export": ("subscribe", anything),
-    "allow_responses": ("responses", anything),
-    "publish_allow_responses": ("responses", anything),
-}
-_RESPONSES: Keys = {
-    **dict.fromkeys(("max", "max_msgs", "max_messages", "max_responses"), ("most", integer)),
-    **dict.fromkeys(("expires", "expiration", "ttl"), ("expires", signed_duration)),
-}
+_PERMISSIONS = Keys(
+    "permissions",
+    {
+        "publish pub import": anything,
+        "subscribe sub export": anything,
+        "allow_responses publish_allow_responses": ("responses", anything),
+    },
+)
+_RESPONSES = Keys(
+    "allow_responses",
+    {
+        "max max_msgs max_messages max_responses": ("most", integer),
+        "expires expiration ttl": ("expires", signed_duration),
+    },
+)
 
 
-def permissions(value: object, place: Place) -> Permissions:
+def permissions(draft: Draft, value: object, place: Place) -> Permissions:
     """What may be published to and subscribed to, and whether requests may be answered."""
-    found = each(section(value, "permissions", place), _PERMISSIONS, "permissions")
+    found = _PERMISSIONS.read(draft, value, place)
     rules: dict[str, Any] = {}
     for kind in ("publish", "subscribe"):
         if kind in found:
-            rules |= _allow_deny(kind, found[kind], place)
-    responses = _responses(found.get("responses", False), place)
+            rules |= _allow_deny(draft, kind, found[kind], place)
+    responses = _responses(draft, found.get("responses", False), place)
     if responses is not None:
         rules["responses"] = responses
         rules.setdefault("publish_allow", [])
     return Permissions(**rules)
 
 
-def _responses(value: object, place: Place) -> Responses | None:
+def _responses(draft: Draft, value: object, place: Place) -> Responses | None:
     if isinstance(value, bool):
         return Responses() if value else None
     if not isinstance(value, Section):
         fail(place, "'allow_responses' is true, false or a section with max and expires")
-    found = each(value, _RESPONSES, "allow_responses")
+    found = _RESPONSES.read(draft, value, place)
     default = Responses()
     return Responses(found.get("most") or default.most, found.get("expires") or default.expires_ns)
 
 
-def _allow_deny(kind: str, value: object, place: Place) -> dict[str, list[bytes]]:
+def _allow_deny(draft: Draft, kind: str, value: object, place: Place) -> dict[str, list[bytes]]:
     def rules(value: object) -> list[bytes]:
         return [_rule(kind, entry) for entry in texts(value)]
 
     if not isinstance(value, Section):
         return {f"{kind}_allow": read(rules, value, kind, place)}
-    return each(value, {part: (f"{kind}_{part}", rules) for part in ("allow", "deny")}, kind)
+    table = {part: (f"{kind}_{part}", rules) for part in ("allow", "deny")}
+    return Keys(kind, table).read(draft, value, place)
 
 
 def _rule(kind: str, entry: str) -> bytes:
