@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.broker.stream import Stream
 from headrace.errors import Corrupt
-from headrace.monitor.http import Query
+from headrace.monitor.query import Query
 from headrace.monitor.varz import rfc3339
 from headrace.protocol import headers, subjects
 

@@ -1,6 +1,6 @@
 """The page of connections, /connz: who is there, what they moved, and on request what they listen to.
 
-Owns the form and the query (`cid`, `offset`, `limit`, `subs`, `auth`, `sort`). It reads connections and changes none.
+Owns the form and the query (`acc`, `cid`, `offset`, `limit`, `subs`, `auth`, `sort`). It reads connections and changes none.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.monitor.http import Query
+from headrace.broker import Session
+from headrace.monitor.query import Query, asked, window
 from headrace.monitor.varz import SECOND_NS, rfc3339, uptime
 from headrace.net.connection import Connection
 
-LIMIT = 1024
 _SORTS: dict[str, Callable[[Connection], int]] = {
     "cid": lambda connection: connection.session.cid,
     "start": lambda connection: connection.session.cid,
@@ -29,7 +29,7 @@ def connz(
     connections: Mapping[int, Connection], query: Query, server_id: str, now_ns: int, loop_s: float
 ) -> dict[str, Any]:
     """The connections that the query asks for; ValueError for a query that makes no sense."""
-    offset, limit = int(query.get("offset", 0)), int(query.get("limit", LIMIT)) or LIMIT
+    offset, limit = window(query)
     chosen = _chosen(connections, query)
     shown = chosen[offset : offset + limit]
     return {
@@ -44,13 +44,20 @@ def connz(
 
 
 def _chosen(connections: Mapping[int, Connection], query: Query) -> list[Connection]:
+    account = query.get("acc", "")
+    chosen = [c for c in connections.values() if not account or account_of(c.session) == account]
     if "cid" in query:
-        connection = connections.get(int(query["cid"]))
-        return [] if connection is None else [connection]
+        cid = int(query["cid"])
+        return [connection for connection in chosen if connection.session.cid == cid]
     sort = query.get("sort", "cid")
     if sort not in _SORTS:
         raise ValueError(f"cannot sort by {sort!r}: use one of {', '.join(_SORTS)}")
-    return sorted(connections.values(), key=_SORTS[sort])
+    return sorted(chosen, key=_SORTS[sort])
+
+
+def account_of(session: Session) -> str:
+    """Which account a client is in; none before it is let in."""
+    return session.identity.account if session.identity is not None else ""
 
 
 def _entry(connection: Connection, query: Query, now_ns: int, loop_s: float) -> dict[str, Any]:
@@ -74,7 +81,7 @@ def _entry(connection: Connection, query: Query, now_ns: int, loop_s: float) -> 
     for name, value in (("name", session.name), ("lang", session.lang), ("version", session.version)):
         if value:
             entry[name] = value
-    if _asked(query, "auth") and session.identity is not None:
+    if asked(query, "auth") and session.identity is not None:
         entry |= {"authorized_user": session.identity.user, "account": session.identity.account}
     return entry | _subscriptions(connection, query)
 
@@ -93,10 +100,6 @@ def _subscriptions(connection: Connection, query: Query) -> dict[str, Any]:
             for sub in subs
         ]
         return {"subscriptions_list_detail": details} if details else {}
-    if _asked(query, "subs") and subs:
+    if asked(query, "subs") and subs:
         return {"subscriptions_list": [sub.pattern.decode(errors="replace") for sub in subs]}
     return {}
-
-
-def _asked(query: Query, name: str) -> bool:
-    return query.get(name, "").lower() in ("1", "true", "t")

@@ -15,6 +15,8 @@ from inspect import isawaitable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from headrace.monitor.query import Query
+
 HEAD_BYTES_MAX = 8192
 BODY_BYTES_MAX = 64 * 1024
 PATIENCE_S = 5.0
@@ -22,8 +24,6 @@ PATIENCE_S = 5.0
 DRAIN_PATIENCE_S = 30.0
 _CHUNK_BYTES = 256 * 1024
 _DIGITS_MAX = 9
-
-Query = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,8 @@ from headrace.broker.consumer_info import consumer_info
 from headrace.broker.info import stream_info
 from headrace.broker.jetstream import JetStream
 from headrace.broker.stream import Stream
-from headrace.monitor.http import Query
+from headrace.monitor.query import Query, asked, window
 from headrace.net.options import Options
-
-LIMIT = 1024
 
 
 def jsz(options: Options, accounts: Iterable[Account], query: Query) -> dict[str, Any]:
@@ -34,7 +32,7 @@ def jsz(options: Options, accounts: Iterable[Account], query: Query) -> dict[str
     shown = _stats([jetstream for _, jetstream in chosen], len(chosen)) | _totals(chosen)
     shown["config"] = _config(options)
     if any(asked(query, name) for name in ("accounts", "streams", "consumers", "config")) or "acc" in query:
-        offset, limit = int(query.get("offset", 0)), int(query.get("limit", LIMIT)) or LIMIT
+        offset, limit = window(query)
         details = [_account(account, jetstream, query) for account, jetstream in chosen]
         shown["account_details"] = details[offset : offset + limit]
     return shown
@@ -109,8 +107,3 @@ def _plain(info: dict[str, Any]) -> dict[str, Any]:
     """Configurations are kept encoded; a page needs them as values."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(info))
     return plain
-
-
-def asked(query: Query, name: str) -> bool:
-    """Whether a flag is set in a query, as the reference reads it."""
-    return query.get(name, "").lower() in ("1", "true", "t")

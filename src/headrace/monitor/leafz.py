@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.monitor.http import Query
-from headrace.monitor.jsz import asked
+from headrace.monitor.query import Query, asked
 
 
 def leafz(leafs: list[dict[str, Any]], query: Query) -> dict[str, Any]:

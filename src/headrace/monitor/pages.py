@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from headrace.broker.accounts import Account, Accounts
+from headrace.broker.accounts import Account
 from headrace.monitor import metrics as prometheus
 from headrace.monitor.acts import act, checked
 from headrace.monitor.assets import asset
 from headrace.monitor.browse import messages
-from headrace.monitor.connz import connz
 from headrace.monitor.guard import Guard
 from headrace.monitor.http import Answer, HttpRequest, Page, json_answer, text_answer
-from headrace.monitor.jsz import jsz, totals
-from headrace.monitor.leafz import leafz
 from headrace.monitor.overview import overview
 from headrace.monitor.segments import segments
-from headrace.monitor.subsz import subsz
-from headrace.monitor.varz import Vitals, rfc3339, varz
-from headrace.net.listener import Listener
-from headrace.net.options import Options
+from headrace.monitor.varz import rfc3339
+from headrace.monitor.watched import Figures, Watched, figures
 from headrace.store import Store
 
 COMMIT_PATIENCE_S = 2.0
@@ -30,35 +25,16 @@ _NO_STORE = (("Cache-Control", "no-store"),)
 METHODS = {"/headrace/": ("POST",)}
 
 
-class Watched(Protocol):
-    """A server, as far as its pages need it."""
-
-    @property
-    def options(self) -> Options: ...
-    @property
-    def server_id(self) -> str: ...
-    @property
-    def listener(self) -> Listener: ...
-    @property
-    def accounts(self) -> Accounts: ...
-    def vitals(self) -> Vitals: ...
-    def ailment(self) -> str: ...
-    def complaints(self) -> list[str]: ...
-    def leafs(self) -> list[dict[str, Any]]: ...
-    def claim_metrics(self) -> bytes: ...
-    def now_ns(self) -> int: ...
-
-
 def pages(server: Watched) -> dict[str, Page]:
     """The pages of one server, which is asked for its figures each time."""
-    board = Board(server)
+    board, shown = Board(server), figures(server)
     return {
         "/": board.front,
-        "/varz": board.general,
-        "/connz": board.stamped(board.connections),
-        "/subsz": board.stamped(board.interest),
-        "/jsz": board.durable(board.stamped(board.streams)),
-        "/leafz": board.stamped(board.leafnodes),
+        "/varz": lambda request: json_answer(shown["varz"](request.query)),
+        "/connz": board.stamped(shown["connz"]),
+        "/subsz": board.stamped(shown["subsz"]),
+        "/jsz": board.durable(board.stamped(shown["jsz"])),
+        "/leafz": board.stamped(shown["leafz"]),
         "/healthz": board.health,
         "/metrics": board.durable(board.metrics),
         "/headrace/": board.durable(board.inside),
@@ -74,29 +50,6 @@ class Board:
         self._guard = Guard(lambda: server.options)
 
     # For launchers, probes and dashboards
-
-    def general(self, _: HttpRequest) -> Answer:
-        server = self._server
-        return json_answer(varz(server.options, server.vitals(), totals(server.accounts)))
-
-    def connections(self, request: HttpRequest) -> dict[str, Any]:
-        listener = self._server.listener
-        return connz(
-            listener.connections,
-            request.query,
-            self._server.server_id,
-            self._server.now_ns(),
-            listener.loop.time(),
-        )
-
-    def interest(self, request: HttpRequest) -> dict[str, Any]:
-        return subsz(self._server.accounts, self._server.listener.connections, request.query)
-
-    def streams(self, request: HttpRequest) -> dict[str, Any]:
-        return jsz(self._server.options, self._server.accounts, request.query)
-
-    def leafnodes(self, request: HttpRequest) -> dict[str, Any]:
-        return leafz(self._server.leafs(), request.query)
 
     def health(self, _: HttpRequest) -> Answer:
         """Red when the server cannot do its work; amber (200 with complaints) when something needs a person."""
@@ -170,13 +123,13 @@ class Board:
 
     # What pages have in common
 
-    def stamped(self, make: Callable[[HttpRequest], dict[str, Any]]) -> Page:
+    def stamped(self, make: Figures) -> Page:
         """A page of the reference: server and time first, and a bad query is the peer's mistake."""
 
         def page(request: HttpRequest) -> Answer:
             stamp = {"server_id": self._server.server_id, "now": rfc3339(self._server.now_ns())}
             try:
-                return json_answer(stamp | make(request))
+                return json_answer(stamp | make(request.query))
             except ValueError as error:
                 return json_answer({"error": str(error)}, 400)
 

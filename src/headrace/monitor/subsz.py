@@ -9,12 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from headrace.broker.accounts import Account
-from headrace.monitor.http import Query
-from headrace.monitor.jsz import asked
+from headrace.monitor.connz import account_of
+from headrace.monitor.query import Query, asked, window
 from headrace.net.connection import Connection
 from headrace.protocol import subjects
-
-LIMIT = 1024
 
 
 def subsz(accounts: Iterable[Account], connections: Mapping[int, Connection], query: Query) -> dict[str, Any]:
@@ -22,7 +20,7 @@ def subsz(accounts: Iterable[Account], connections: Mapping[int, Connection], qu
     test = query.get("test", "").encode()
     if test and not (subjects.valid(test) and subjects.literal(test)):
         raise ValueError(f"invalid test subject, must be literal: {query['test']!r}")
-    offset, limit = int(query.get("offset", 0)), int(query.get("limit", LIMIT)) or LIMIT
+    offset, limit = window(query)
     total = sum(account.hub.subscriptions for account in accounts)
     shown: dict[str, Any] = {"num_subscriptions": total, "total": total, "offset": offset, "limit": limit}
     if asked(query, "subs"):
@@ -39,7 +37,7 @@ def _matches(entry: dict[str, Any], test: bytes) -> bool:
 def _details(connections: Mapping[int, Connection], account: str) -> Iterator[dict[str, Any]]:
     for connection in connections.values():
         session = connection.session
-        name = session.identity.account if session.identity is not None else ""
+        name = account_of(session)
         if account and name != account:
             continue
         for sub in session.subs.values():

@@ -7,48 +7,23 @@ those of the monitoring pages. It changes nothing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headrace import COMPATIBLE_VERSION
 from headrace.broker.advisories import nuid
-from headrace.monitor.connz import connz
-from headrace.monitor.jsz import jsz, totals
-from headrace.monitor.leafz import leafz
-from headrace.monitor.subsz import subsz
-from headrace.monitor.varz import Vitals, rfc3339, varz
+from headrace.monitor.connz import account_of
+from headrace.monitor.query import Query
+from headrace.monitor.varz import rfc3339, varz
+from headrace.monitor.watched import Figures, Watched, figures
 from headrace.protocol.bodies import UNREADABLE
 
 if TYPE_CHECKING:
-    from headrace.broker import Account, Accounts, Permissions, Session
-    from headrace.net.listener import Listener
-    from headrace.net.options import Options
+    from headrace.broker import Account, Permissions, Session
 
 _REQUEST = b"$SYS.REQ."
 _USER_INFO = b"$SYS.REQ.USER.INFO"
-Query = dict[str, str]
-Read = Callable[[Query], dict[str, Any]]
-
-
-class Watched(Protocol):
-    """A server, as far as it is asked here."""
-
-    @property
-    def options(self) -> Options: ...
-    @property
-    def server_id(self) -> str: ...
-    @property
-    def server_name(self) -> str: ...
-    @property
-    def listener(self) -> Listener: ...
-    @property
-    def accounts(self) -> Accounts: ...
-    def vitals(self) -> Vitals: ...
-    def ailment(self) -> str: ...
-    def leafs(self) -> list[dict[str, Any]]: ...
-    def now_ns(self) -> int: ...
 
 
 class SystemDesk:
@@ -57,15 +32,8 @@ class SystemDesk:
     def __init__(self, server: Watched) -> None:
         self._server = server
         self._numbers = itertools.count(1)
-        self._readers: dict[str, Read] = {
-            "VARZ": lambda _: varz(server.options, server.vitals(), totals(server.accounts)),
-            "CONNZ": self._connz,
-            "SUBSZ": lambda query: subsz(server.accounts, server.listener.connections, query),
-            "JSZ": lambda query: jsz(server.options, server.accounts, query),
-            "LEAFZ": lambda query: leafz(server.leafs(), query),
-            "ACCOUNTZ": self._accountz,
-            "HEALTHZ": self._healthz,
-        }
+        self._readers = {name.upper(): read for name, read in figures(server).items()}
+        self._readers |= {"ACCOUNTZ": self._accountz, "HEALTHZ": self._healthz}
 
     def open(self) -> None:
         """Answer from now on; accounts that come later are greeted with `welcome`."""
@@ -113,9 +81,9 @@ class SystemDesk:
             return self._failure(404, "account not found")
         if name == "INFO":
             return self._framed(lambda _: self._account(found), payload)
-        return self._framed(lambda query: self._readers[name](query | {"acc": account}), payload)
+        return self._framed(lambda query: self._readers[name]({**query, "acc": account}), payload)
 
-    def _framed(self, read: Read, payload: bytes) -> dict[str, Any]:
+    def _framed(self, read: Figures, payload: bytes) -> dict[str, Any]:
         try:
             return {"server": self.stamp(), "data": read(_query(payload))}
         except UNREADABLE as error:
@@ -158,16 +126,6 @@ class SystemDesk:
             "slow_consumers": vitals.slow_consumers,
             "active_servers": 1,
         }
-
-    def _connz(self, query: Query) -> dict[str, Any]:
-        server, listener = self._server, self._server.listener
-        account = query.pop("acc", "")
-        chosen = {
-            cid: connection
-            for cid, connection in listener.connections.items()
-            if not account or _account_of(connection.session) == account
-        }
-        return connz(chosen, query, server.server_id, server.now_ns(), listener.loop.time())
 
     def _accountz(self, query: Query) -> dict[str, Any]:
         server = self._server
@@ -232,7 +190,7 @@ class SystemDesk:
     def _event(self, session: Session, verb: str, kind: str, more: dict[str, Any]) -> None:
         server = self._server
         hub = server.accounts.system.hub
-        subject = f"$SYS.ACCOUNT.{_account_of(session)}.{verb}".encode()
+        subject = f"$SYS.ACCOUNT.{account_of(session)}.{verb}".encode()
         if not hub.interest(subject):
             return
         now = rfc3339(server.now_ns())
@@ -291,15 +249,11 @@ def _shown(rules: Permissions) -> dict[str, Any]:
     return shown
 
 
-def _account_of(session: Session) -> str:
-    return session.identity.account if session.identity is not None else ""
-
-
 def _client(session: Session) -> dict[str, Any]:
     fields = {
         "host": session.owner.client_ip,
         "id": session.cid,
-        "acc": _account_of(session),
+        "acc": account_of(session),
         "user": session.identity.user if session.identity is not None else "",
         "name": session.name,
         "lang": session.lang,

@@ -52,6 +52,8 @@ async def test_which_connections() -> None:
         assert cids() == [1, 2, 3]
         assert cids(cid="2") == [2]
         assert cids(cid="9") == []
+        assert cids(acc="$G") == [1, 2, 3]
+        assert cids(acc="B", cid="2") == []
         assert cids(offset="1", limit="1") == [2]
         assert cids(sort="msgs_from") == [2, 1, 3]
         with pytest.raises(ValueError, match="cannot sort"):

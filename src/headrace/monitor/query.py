@@ -1,0 +1,19 @@
+"""What is asked of a page: the words after `?` in its address, or in the body of a request on `$SYS.>`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LIMIT = 1024
+
+Query = Mapping[str, str]
+
+
+def asked(query: Query, name: str) -> bool:
+    """Whether a flag is set, as the reference reads it."""
+    return query.get(name, "").lower() in ("1", "true", "t")
+
+
+def window(query: Query) -> tuple[int, int]:
+    """How many entries to pass over and how many to show; ValueError if they are no numbers."""
+    return int(query.get("offset", 0)), int(query.get("limit", LIMIT)) or LIMIT
