@@ -15,6 +15,7 @@ TINY = StoreOptions(
     headroom_bytes=64 * KIB,
     cache_bytes=16 * KIB,
     behind_bytes=8 * KIB,
+    subjects_min=3,
 )
 
 #: For real files: as eager to turn over, but not at every message.

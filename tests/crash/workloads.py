@@ -202,6 +202,24 @@ def pins(driver: Driver, rng: Random) -> None:
     driver.settle()
 
 
+def keys(driver: Driver, rng: Random) -> None:
+    """Subjects that come once and go: they are forgotten, and the others get new ids."""
+    driver.create("A")
+    driver.create("M")
+    for turn in range(5):
+        for number in range(12):
+            driver.append(rng.choice("AAM"), b"key.%d.%d" % (turn, number), rng.randrange(700))
+        some(driver, rng, "A", 2)
+        driver.tick()
+        for name in "AM":
+            doomed = live(driver, name)
+            for seq in rng.sample(doomed, len(doomed) * 3 // 4):
+                driver.remove(name, seq)
+        driver.seal()
+        driver.checkpoint()
+    driver.settle()
+
+
 def restart(driver: Driver, rng: Random) -> None:
     """Clean shutdowns in between."""
     driver.create("A")
@@ -279,6 +297,7 @@ SCRIPTED: dict[str, Workload] = {
         memory,
         advance,
         pins,
+        keys,
         restart,
         everything,
     )

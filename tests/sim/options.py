@@ -15,6 +15,7 @@ SIZES = (
         headroom_bytes=64 * KIB,
         cache_bytes=16 * KIB,
         behind_bytes=8 * KIB,
+        subjects_min=3,
     ),
     StoreOptions(
         journal_bytes=256 * KIB,
@@ -26,5 +27,6 @@ SIZES = (
         headroom_bytes=256 * KIB,
         cache_bytes=64 * KIB,
         behind_bytes=32 * KIB,
+        subjects_min=20,
     ),
 )

@@ -36,6 +36,7 @@ cdef class Subjects:
     cdef Py_ssize_t c_add(self, const char *p, Py_ssize_t length) except -1
     cdef Py_ssize_t c_new(self, const char *p, Py_ssize_t length, uint32_t h) except -1
     cdef int rehash(self, Py_ssize_t cap) except -1
+    cdef int adopt(self, Subjects other) except -1
     cdef void c_in(self, Py_ssize_t sid, uint64_t seq) noexcept nogil
     cdef void c_out(self, Py_ssize_t sid, uint64_t seq) noexcept nogil
 

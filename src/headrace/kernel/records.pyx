@@ -353,6 +353,34 @@ cdef class Subjects:
         self.a_lasts[:] = 0
         self.alive = 0
 
+    def retain(self):
+        """Forgets the subjects without a live message; the new id of each old one, 0 for those that are gone."""
+        cdef Subjects fresh = Subjects()
+        cdef Py_ssize_t i, kept
+        keep = np.flatnonzero(self.counts)
+        if not len(keep):
+            keep = np.arange(min(self.n, 1))  # so that the id of dead rows, 0, is one that there is
+        cdef int64_t[::1] ids = np.ascontiguousarray(keep, np.int64)
+        for i in range(ids.shape[0]):
+            fresh.c_add(self.arena + self.ends[ids[i]], self.ends[ids[i] + 1] - self.ends[ids[i]])
+        kept = fresh.n
+        fresh.a_counts[:kept], fresh.a_firsts[:kept] = self.a_counts[keep], self.a_firsts[keep]
+        fresh.a_lasts[:kept], fresh.a_classes[:kept] = self.a_lasts[keep], self.a_classes[keep]
+        moved = np.zeros(self.n, np.uint32)
+        moved[keep] = np.arange(kept, dtype=np.uint32)
+        self.adopt(fresh)
+        return moved
+
+    cdef int adopt(self, Subjects other) except -1:
+        """Becomes what the other is, which is left with what this one was."""
+        self.arena, other.arena = other.arena, self.arena
+        self.slots, other.slots = other.slots, self.slots
+        self.arena_used, self.arena_cap, self.slots_cap = other.arena_used, other.arena_cap, other.slots_cap
+        self.n, self.cap = other.n, other.cap
+        self.a_ends, self.a_hashes, self.a_counts = other.a_ends, other.a_hashes, other.a_counts
+        self.a_firsts, self.a_lasts, self.a_classes = other.a_firsts, other.a_lasts, other.a_classes
+        return self.point()
+
     cdef void c_in(self, Py_ssize_t sid, uint64_t seq) noexcept nogil:
         if self.counts_[sid] == 0:
             self.firsts_[sid] = seq
@@ -542,6 +570,17 @@ cdef class Columns:
         self.live = None if other.live is None else other.live[: self.rows].copy()
         self.c_live = p8(self.live) if self.live is not None else NULL
         self.alive, self.alive_bytes = other.alive, other.alive_bytes
+
+    def renumber(self, moved):
+        """Subjects have other ids now: `moved` has the new one of each old one."""
+        if not self.rows:
+            return
+        subject = np.zeros(len(self.subject), np.uint32)
+        subject[: self.rows] = moved[self.subject[: self.rows]]
+        self.subject = subject
+        self.c_subject = c32(subject)
+        if self.cap > 0:
+            self.w_subject = p32(subject)
 
     def live_bits(self, Py_ssize_t lo=0, Py_ssize_t hi=-1):
         """numpy.packbits of the rows from lo to hi, b"" when all of them live."""

@@ -157,6 +157,22 @@ class Subjects:
         self._lasts[:] = 0
         self.alive = 0
 
+    def retain(self) -> Array:
+        """Forgets the subjects without a live message; the new id of each old one, 0 for those that are gone."""
+        keep = np.flatnonzero(self.counts)
+        if not len(keep):
+            keep = np.arange(min(len(self), 1))  # so that the id of dead rows, 0, is one that there is
+        moved = np.zeros(len(self), np.uint32)
+        moved[keep] = np.arange(len(keep), dtype=np.uint32)
+        self._names = [self._names[sid] for sid in keep.tolist()]
+        self._ids = {name: sid for sid, name in enumerate(self._names)}
+        room = max(len(keep), 8)
+        self._counts = _grown(self._counts[keep], len(keep), room)
+        self._firsts = _grown(self._firsts[keep], len(keep), room)
+        self._lasts = _grown(self._lasts[keep], len(keep), room)
+        self._classes = _grown(self._classes[keep], len(keep), room)
+        return moved
+
     def went(self, sid: int, seq: int) -> None:
         self._counts[sid] -= 1
         if self._counts[sid] == 0:
@@ -283,6 +299,12 @@ class Columns:
         """Takes over which rows live from columns of the same rows."""
         self.live = None if other.live is None else other.live[: self.rows].copy()
         self.alive, self.alive_bytes = other.alive, other.alive_bytes
+
+    def renumber(self, moved: Array) -> None:
+        """Subjects have other ids now: `moved` has the new one of each old one."""
+        subject = np.zeros(len(self.subject), np.uint32)
+        subject[: self.rows] = moved[self.subject[: self.rows]]
+        self.subject = subject
 
     def live_bits(self, lo: int = 0, hi: int = -1) -> bytes:
         hi = self.rows if hi < 0 else hi

@@ -134,7 +134,8 @@ def _append(world: StoreWorld) -> None:
     for _ in range(rng.randrange(1, 6)):
         header = HEADER if rng.random() < 0.2 else b""
         size = rng.randrange(world.options.payload_max)
-        world.driver.append(name, rng.choice(SUBJECTS), size, header, rng.choice((0, 0, 90)))
+        subject = rng.choice(SUBJECTS) if rng.random() < 0.7 else b"once.%d" % rng.randrange(1000)
+        world.driver.append(name, subject, size, header, rng.choice((0, 0, 90)))
 
 
 def _create(world: StoreWorld) -> None:

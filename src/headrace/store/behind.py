@@ -19,7 +19,6 @@ from headrace.store.format import (
     BLOCK_BYTES,
     aligned,
     block_head,
-    columns_path,
     segment_header,
     subjects_path,
 )
@@ -76,7 +75,8 @@ class Behind:
         self._fail = fail
         self._queue: deque[_Item] = deque()
         self._busy = False
-        self._subjects = (0, 0)  # saved, end of the file: once the columns under way are written
+        #: Generation, saved, end of the file: once the columns under way are written.
+        self._subjects = (0, 0, 0)
         self.stuck = False
         self.pending_bytes = 0
         self.added = 0
@@ -158,24 +158,23 @@ class Behind:
         log, segment = item.log, item.segment
         ops: list[Op] = []
         total = len(log.table)
-        self._subjects = (log.subjects_saved, log.subjects_end)
+        self._subjects = (log.generation, log.subjects_saved, log.subjects_end)
         if total > log.subjects_saved:
             path = subjects_path(log.ident, log.generation)
             if log.subjects_end == 0 and not self._disk.exists(path):
                 ops.append(("create", path, 0))
             chunk = encode_subjects(log.table, log.subjects_saved, total)
             ops.append(("write", path, log.subjects_end, chunk))
-            self._subjects = (total, log.subjects_end + len(chunk))
+            self._subjects = (log.generation, total, log.subjects_end + len(chunk))
         who = Identity(log.shelf.store, log.ident, segment.number, segment.end, log.generation)
-        path = columns_path(log.ident, segment.number)
+        path = log.columns_path(segment)
         ops.append(("create", path, 0))
         ops.append(("write", path, 0, encode_columns(who, segment.columns, segment.blocks, total)))
         return [item], ops
 
     def _wants_columns(self, item: _Item) -> bool:
         """Not if the segment is gone; and a bad file that is there already stays as it is, and is not used."""
-        path = columns_path(item.log.ident, item.segment.number)
-        return item.segment in item.log.sealed and not self._disk.exists(path)
+        return item.segment in item.log.sealed and not self._disk.exists(item.log.columns_path(item.segment))
 
     def _done(self, batch: list[_Item], error: OSError | None) -> None:
         self._busy = False
@@ -197,7 +196,10 @@ class Behind:
             self.finished += 1
             log, segment, block = item
             if block is None:
-                log.subjects_saved, log.subjects_end = self._subjects
+                generation, saved, end = self._subjects
+                if generation != log.generation:
+                    continue  # subjects were forgotten meanwhile
+                log.subjects_saved, log.subjects_end = saved, end
                 if not log.gone and segment in log.sealed:
                     log.adopt_columns(segment)
                 continue

@@ -146,6 +146,7 @@ class Checkpointer:
                 self._take_shard(number)
             elif not log.gone:
                 self._take_stream(log)
+        store.behind.pump()  # the columns of those that forgot subjects
         if not self._todo:
             self._tick = store.frame - 1
             self._ticket = store.behind.added
@@ -158,6 +159,8 @@ class Checkpointer:
         return (log.changed_frame if log is not None else shards[number].changed_frame) == self._store.frame
 
     def _take_stream(self, log: FileLog) -> None:
+        if log.crowded and not self._store.compactor.works_on(log):
+            log.forget_subjects()
         ref = self._section(log.capture())
         self._fresh_streams[log.ident] = StreamEntry(log.ident, log.name, self._store.journal.number, ref)
         log.saved_tick = self._store.frame - 1
@@ -249,9 +252,10 @@ class Checkpointer:
         """A whole checkpoint, blocking: for recovery and for closing. Nothing may be under construction."""
         store = self._store
         store.disk.drain()
-        self.running = False  # one that waits for space is left for this one
+        # One that waits for space is left for this one. What it took counts as saved, but is nowhere.
+        left, self.running = self.running, False
         self.mark_wanted = 0
-        self.begin(everything=self.proven == 0)
+        self.begin(everything=left or self.proven == 0)
         while self._todo:
             self._take_all()
         store.behind.flush_now()

@@ -39,6 +39,10 @@ class Compactor:
     def busy(self) -> bool:
         return self._job is not None
 
+    def works_on(self, log: FileLog) -> bool:
+        """Whether rows of this log are being copied, with the ids that its subjects have."""
+        return self._job is not None and self._job.log is log
+
     def consider(self, log: FileLog, segment: FileSegment) -> None:
         """Rows of a sealed segment died."""
         if segment.columns.alive_bytes < self._store.options.compact_live * segment.end:
@@ -102,7 +106,7 @@ class _Job:
         self, store: Store, log: FileLog, run: list[FileSegment], finished: Callable[[], None]
     ) -> None:
         self._store = store
-        self._log = log
+        self.log = log
         self._run = run
         self._finished = finished
         self._packer = Packer(log.table, store.options.block_bytes)
@@ -116,7 +120,7 @@ class _Job:
 
     def advance(self) -> None:
         """Copies some blocks and writes what became full."""
-        if self._log.gone or self._store.poisoned is not None:
+        if self.log.gone or self._store.poisoned is not None:
             self._give_up()
             return
         try:
@@ -138,7 +142,7 @@ class _Job:
         columns = segment.columns
         rows = np.searchsorted(columns.offset[: columns.rows], [offset, end])
         lo, hi = int(rows[0]), int(rows[1])
-        if columns.next(self._log.table, None, lo, hi) < 0:
+        if columns.next(self.log.table, None, lo, hi) < 0:
             return
         data, place = segment.fetch(offset)
         self._packer.copy(columns, lo, hi, data, place)
@@ -146,7 +150,7 @@ class _Job:
     def _ops(self) -> list[Op]:
         ops: list[Op] = []
         if self._packer.blocks:
-            ops += make_file(self._log, self._target, self._store.disk)
+            ops += make_file(self.log, self._target, self._store.disk)
         for block in self._packer.blocks:
             ops.append(("write", self._target.path, block.offset, block_parts(self._target, block)))
             self._target.add(block)
@@ -168,14 +172,14 @@ class _Job:
             self._store.fail(error)
 
     def _give_up(self) -> None:
-        self._log.dropped(self._target)
+        self.log.dropped(self._target)
         self._finished()
 
     def _install(self, error: OSError | None) -> None:
         if error is not None:
             self._failed(error)
             return
-        log, target = self._log, self._target
+        log, target = self.log, self._target
         target.pending.clear()
         old: list[Segment] = [segment for segment in self._run if segment in log.sealed]
         if log.gone or not old or not target.columns.rows:
@@ -197,7 +201,7 @@ class _Job:
 
     def _bury(self, old: list[Segment]) -> None:
         """What died since it was copied is dead in the copy."""
-        table, columns = self._log.table, self._target.columns
+        table, columns = self.log.table, self._target.columns
         parts = [segment.columns.seqs(table, None, 0, segment.columns.rows) for segment in old]
         alive = np.concatenate(parts)
         copied = columns.seqs(table, None, 0, columns.rows)

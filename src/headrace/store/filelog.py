@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.errors import Corrupt
 from headrace.store.columnfile import Identity, decode_columns
-from headrace.store.format import BLOCK_BYTES, columns_path, large_entry, stream_folder
+from headrace.store.format import BLOCK_BYTES, columns_path, large_entry, stream_folder, subjects_path
 from headrace.store.log import Log
 from headrace.store.records import Block, Columns
 from headrace.store.report import Damage
@@ -31,6 +31,8 @@ class FileLog(Log):
         self.shelf = shelf
         self.next_segment = next_segment
         self.generation = 0
+        self.found_generation = 0  # when the store was opened
+        self.generations = 1  # how many were ever begun; a number is not used again
         self.subjects_saved = 0
         self.subjects_end = 0
         self.folder = State.NEW
@@ -45,6 +47,7 @@ class FileLog(Log):
             segment_bytes=options.segment_bytes,
             segment_rows=options.segment_rows,
             large_bytes=options.large_bytes,
+            subjects_min=options.subjects_min,
             journaled=True,
             first_seq=first_seq,
         )
@@ -105,7 +108,7 @@ class FileLog(Log):
     def dropped(self, segment: Segment) -> None:
         assert isinstance(segment, FileSegment)
         self.shelf.discard(segment.path)
-        self.shelf.discard(columns_path(self.ident, segment.number))
+        self.shelf.discard(self.columns_path(segment))
 
     def thinned(self, segment: Segment) -> None:
         self.shelf.consider(self, cast("FileSegment", segment))
@@ -119,13 +122,34 @@ class FileLog(Log):
     def adopt_columns(self, segment: FileSegment) -> None:
         """The columns of a sealed segment are in a file now: use those, and let the memory go."""
         who = Identity(self.shelf.store, self.ident, segment.number, segment.end, self.generation)
-        decoded = decode_columns(
-            self.shelf.disk.map(columns_path(self.ident, segment.number)), who, verify=False
-        )
+        decoded = decode_columns(self.shelf.disk.map(self.columns_path(segment)), who, verify=False)
         if decoded is not None and decoded.columns.rows == segment.columns.rows:
             decoded.columns.inherit(segment.columns)
             segment.columns = decoded.columns
             segment.saved = True
+
+    def columns_path(self, segment: FileSegment) -> str:
+        """Where the columns of a segment are, or will be."""
+        return columns_path(self.ident, segment.number, self.generation)
+
+    # Subjects
+
+    def begin_generation(self) -> None:
+        """From here on subjects have other ids: what was saved of them and of columns says nothing any more."""
+        self.generation = self.generations
+        self.generations += 1
+        self.subjects_saved = self.subjects_end = 0
+
+    def forget_subjects(self) -> None:
+        super().forget_subjects()
+        sealed = self.files()[:-1]
+        self.shelf.discard(subjects_path(self.ident, self.generation))
+        for segment in sealed:
+            self.shelf.discard(self.columns_path(segment))
+        self.begin_generation()
+        for segment in sealed:
+            segment.saved = False
+            self.closed(segment)
 
     # Checkpoints
 

@@ -152,6 +152,10 @@ class FilterTable:
         for each in self._alive():
             each.hits.pop(segment, None)
 
+    def renumbered(self) -> None:
+        """Subjects have other ids, and their classes with them; `refresh` came before."""
+        self._known = len(self._subjects)
+
     def refresh(self) -> None:
         """Gives every subject that appeared since its class."""
         total = len(self._subjects)

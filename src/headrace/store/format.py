@@ -222,8 +222,9 @@ def segment_path(ident: int, segment: int) -> str:
     return f"streams/{ident:08x}/{segment:08x}.seg"
 
 
-def columns_path(ident: int, segment: int) -> str:
-    return f"streams/{ident:08x}/{segment:08x}.col"
+def columns_path(ident: int, segment: int, generation: int) -> str:
+    """Columns of another generation have another name: ids mean something else there."""
+    return f"streams/{ident:08x}/{segment:08x}.{generation}.col"
 
 
 def subjects_path(ident: int, generation: int) -> str:

@@ -39,12 +39,14 @@ class Log(Questions):
         segment_bytes: int,
         segment_rows: int,
         large_bytes: int,
+        subjects_min: int,
         journaled: bool,
         first_seq: int,
     ) -> None:
         self.name = name
         self.segment_bytes = segment_bytes
         self.segment_rows = segment_rows
+        self.subjects_min = subjects_min
         self.lost: list[
             tuple[int, int]
         ] = []  # sequences (inclusive) that were acknowledged and cannot be read
@@ -204,6 +206,19 @@ class Log(Questions):
         else:
             self.exchange([segment], [])
             self.dropped(segment)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether most of the subjects it knows are those of messages that are gone."""
+        return len(self.table) >= self.subjects_min and len(self.table) > 2 * self.num_subjects
+
+    def forget_subjects(self) -> None:
+        """Those without a live message; the others get new ids. Not while a message is being appended."""
+        self._filters.refresh()
+        moved = self.table.retain()
+        for segment in (*self.sealed, self.active):
+            segment.columns.renumber(moved)
+        self._filters.renumbered()
 
     def exchange(self, old: list[Segment], new: list[Segment]) -> None:
         """Sealed segments, which must be neighbours, are replaced by others of the same sequences."""

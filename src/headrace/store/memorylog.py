@@ -28,6 +28,7 @@ class MemoryLog(Log):
             segment_bytes=min(options.segment_bytes, SEGMENT_BYTES_MAX),
             segment_rows=options.segment_rows,
             large_bytes=1 << 62,
+            subjects_min=options.subjects_min,
             journaled=False,
             first_seq=first_seq,
         )
@@ -36,7 +37,13 @@ class MemoryLog(Log):
         self.next_segment += 1
         return Segment(self.next_segment, self.columns)
 
+    def dropped(self, segment: Segment) -> None:
+        if self.crowded:
+            self.forget_subjects()
+
     def thinned(self, segment: Segment) -> None:
+        if self.crowded:
+            self.forget_subjects()
         if segment.columns.alive_bytes * 2 >= segment.end:
             return
         at = self.sealed.index(segment)

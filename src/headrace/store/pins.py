@@ -70,10 +70,13 @@ def _plan(store: Store, log: Log, name: str, now_ns: int, expires_ns: int) -> tu
     folder = f"{FOLDER}/{name}"
     captured = capture(log)
     present, lost = _present(store.disk, log, captured)
-    columns = [state.number for segment, state in present if _has_columns(store.disk, segment, state)]
-    generation = log.generation if isinstance(log, FileLog) and columns else -1
+    generation = log.generation if isinstance(log, FileLog) else -1
+    saved = [state.number for segment, state in present if _is_saved(segment, state)]
+    named = {number: columns_path(log.ident, number, generation) for number in saved}
+    columns = [number for number, path in named.items() if store.disk.exists(path)]
+    generation = generation if columns else -1
     links = [("link", segment.path, f"{folder}/{state.number:08x}.seg") for segment, state in present]
-    links += [("link", columns_path(log.ident, number), f"{folder}/{number:08x}.col") for number in columns]
+    links += [("link", named[number], f"{folder}/{number:08x}.col") for number in columns]
     if generation >= 0:
         links.append(("link", subjects_path(log.ident, generation), f"{folder}/subjects.{generation}"))
     manifest = Manifest(
@@ -107,9 +110,8 @@ def _present(disk: Disk, log: Log, captured: Captured) -> tuple[list[Held], list
     return present, lost
 
 
-def _has_columns(disk: Disk, segment: FileSegment, state: SegmentState) -> bool:
-    whole = segment.saved and state.rows == segment.columns.rows
-    return whole and disk.exists(columns_path(segment.ident, segment.number))
+def _is_saved(segment: FileSegment, state: SegmentState) -> bool:
+    return segment.saved and state.rows == segment.columns.rows
 
 
 def _free_name(disk: Disk, frame: int) -> str:

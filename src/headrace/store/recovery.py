@@ -24,7 +24,7 @@ from headrace.store.options import StoreOptions
 from headrace.store.replay import Replay
 from headrace.store.report import Damage, Report
 from headrace.store.restore import NAME as SEGMENT_NAME
-from headrace.store.restore import restore_log
+from headrace.store.restore import SUBJECTS_NAME, restore_log
 from headrace.store.roots import NAME as CHECKPOINT_NAME
 from headrace.store.roots import Found, find_root, is_new, numbers
 from headrace.store.states import FactState, StreamState
@@ -241,15 +241,23 @@ class _Recovery:
                 report.unknown.append(f"streams/{name}")
 
     def _stream_leftovers(self, store: Store, log: FileLog) -> None:
-        named = {segment.number for segment in log.files()}
         for name in self.disk.list(stream_folder(log.ident)):
             path = f"{stream_folder(log.ident)}/{name}"
-            match = SEGMENT_NAME.fullmatch(name)
-            if match is None:
-                if not name.startswith("subjects."):
-                    self.report.unknown.append(path)
-            elif int(match[1], 16) not in named:
-                if self.report.healthy:
-                    store.trash.add(path)
-                else:
-                    self.report.unknown.append(path)
+            wanted = _is_wanted(log, name)
+            if wanted is None or (not wanted and not self.report.healthy):
+                self.report.unknown.append(path)
+            elif not wanted:
+                store.trash.add(path)
+
+
+def _is_wanted(log: FileLog, name: str) -> bool | None:
+    """Whether a stream's file is of use, or bad and therefore kept as it was found; None: it is not ours."""
+    generations = (log.generation, log.found_generation)
+    if subjects := SUBJECTS_NAME.fullmatch(name):
+        return int(subjects[1]) in generations
+    match = SEGMENT_NAME.fullmatch(name)
+    if match is None:
+        return None
+    named = any(segment.number == int(match[1], 16) for segment in log.files())
+    is_segment = name.endswith(".seg")
+    return named and (is_segment or (match[2] is not None and int(match[2]) in generations))

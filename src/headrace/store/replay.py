@@ -17,7 +17,7 @@ from headrace.store import format as fmt
 from headrace.store.facts import SHARDS
 from headrace.store.filelog import FileLog
 from headrace.store.report import Damage
-from headrace.store.restore import used_number
+from headrace.store.restore import used_generations, used_number
 from headrace.store.segments import State
 from headrace.store.store import Store
 
@@ -114,6 +114,8 @@ class Replay:
         name = bytes(data[8:]).decode()
         first = fmt.read_number(data)
         log = FileLog(store.shelf, ident, name, first, used_number(store.disk, ident))
+        log.generations = used_generations(store.disk, ident)
+        log.begin_generation()
         log.folder = State.READY if store.disk.exists(log.folder_path) else State.NEW
         self.logs[ident] = log
 

@@ -32,7 +32,9 @@ from headrace.store.segments import FileSegment, State
 from headrace.store.shelf import Shelf
 from headrace.store.states import SegmentState, StreamState
 
-NAME = re.compile(r"([0-9a-f]{8})\.(seg|col)")
+#: Columns had no generation in their names once.
+NAME = re.compile(r"([0-9a-f]{8})\.(?:seg|(?:([0-9]+)\.)?col)")
+SUBJECTS_NAME = re.compile(r"subjects\.([0-9]+)")
 
 
 def used_number(disk: Disk, ident: int) -> int:
@@ -41,13 +43,22 @@ def used_number(disk: Disk, ident: int) -> int:
     return max((int(match[1], 16) + 1 for match in found if match), default=0)
 
 
+def used_generations(disk: Disk, ident: int) -> int:
+    """One more than the highest generation a file of this stream has."""
+    names = disk.list(stream_folder(ident))
+    found = [match[2] for name in names if (match := NAME.fullmatch(name)) and match[2]]
+    found += [match[1] for name in names if (match := SUBJECTS_NAME.fullmatch(name))]
+    return max(map(int, found), default=-1) + 1
+
+
 def restore_log(shelf: Shelf, state: StreamState, report: Report) -> FileLog:
     """The log as its section says."""
     disk = shelf.disk
     numbers = max(state.next_segment, used_number(disk, state.ident))
     log = FileLog(shelf, state.ident, state.name, next_segment=numbers)
     log.folder = State.READY if disk.exists(log.folder_path) else State.NEW
-    log.generation = state.generation
+    log.generation = log.found_generation = state.generation
+    log.generations = max(state.generation + 1, used_generations(disk, state.ident))
     cached = _load_caches(log, state)
     for each in state.segments:
         _restore_segment(log, each, cached.get(each.number), report)
@@ -74,7 +85,7 @@ def _load_caches(log: FileLog, state: StreamState) -> dict[int, Decoded]:
         bad = log.subjects_end < max(disk.size(path), 1)
     cached: dict[int, Decoded] = {}
     for each in state.segments:
-        path = columns_path(log.ident, each.number)
+        path = columns_path(log.ident, each.number, log.generation)
         if not disk.exists(path):
             continue
         who = Identity(log.shelf.store, log.ident, each.number, each.end, log.generation)
@@ -82,13 +93,11 @@ def _load_caches(log: FileLog, state: StreamState) -> dict[int, Decoded]:
         if decoded is None or decoded.columns.rows != each.rows or decoded.columns.base != each.base:
             continue
         if decoded.subjects > log.subjects_saved:
-            log.generation += 1
-            log.subjects_saved = log.subjects_end = 0
+            log.begin_generation()
             return {}
         cached[each.number] = decoded
     if bad and not cached:
-        log.generation += 1
-        log.subjects_saved = log.subjects_end = 0
+        log.begin_generation()
     return cached
 
 
@@ -108,10 +117,8 @@ def _restore_segment(log: FileLog, state: SegmentState, cached: Decoded | None, 
         return
     else:
         scan_segment(log, segment, state, report)
-        if disk.exists(columns_path(log.ident, state.number)):
-            report.repaired.append(
-                f"{columns_path(log.ident, state.number)} is bad: the segment was read instead"
-            )
+        if disk.exists(log.columns_path(segment)):
+            report.repaired.append(f"{log.columns_path(segment)} is bad: the segment was read instead")
     if segment.columns.alive:
         log.restore_segment(segment)
         if not segment.saved and not segment.damaged:

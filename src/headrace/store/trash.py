@@ -14,7 +14,7 @@ from headrace.store.disk import Op
 if TYPE_CHECKING:
     from headrace.store.store import Store
 
-OURS = re.compile(r"[0-9a-f]{8}\.(seg|col)|subjects\.[0-9]+")
+OURS = re.compile(r"[0-9a-f]{8}\.(seg|([0-9]+\.)?col)|subjects\.[0-9]+")
 
 
 class _Item(NamedTuple):

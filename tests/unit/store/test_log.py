@@ -19,6 +19,7 @@ sizes = st.sampled_from([0, 1, 20, 100, 300, 1500, 3000])
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.sampled_from(SUBJECTS), sizes, st.integers(1, 6)),
+        st.tuples(st.just("keys"), st.integers(0, 200), st.integers(1, 12)),
         st.tuples(st.just("remove"), st.integers(0, 1000)),
         st.tuples(st.just("remove_many"), st.lists(st.integers(0, 1000), max_size=20)),
         st.tuples(st.just("below"), st.integers(0, 60), st.integers(0, 3)),
@@ -53,6 +54,10 @@ class Machine:
             payload = bytes([self.time & 255]) * size
             seq = self.log.append(subject, header, payload, self.time, number % 4)
             assert self.naive.append(self.time, subject, header, payload, number % 4) == seq
+
+    def keys(self, first: int, count: int) -> None:
+        for number in range(first, first + count):
+            self.append(b"orders.us.%d" % number, 10, 1)
 
     def remove(self, pick: int) -> None:
         seq = pick % (self.naive.last + 2)
@@ -120,6 +125,49 @@ def test_a_log_answers_as_the_model_does(memory: bool) -> None:
             del kept
 
     walk()
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
+def test_subjects_of_which_nothing_lives_are_forgotten(tmp_path: Path, memory: bool) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S", memory=memory)
+        kept = log.filter((b"keep.*",))
+        known = []
+        for turn in range(20):
+            for number in range(100):
+                log.append(b"once.%d.%d" % (turn, number), b"", b"x" * 40, 1)
+            last = log.append(b"keep.%d" % turn, b"", b"y", 1)
+            commit(store)
+            log.remove_many([seq for seq in range(last - 100, last) if seq % 50])
+            store.checkpoint()
+            commit(store)
+            known.append(len(log.table))
+            assert log.count(kept, 0) == turn + 1
+            assert log.last_of(b"keep.%d" % turn) == last
+            assert log.last_of(b"once.%d.1" % turn) in (0, last - 99)
+        assert max(known) < 2 * log.num_subjects + 110
+        assert sorted(name for name, _ in log.subjects(kept)) == sorted(b"keep.%d" % n for n in range(20))
+
+
+def test_the_caches_of_forgotten_subjects_go_and_new_ones_serve(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        for number in range(300):
+            log.append(b"once.%d" % number, b"", b"x" * 90, 1)
+        commit(store)
+        log.remove_many(range(1, 280))
+        for _ in range(3):
+            store.checkpoint()
+            commit(store)
+        assert len(log.table) == 21
+    folder = tmp_path / "streams" / "00000001"
+    assert [path.name for path in folder.glob("subjects.*")] == ["subjects.1"]
+    assert {path.name.split(".", 1)[1] for path in folder.glob("*.col")} == {"1.col"}
+    with opened(tmp_path) as store:
+        assert store.report().healthy
+        assert not store.report().repaired
+        assert len(store.logs["S"].table) <= 22
+        assert store.logs["S"].last_of(b"once.299") == 300
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["file", "memory"])
