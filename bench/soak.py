@@ -34,6 +34,8 @@ TTL_S = 5
 SAMPLE_S = 2.0
 PAYLOAD = b"x" * 112
 STEP_S = 0.02
+#: Longer than that nobody should have to wait for an answer, even where the disk is shared.
+PATIENCE_S = 60.0
 #: The publisher waits for a reader that is so far behind.
 BACKLOG_MAX = 10_000
 CHUNK = 500
@@ -52,6 +54,7 @@ class Soak:
             ("published", "acknowledged", "consumed", "ttl", "batches", "kv", "claims"), 0
         )
         self.lost: list[str] = []
+        self.waits: list[float] = []
         self.samples: list[tuple[float, int, int, int]] = []
         self._numbers: set[int] = set()  # acknowledged, not yet consumed
         self._early: set[int] = set()  # consumed, not yet acknowledged
@@ -78,7 +81,7 @@ class Soak:
         await self._account()
 
     async def _set_up(self) -> None:
-        js = (await connect(self.url)).jetstream()
+        js = (await connect(self.url)).jetstream(timeout=PATIENCE_S)
         self.js = js
         streams: tuple[dict[str, Any], ...] = (
             {"name": "WORK", "subjects": ["work"], "retention": "workqueue"},
@@ -171,7 +174,9 @@ class Soak:
 
     async def _ttl(self) -> None:
         while self.going:
-            await self.js.publish(f"short.{self.done['ttl'] % 100}", PAYLOAD, ttl=TTL_S)
+            asked = time.monotonic()
+            await self.js.publish(f"short.{self.done['ttl'] % 100}", PAYLOAD, timeout=PATIENCE_S, ttl=TTL_S)
+            self.waits.append(time.monotonic() - asked)
             self.done["ttl"] += 1
             await asyncio.sleep(STEP_S)
 
@@ -251,6 +256,10 @@ class Soak:
         if batches.last_seq != self.done["batches"] * 10:
             self.lost.append(f"{self.done['batches']} batches of 10 made {batches.last_seq} messages")
 
+    def _wait_s(self, share: float) -> float:
+        """How long such a share of the messages with a TTL waited for their answer at most."""
+        return sorted(self.waits)[min(int(len(self.waits) * share), len(self.waits) - 1)]
+
     def figures(self, minutes: float) -> dict[str, Any]:
         half = [sample for sample in self.samples if sample[0] > minutes * 60 / 4] or self.samples
         return {
@@ -260,6 +269,7 @@ class Soak:
             "rate": round(self.done["consumed"] / self.samples[-1][0]),
             "done": self.done,
             "lost": self.lost,
+            "wait_ms": {share: round(self._wait_s(share) * 1000, 1) for share in (0.5, 0.99, 0.999, 1.0)},
             "memory_mib_start": round(self.samples[0][1] / 2**20, 1),
             "memory_mib_quarter": round(half[0][1] / 2**20, 1),
             "memory_mib_end": round(half[-1][1] / 2**20, 1),
