@@ -23,6 +23,7 @@ from headrace.store import (
     restore,
     roots,
     segments,
+    synced,
     trash,
 )
 from headrace.store.store import Store
@@ -70,7 +71,7 @@ def faults() -> Iterator[int]:
 
 def rot() -> Iterator[int]:
     """Flipped bits in every file, then files swapped."""
-    for kind in ("idle", "closed"):
+    for kind in ("idle", "closed", "killed"):
         rotten = build(kind)
         for path, content in rotten.files.items():
             heads = [at for at in range(0, len(content), 512) if content[at : at + 2] == b"HR"]
@@ -90,6 +91,25 @@ def rot() -> Iterator[int]:
 
 def ack_before_sync(patch: Patch) -> None:
     patch(journal.Journal, "ops", lambda old: lambda self, *a: without(old(self, *a), "sync"))
+
+
+def witness_before_sync(patch: Patch) -> None:
+    """A frame is said to be synced before it is."""
+
+    def mutate(old: Any) -> Any:
+        def ops(self: Any, *a: Any) -> list[Any]:
+            found = old(self, *a)
+            witness = [op for op in found if op[1] == synced.PATH]
+            return [*found[:-2], *witness, found[-2]] if witness else found
+
+        return ops
+
+    patch(journal.Journal, "ops", mutate)
+
+
+def witness_not_heard(patch: Patch) -> None:
+    """A bad frame at the end is a tear, whoever says that it was synced."""
+    patch(recovery, "heard", lambda old: lambda *a: None)
 
 
 def head_outside_the_checksum(patch: Patch) -> None:
@@ -370,6 +390,8 @@ MUTANTS: dict[str, Mutant] = {
     mutant.plant.__name__.replace("_", " "): mutant
     for mutant in (
         Mutant(ack_before_sync, (scripted("small/a"),), True),
+        Mutant(witness_before_sync, (scripted("small/a"),), True),
+        Mutant(witness_not_heard, (rot,)),
         Mutant(head_outside_the_checksum, (rot,)),
         Mutant(cut_in_mid_log, (rot,), True),
         Mutant(journal_folder_not_synced, (scripted("append/0", "rotate/0"),), True),

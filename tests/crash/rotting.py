@@ -35,7 +35,10 @@ class Rotten(NamedTuple):
 
 @cache
 def build(kind: str = "closed") -> Rotten:
-    """About 64 KiB: two streams with segments, tails, removals and facts. "idle" ends without a shutdown."""
+    """About 64 KiB: two streams with segments, tails, removals and facts.
+
+    "idle" ends without a shutdown, "killed" without an idle mark too.
+    """
     disk = SimDisk(7)
     driver = Driver(disk, TINY)
     rng = Random(7)

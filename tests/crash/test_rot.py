@@ -5,9 +5,13 @@ from random import Random
 
 import pytest
 
+from headrace.sim import SimClock, SimDisk
 from headrace.sim.checks import Violation
+from headrace.store import Store
+from headrace.store.report import Report
 
-from .rotting import build, examine, flipped
+from .options import TINY
+from .rotting import Rotten, build, examine, flipped
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -39,6 +43,45 @@ def test_a_rotten_last_frame_is_reported_rather_than_cut() -> None:
         verdict = examine(rotten, {path: flipped(rotten.files[path], place, place % 8)})
         assert verdict.reported, f"byte {place} of the last frame rotted without a word"
         assert verdict.unreadable
+
+
+def test_after_a_kill_no_frame_that_was_synced_passes_for_a_tear() -> None:
+    rotten = build("killed")
+    path, offset = last_tick(rotten.files)
+    for place in range(offset, offset + 200, 7):
+        verdict = examine(rotten, {path: flipped(rotten.files[path], place, place % 8)})
+        assert verdict.reported, f"byte {place} of the last frame rotted without a word"
+        assert verdict.unreadable
+
+
+@pytest.mark.parametrize("kind", ["idle", "killed"])
+def test_the_end_of_the_journal_is_missed_wherever_it_is_cut_off(kind: str) -> None:
+    rotten = build(kind)
+    path, offset = last_tick(rotten.files)
+    content = rotten.files[path]
+    for start in range(0, offset + 512, 512):
+        cut = content[:start] + bytes(len(content) - start)
+        assert examine(rotten, {path: cut}, confined=False).reported, f"cut at {start}"
+
+
+def test_without_the_witness_a_later_head_proves_what_lies_before_it() -> None:
+    rotten = build("killed")
+    path, offset = last_tick(rotten.files)
+    content, old = rotten.files[path], {"journal/synced": b""}  # after a power loss it may be old
+    last = flipped(content, offset + 100, 1)
+    assert reported(rotten, {path: last, **old}).healthy  # no one can tell this from a tear
+    before = offset - 512
+    while content[before : before + 4] != b"HRfr":
+        before -= 512
+    assert not reported(rotten, {path: flipped(last, before + 100, 1), **old}).healthy
+
+
+def reported(rotten: Rotten, damaged: dict[str, bytes]) -> Report:
+    """What is said of a store whose last frame is lost, whether anybody can know it or not."""
+    disk = SimDisk(snapshot=rotten.snapshot)
+    for path, content in damaged.items():
+        disk.rot(path, content)
+    return Store.open(disk, SimClock(), TINY).report()
 
 
 def test_after_a_clean_end_no_frame_is_needed() -> None:

@@ -1,7 +1,7 @@
 """Data directories, mutated and made up: the store refuses them with a StoreError, or serves nothing but what was written.
 
-Whatever lies there, opening deletes and changes none of it. Of a store that was shut down every loss is reported too; after
-a kill the journal alone knows its newest frames, so that one whose end is gone cannot be told from one never written.
+Whatever lies there, opening deletes and changes none of it. Every loss is reported too, after a kill as long as the witness
+beside the journal is whole: without it, a journal whose end is gone cannot be told from one whose end was never written.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from headrace.errors import StoreError
 from headrace.sim import SimClock, SimDisk
 from headrace.sim.checks import demand
 from headrace.store import Store
+from headrace.store.synced import PATH
 
 from .making import NUMBERS, Maker
 from .target import Pair
 
-KINDS = ("closed", "idle")
+KINDS = ("closed", "idle", "killed")
 _NAMES = (
     "x",
     "journal/x",
@@ -91,7 +92,7 @@ def _mutated(maker: Maker, content: bytes, other: bytes) -> bytes:
 
 
 def check(case: Case) -> None:
-    if case.kind == "closed" and not case.gone and not case.extra:
+    if case.kind and not case.gone and not case.extra and (case.kind == "closed" or PATH not in case.damaged):
         rotting.examine(rotting.build(case.kind), case.damaged, confined=False)
         return
     rotten = rotting.build(case.kind) if case.kind else None

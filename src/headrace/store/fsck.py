@@ -102,7 +102,9 @@ def check(directory: str) -> Findings:
     try:
         disk = OverlayDisk(beneath)
         findings = Findings(
-            directory, journal_files=len(beneath.list("journal")), pins=len(beneath.list("pins"))
+            directory,
+            journal_files=sum(name.endswith(".jnl") for name in beneath.list("journal")),
+            pins=len(beneath.list("pins")),
         )
         try:
             options = StoreOptions(journal_bytes=1 << 20, journal_spares=0, headroom_bytes=0)

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from headrace.store import synced
 from headrace.store.disk import Disk, Op
-from headrace.store.format import FRAME_BYTES, aligned, frame_head, journal_path
+from headrace.store.format import FRAME_BYTES, TICK, aligned, frame_head, journal_path
 from headrace.store.options import StoreOptions
 
 _ZEROS = bytes(1 << 20)
@@ -63,6 +64,7 @@ class Journal:
     def start(self, number: int) -> None:
         """After recovery: the next frame is `number` + 1, in the first spare, or a file made now."""
         self.number = number
+        self._disk.run(synced.made(self._disk))
         if not self.spares:
             file, size = self.next_file, self._standard
             self._disk.run(_made(file, size))
@@ -76,14 +78,19 @@ class Journal:
         ahead = max((size for _, size in self.spares), default=0)
         return max(self._size - self._at, ahead) - FRAME_BYTES
 
-    def ops(self, kind: int, body: list[Any]) -> list[Op]:
-        """Operations that make one more frame durable; its body comes in pieces."""
+    def ops(self, kind: int, body: list[Any], marks: bytes = b"") -> list[Op]:
+        """Operations that make one more frame durable, and then bear witness to it unless it is a mere mark.
+
+        Its body comes in pieces; `marks` are its own watermarks.
+        """
         length = aligned(FRAME_BYTES + sum(len(piece) for piece in body))
         ops = self._turn(length) if self._at + length > self._size else []
         self.number += 1
         head, self._crc = frame_head(kind, self._store, self._file, self.number, body, self._crc)
         path = journal_path(self._file)
         ops += [("write", path, self._at, [head, *body]), ("sync", path)]
+        if kind == TICK:
+            ops.append(synced.said(self._store, self.number, marks))
         self._at += length
         self.bytes += length
         return ops

@@ -36,6 +36,9 @@ class Scanned:
     frames: list[Frame] = field(default_factory=list)
     newest: int = 0  # highest number of an own frame, also of those the checkpoint holds
     torn: tuple[int, int] | None = None  # (offset, length) of an unfinished frame
+    begun: list[int] = field(
+        default_factory=list
+    )  # numbers, above the checkpoint, of own heads without a whole frame
     moved: list[Frame] = field(default_factory=list)  # valid, above the checkpoint, but of another file
 
 
@@ -58,8 +61,8 @@ def _scan(scanned: Scanned, store: int, after: int) -> Scanned:
         if frame is not None and _own(scanned, frame, store, after):
             at += aligned(FRAME_BYTES + frame.length)
             continue
-        if frame is None and scanned.torn is None:
-            scanned.torn = _torn(scanned, at, store, after)
+        if frame is None:
+            _bad(scanned, at, store, after)
         later = candidates[np.searchsorted(candidates, at + 1) :]
         if not len(later):
             break
@@ -92,9 +95,11 @@ def holds_frames(data: memoryview) -> bool:
     return any(open_frame(data, at) is not None for at in _candidates(data).tolist())
 
 
-def _torn(scanned: Scanned, at: int, store: int, after: int) -> tuple[int, int] | None:
-    """What is left of a frame that says it is of this file, but is not whole."""
+def _bad(scanned: Scanned, at: int, store: int, after: int) -> None:
+    """Notes what is left of a frame that says it is of this file, but is not whole."""
     head = peek_frame(scanned.data, at)
     if head is None or head.store != store or head.file != scanned.file or head.number <= after:
-        return None
-    return at, min(FRAME_BYTES + head.length, len(scanned.data) - at)
+        return
+    scanned.begun.append(head.number)
+    if scanned.torn is None:
+        scanned.torn = at, min(FRAME_BYTES + head.length, len(scanned.data) - at)

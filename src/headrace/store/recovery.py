@@ -16,7 +16,7 @@ import msgspec
 from headrace.errors import Corrupt, Full, Poisoned
 from headrace.store.disk import Clock, Disk, Op
 from headrace.store.filelog import FileLog
-from headrace.store.format import FRAME_BYTES, SHUTDOWN, aligned, journal_path, stream_folder
+from headrace.store.format import ALIGN, FRAME_BYTES, SHUTDOWN, aligned, journal_path, stream_folder
 from headrace.store.journal import File
 from headrace.store.journalscan import NAME as JOURNAL_NAME
 from headrace.store.journalscan import Scanned, scan_journal
@@ -29,6 +29,8 @@ from headrace.store.roots import NAME as CHECKPOINT_NAME
 from headrace.store.roots import Found, find_root, is_new, numbers
 from headrace.store.states import FactState, StreamState
 from headrace.store.store import Store
+from headrace.store.synced import PATH as SYNCED
+from headrace.store.synced import heard
 
 FOLDERS = ("checkpoints", "journal", "streams")
 KNOWN = (*FOLDERS, "lock", "lost", "pins")
@@ -148,10 +150,25 @@ class _Recovery:
             self.report.clean = frame.kind == SHUTDOWN
             if store.behind.pending_bytes > FLUSH_BYTES:
                 store.behind.flush_now()
+        known = self._known(store, previous, replay)
         replay.finish()
         self._foreign(store, previous)
-        self._tears(previous)
-        return previous
+        if known == previous:
+            self._tears(previous)
+        return known
+
+    def _known(self, store: Store, last: int, replay: Replay) -> int:
+        """The newest frame that is known to have been synced, `last` or one whose loss is thereby proven."""
+        witness = heard(self.disk, store.ident)
+        places = sum(len(scanned.data) for scanned in self.files) // ALIGN
+        begun = [number for scanned in self.files for number in scanned.begun if number - last <= places]
+        # A frame is begun when the one before it is durable, and a section speaks of durable frames only.
+        known = max(last, replay.spoken_of, witness.number if witness else 0, *(each - 1 for each in begun))
+        if known > last:
+            self._evidence(store)
+            marks = witness.marks if witness and witness.number == known else None
+            replay.cut_short(known, known - last, marks)
+        return known
 
     def _evidence(self, store: Store) -> None:
         """The journal is damaged: its files are kept until somebody accepts the loss."""
@@ -222,7 +239,7 @@ class _Recovery:
         report.unknown += [
             f"journal/{name}"
             for name in disk.list("journal")
-            if not JOURNAL_NAME.fullmatch(name) and not _TORN.fullmatch(name)
+            if not JOURNAL_NAME.fullmatch(name) and not _TORN.fullmatch(name) and f"journal/{name}" != SYNCED
         ]
         report.unknown += [
             f"checkpoints/{name}" for name in disk.list("checkpoints") if not CHECKPOINT_NAME.fullmatch(name)

@@ -57,11 +57,22 @@ class Replay:
         self._number = number
         entries = fmt.entries(body)
         if missing:
-            self._suspect(missing, entries)
+            self._suspect(missing, entries, sure=missing == 1)
         for kind, ident, data in entries:
             handler = self._handlers.get(kind)
             if handler is not None:
                 handler(ident, data)
+
+    @property
+    def spoken_of(self) -> int:
+        """The newest frame that a section of the checkpoint holds."""
+        return max([*self._upto.values(), *self._shards.values()], default=0)
+
+    def cut_short(self, known: int, missing: int, marks: bytes | None) -> None:
+        """The last `missing` frames up to `known` are lost; `marks` are the watermarks of the last, if known."""
+        self._number = known + 1
+        said = [] if marks is None else [(fmt.WATERMARKS, 0, memoryview(marks))]
+        self._suspect(missing, said, sure=missing == 1 and marks is not None)
 
     def finish(self) -> None:
         """After the last frame: sequences that lost frames may have used are not given again."""
@@ -75,7 +86,8 @@ class Replay:
 
     # Lost frames
 
-    def _suspect(self, missing: int, entries: list[tuple[int, int, memoryview]]) -> None:
+    def _suspect(self, missing: int, entries: list[tuple[int, int, memoryview]], sure: bool) -> None:
+        """Lost frames; `sure`: the watermarks among these entries are all that the one lost frame changed."""
         what = f"{missing} frame(s) before {self._number} lost"
         self._lost(what, "", 0, 0)
         said: set[int] = set()
@@ -85,8 +97,13 @@ class Replay:
                     said.add(ident)
                     self._log(ident)  # one that nobody knows began in the lost frame
                     self._gap(ident, last, what)
-        if missing > 1:
-            self._suspects.update({ident: log for ident, log in self.logs.items() if ident not in said})
+        if not sure:
+            lost = self._number - 1
+            self._suspects.update(
+                (ident, log)
+                for ident, log in self.logs.items()
+                if ident not in said and self._upto.get(ident, 0) < lost
+            )
 
     def _gap(self, ident: int, last: int, what: str) -> None:
         log = self.logs.get(ident)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from headrace.store import synced
 from headrace.store.disk import Disk
 from headrace.store.format import TRAILER_BYTES, checkpoint_path, open_trailer, section_crc
 from headrace.store.journalscan import holds_frames
@@ -102,4 +103,4 @@ def _read_section(disk: Disk, store: int, ref: Ref, report: Report) -> bytes | N
 def is_new(disk: Disk) -> bool:
     """Whether nothing was ever committed here: only then may a folder without a checkpoint become a store."""
     journal = any(holds_frames(disk.map(f"journal/{name}")) for name in disk.list("journal"))
-    return not journal and not disk.list("streams")
+    return not journal and not disk.list("streams") and synced.heard(disk) is None

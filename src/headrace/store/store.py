@@ -201,7 +201,7 @@ class Store:
             body.insert(0, entry(WATERMARKS, 0, self._marks))
         self._marks = marks
         self._last_kind = kind
-        return logs, self._large_ops() + self.journal.ops(kind, body)
+        return logs, self._large_ops() + self.journal.ops(kind, body, marks)
 
     def _large_ops(self) -> list[Op]:
         """Large messages, their files and names, before the frame that refers to them."""
