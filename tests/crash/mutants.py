@@ -16,6 +16,7 @@ from headrace.store import (
     checkpoint,
     columnfile,
     compaction,
+    filelog,
     format,
     journal,
     recovery,
@@ -26,6 +27,7 @@ from headrace.store import (
     synced,
     trash,
 )
+from headrace.store.log import Log
 from headrace.store.store import Store
 from support.planting import Mutant, Patch, main
 
@@ -382,6 +384,11 @@ def stale_columns_trusted(patch: Patch) -> None:
     patch(columnfile, "crc32", lambda old: lambda data, start=0: 0)
 
 
+def ids_of_another_generation(patch: Patch) -> None:
+    """Subjects get other ids, and columns with the old ones pass for new."""
+    patch(filelog.FileLog, "forget_subjects", lambda real: Log.forget_subjects)
+
+
 def scripted(*labels: str) -> Callable[[], Iterator[int]]:
     return lambda: points(*labels)
 
@@ -417,6 +424,7 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(sections_not_verified, (rot,)),
         Mutant(dead_again_alive, (scripted("compact/0"), all_points)),
         Mutant(stale_columns_trusted, (rot,)),
+        Mutant(ids_of_another_generation, (scripted("keys/0", "keys/1", "keys/2"),), True),
     )
 }
 
