@@ -117,6 +117,14 @@ class Copying:
         self.pair.advance(90 * SECOND)
         self._confirm()
 
+    def await_reader(self) -> None:
+        """Until the origin has a consumer for the copy: what comes before is of no interest to an interest stream."""
+        for _ in range(120):
+            self.pair.advance(SECOND)
+            if any(self.origin.jetstream.streams["O"].readers):
+                return
+        raise AssertionError("the copy never asked")
+
     # Looking
 
     def stored(self, *, origin: bool) -> list[bytes]:
@@ -200,7 +208,7 @@ def test_lost_messages(kind: str, way: str, retention: str) -> None:
     )
     copying.pair.losing = lambda *_: copying.rng.random() < 0.1
     copying.pair.join()
-    copying.pair.advance(SECOND)
+    copying.await_reader()
     faults(copying, 10, lambda _: None)
     copying.heal()
     copying.check()

@@ -3,9 +3,14 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from headrace.sim.broker import SimBroker
+from headrace.sim.disk import SimDisk
+
+from .options import SIZES
 from .worlds import run
 
 PARTS = 10
@@ -38,3 +43,24 @@ def test_a_seed_decides_everything(seed: int) -> None:
         for hashing in ("1", "2")
     }
     assert digests == {run(seed) + "\n"}
+
+
+def test_a_server_that_starts_on_a_full_disk_serves_as_soon_as_there_is_room() -> None:
+    before = SimBroker(SimDisk(), SIZES[0])
+    before.start()
+    before.call("STREAM.CREATE.S", name="S", subjects=["s"])
+    before.settle()
+    disk = before.disk.kill()
+    disk.capacity = disk.used() + SIZES[0].headroom_bytes - 1
+    after = SimBroker(disk, SIZES[0], before.clock)
+    after.start()
+    after.advance(10**10)
+    assert _published(after)["error"]["err_code"] == 10023
+    disk.capacity = None
+    assert _published(after)["seq"] == 1
+
+
+def _published(broker: SimBroker) -> Any:
+    number = broker.publish("s", b"x" * 30)
+    broker.until(lambda: number in broker.answers)
+    return broker.answers[number].json

@@ -15,8 +15,8 @@ class Window:
 
     __slots__ = ("_counted", "asked", "size", "under_way")
 
-    def __init__(self) -> None:
-        self.size = START_BYTES
+    def __init__(self, size: int = START_BYTES) -> None:
+        self.size = size
         self.under_way = 0
         self.asked = b""
         self._counted = 0

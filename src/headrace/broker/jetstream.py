@@ -25,6 +25,7 @@ from headrace.broker.domains import DomainDoor
 from headrace.broker.door import ApiDoor
 from headrace.broker.fast_batches import DEFAULT_LIMITS as FAST_LIMITS
 from headrace.broker.fast_batches import FastLimits, FastRoom
+from headrace.broker.flow import START_BYTES
 from headrace.broker.positions import KEY as ORIGINS_KEY
 from headrace.broker.positions import key_of as origins_key
 from headrace.broker.room import Room
@@ -87,6 +88,7 @@ class JetStream:
         limits: Limits = NO_LIMITS,
         batch_limits: BatchLimits = DEFAULT_LIMITS,
         fast_limits: FastLimits = FAST_LIMITS,
+        flow_bytes: int = START_BYTES,
         room: Room | None = None,
     ) -> None:
         self.hub = hub
@@ -106,6 +108,7 @@ class JetStream:
         self.diary = Diary()
         self.staging = Staging(batch_limits)
         self.fast_room = FastRoom(fast_limits)
+        self.flow_bytes = flow_bytes
         self.streams: dict[str, Stream] = {}
         self.limits = limits
         self.room = room if room is not None else Room()

@@ -55,7 +55,7 @@ class Push:
         self._fans: list[Fan] = []  # ways to other servers
         self.taker: Any = None  # the one receiver, inside this server, that takes whole runs of records
         self._members: Route | None = None
-        self.window = Window() if consumer.config.flow_control else None
+        self.window = Window(consumer.jetstream.flow_bytes) if consumer.config.flow_control else None
         self.configure()
 
     def configure(self) -> None:

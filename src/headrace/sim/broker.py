@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from headrace.api.limits import NO_LIMITS, Limits
 from headrace.broker import Hub, Timers
+from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits
+from headrace.broker.flow import START_BYTES
 from headrace.broker.jetstream import JetStream
 from headrace.protocol import headers
 from headrace.sim.clock import SimClock
@@ -33,6 +37,18 @@ class Answer(NamedTuple):
         return json.loads(self.payload)
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a server allows: its account, its batches, and how much a push consumer sends before it asks."""
+
+    account: Limits = NO_LIMITS
+    batches: BatchLimits = DEFAULT_LIMITS
+    flow_bytes: int = START_BYTES
+
+
+NO_BOUNDS = Bounds()
+
+
 class SimBroker:
     """One server. `answers` holds what was answered, by the number that `publish` or `api` gave."""
 
@@ -47,6 +63,7 @@ class SimBroker:
         *,
         name: str = "SIM",
         domain: str = "",
+        bounds: Bounds = NO_BOUNDS,
     ) -> None:
         self.disk = disk
         self.name, self.domain = name, domain
@@ -65,6 +82,9 @@ class SimBroker:
             self._soon.append,
             server_name=name,
             domain=domain,
+            limits=bounds.account,
+            batch_limits=bounds.batches,
+            flow_bytes=bounds.flow_bytes,
         )
         self.hub.subscribe_internal(_INBOX + b"*", self)
 

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from headrace.broker import Limits, Session
+from headrace.broker.permissions import Permissions
 from headrace.errors import ProtocolError
 from headrace.kernel import Parser
 from headrace.protocol import headers
@@ -30,10 +31,20 @@ class Arrival(NamedTuple):
 
 
 Handler = Callable[[Arrival], None]
+#: What a client that does not read leaves on the way before its server notices.
+BUFFER_BYTES = 2_000
 
 
-class _Anybody:
-    user, account, permissions = "", "$G", None
+class Who(NamedTuple):
+    """Who a connection speaks for; `denied` says, without the server's rules, where it must not publish."""
+
+    user: str
+    account: str
+    permissions: Permissions | None
+    denied: Callable[[str], bool]
+
+
+ANYBODY = Who("", "$G", None, lambda subject: False)
 
 
 class SimClient:
@@ -41,13 +52,15 @@ class SimClient:
 
     client_ip = "sim"
 
-    def __init__(self, broker: SimBroker, cid: int, rng: Random) -> None:
+    def __init__(self, broker: SimBroker, cid: int, rng: Random, who: Who = ANYBODY) -> None:
         self.cid = cid
+        self.who = who
         self.broker = broker
         self.open = True
         self.stalled = False
         self.pushed = False  # it listens to a push consumer
         self.complaints: list[bytes] = []
+        self.heard: list[bytes] = []
         self._rng = rng
         self._requested: dict[bytes, Handler] = {}
         self._listeners: dict[bytes, Handler] = {}
@@ -60,13 +73,18 @@ class SimClient:
         self._sids = 1
         self._out += _CONNECT + b"SUB %b* 1\r\n" % self._inbox
 
+    @property
+    def guest(self) -> bool:
+        """Whether it may not do everything."""
+        return self.who.permissions is not None
+
     # What the session asks of its owner
 
     def now_ns(self) -> int:
         return self.broker.clock.now_ns()
 
-    def authenticate(self, fields: Mapping[str, Any]) -> _Anybody:
-        return _Anybody()
+    def authenticate(self, fields: Mapping[str, Any]) -> Who:
+        return self.who
 
     def connected(self) -> None:
         """Nothing to do."""
@@ -92,17 +110,18 @@ class SimClient:
     def request(
         self, subject: str, payload: bytes, answered: Handler, header: Mapping[str, str] | None = None
     ) -> None:
-        """Publish, and hear the first answer."""
+        """Publish, and hear the first answer; to what is not allowed there is none."""
         self._requests += 1
         reply = self._inbox + b"%d" % self._requests
-        self._requested[reply] = answered
+        if not self.who.denied(subject):
+            self._requested[reply] = answered
         self.publish(subject, payload, header, reply)
 
-    def listen(self, handler: Handler, subject: bytes = b"") -> bytes:
+    def listen(self, handler: Handler, subject: bytes = b"", queue: bytes = b"") -> bytes:
         """Hear everything on the given subject, or on one of its own; the subject."""
         self._sids += 1
         subject = subject or b"_L.%d.%d" % (self.cid, self._sids)
-        self._out += b"SUB %b %d\r\n" % (subject, self._sids)
+        self._out += b"SUB %b %b %d\r\n" % (subject, queue, self._sids)
         self._listeners[b"%d" % self._sids] = handler
         return subject
 
@@ -115,38 +134,44 @@ class SimClient:
 
     def step(self) -> bool:
         """Some bytes arrive, on one side or the other; False when nothing is on the way."""
-        if not self.open:
-            return False
-        ways = [way for way in (self._arrive, self._read) if way(0)]
-        if not ways:
-            return False
-        self._rng.choice(ways)(1)
-        return True
+        session = self.session
+        if session.dirty:
+            self._collect(session)
+        readable = self._in and not self.stalled
+        if self._out:
+            if readable and self._rng.random() < 0.5:
+                self._take(self._share(len(self._in)))
+            else:
+                self._arrive(self._share(len(self._out)))
+            return True
+        if readable:
+            self._take(self._share(len(self._in)))
+            return True
+        return False
 
-    def _arrive(self, most: int) -> bool:
+    def _share(self, size: int) -> int:
+        """How many of so many bytes move: all, or any number."""
+        luck = self._rng.random()
+        return size if luck < 0.5 else int((luck - 0.5) * 2 * size) + 1
+
+    def _collect(self, session: Session) -> None:
+        """Put what the server has to say on the way; a client that does not read takes only so much."""
+        if self.stalled and len(self._in) > BUFFER_BYTES:
+            session.blocked = True
+            return
+        session.hub.dirty.remove(session)
+        self._in += session.take()
+        if session.blocked:
+            session.drained()
+
+    def _arrive(self, size: int) -> None:
         """Bytes of the client arrive at the server."""
-        if not self._out or not most:
-            return bool(self._out)
-        size = self._rng.randrange(1, len(self._out) + 1)
         data = bytes(self._out[:size])
         del self._out[:size]
         try:
             self._parser.feed(data)
         except ProtocolError:
             self.cut()
-        return True
-
-    def _read(self, most: int) -> bool:
-        """Bytes of the server arrive at the client."""
-        dirty = self.session.hub.dirty
-        if self.session in dirty:
-            dirty.remove(self.session)
-        self._in += self.session.take()
-        if self.stalled or not self._in:
-            return False
-        if most:
-            self._take(self._rng.randrange(1, len(self._in) + 1))
-        return True
 
     def _take(self, size: int) -> None:
         """The client reads: messages that are whole within the next bytes reach their handlers."""

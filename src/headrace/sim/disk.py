@@ -132,7 +132,9 @@ class SimDisk:
 
     def busy(self) -> Sequence[str]:
         """What could happen next: names of lanes with work, and "" for a completion that waits."""
-        lanes = sorted(lane for lane, queue in self._lanes.items() if queue)
+        lanes = [lane for lane, queue in self._lanes.items() if queue]
+        if len(lanes) > 1:
+            lanes.sort()
         return [*lanes, ""] if self._finished else lanes
 
     def step(self, choice: str | None = None) -> bool:

@@ -18,22 +18,17 @@ from headrace.broker.session import Identity
 from headrace.errors import ProtocolError
 from headrace.protocol import frames
 from headrace.protocol.leaf import LeafParser
-from headrace.sim.broker import SimBroker
+from headrace.sim.broker import NO_BOUNDS, Bounds, SimBroker
+from headrace.sim.clients import ANYBODY
 from headrace.sim.clock import SimClock
 from headrace.sim.disk import SimDisk
-from headrace.sim.outcome import OUTCOMES
+from headrace.sim.site import power_loss, reopened
 from headrace.store import StoreOptions
 
 _TURNS_MAX = 200_000
 _PAYLOAD_MAX = 1 << 20
 #: Whether a message (subject, reply, header, payload) is lost on the way.
 Losing = Callable[[bytes, bytes, bytes, bytes], bool]
-
-
-class _Anybody:
-    """Who dials in a simulation: somebody who may do everything."""
-
-    user, account, permissions = "", "$G", None
 
 
 class _LossySession(LeafSession):
@@ -98,7 +93,7 @@ class End:
     # What the session asks of its owner
 
     def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
-        return _Anybody()
+        return ANYBODY
 
     def leaves(self, account: str) -> Leaves:
         return self._leaves
@@ -137,18 +132,27 @@ class End:
 class SimPair:
     """`near` dials `far`. Nothing happens by itself: `step` does one thing, `advance` lets time pass."""
 
-    def __init__(self, seed: int | str, options: StoreOptions, *, disks: tuple[int, int] = (1, 2)) -> None:
+    def __init__(
+        self,
+        seed: int | str,
+        options: StoreOptions,
+        bounds: Bounds = NO_BOUNDS,
+        *,
+        disks: tuple[int, int] = (1, 2),
+    ) -> None:
         self.rng = Random(seed)
         self.clock = SimClock()
-        self._options = options
+        self._options, self._bounds = options, bounds
         self._leaves: dict[str, Leaves] = {}
         self.near = self._open(SimDisk(disks[0]), "NEAR")
         self.far = self._open(SimDisk(disks[1]), "FAR")
         self.losing: Losing | None = None
         self._ends: tuple[End, End] | None = None
+        self._stale: list[End] = []  # of the far side, which has not noticed yet that nobody is there
 
     def _open(self, disk: SimDisk, name: str) -> SimBroker:
-        broker = SimBroker(disk, self._options, self.clock, name=name, domain=name)
+        bounds = self._bounds if name == "NEAR" else NO_BOUNDS
+        broker = SimBroker(disk, self._options, self.clock, name=name, domain=name, bounds=bounds)
         self._leaves[name] = Leaves(broker.hub)
         broker.start()
         return broker
@@ -159,8 +163,13 @@ class SimPair:
     def joined(self) -> bool:
         return self._ends is not None
 
-    def join(self) -> None:
-        """Dial."""
+    def join(self, *, unnoticed: bool = False) -> None:
+        """Dial; `unnoticed`: the far side still believes in the connection before this one."""
+        if unnoticed and self._ends is not None:
+            near, far = self._ends
+            near.session.close()
+            self._stale.append(far)
+            self._ends = None
         self.cut()
         sides = ((self.near, True), (self.far, False))
         near, far = (
@@ -174,6 +183,7 @@ class SimPair:
         """What is on the way gets lost, from a byte that the seed chooses."""
         if self._ends is None:
             return
+        self._notice(all_of_them=True)
         ends, self._ends = self._ends, None
         for end, other in (ends, ends[::-1]):
             end.collect()
@@ -181,6 +191,14 @@ class SimPair:
                 other.feed(bytes(end.pipe[: self.rng.randrange(len(end.pipe) + 1)]))
         for end in ends:
             end.session.close()
+
+    def _notice(self, *, all_of_them: bool = False) -> None:
+        """The far side learns that connections are gone; at the latest when it is dialled again."""
+        for end in self._stale:
+            end.collect()
+            if end.broken or all_of_them:
+                end.session.close()
+        self._stale = [] if all_of_them else [end for end in self._stale if not end.broken]
 
     def _carry(self) -> bool:
         """Move some bytes; False when nothing is on the way."""
@@ -196,6 +214,8 @@ class SimPair:
         data = bytes(end.pipe[:size])
         del end.pipe[:size]
         other.feed(data)
+        if self._stale:
+            self._notice()
         if other.broken:
             self.cut()
         return True
@@ -212,14 +232,16 @@ class SimPair:
 
     def kill_near(self) -> None:
         """The process of the side that dialled is killed and started again."""
-        self.cut()
-        self.near = self._open(self.near.disk.kill(), self.near.name)
+        self.near = self._back(self.near, self.near.disk.kill)
 
     def _crashed(self, broker: SimBroker) -> SimBroker:
+        return self._back(broker, lambda: power_loss(broker.disk, self.rng))
+
+    def _back(self, broker: SimBroker, end: Callable[[], SimDisk]) -> SimBroker:
         self.cut()
+        self._notice(all_of_them=True)
         broker.hub.table.clear()  # the collector does not see what the kernel's cache holds
-        disk = broker.disk.crash(self.rng.choice(OUTCOMES), self.rng.randrange(1 << 30))
-        return self._open(disk, broker.name)
+        return reopened(end(), self.rng, lambda disk: self._open(disk, broker.name))
 
     def close(self) -> None:
         """The end; both can be forgotten."""
@@ -231,9 +253,9 @@ class SimPair:
 
     def step(self) -> bool:
         """One thing happens, somewhere; False when all is quiet."""
-        acts = [self.near.step, self.far.step, self._carry]
-        self.rng.shuffle(acts)
-        return any(act() for act in acts)
+        first = int(self.rng.random() * 3)
+        acts = (self.near.step, self.far.step, self._carry)
+        return acts[first]() or acts[first - 1]() or acts[first - 2]()
 
     def settle(self) -> None:
         """Until nothing is left to do at this moment."""

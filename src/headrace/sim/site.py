@@ -1,39 +1,79 @@
-"""One server alone, with the handles that a pair of servers has, so that a world need not know which it lives in."""
+"""One server alone, with the handles that a pair of servers has, so that a world need not know which it lives in.
+
+Owns how a server comes back: now and then its recovery fails, for want of room or because a call does, and is begun anew;
+now and then something has rotted meanwhile that recovery can do without.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from headrace.sim.broker import SimBroker
+from headrace.errors import StoreError
+from headrace.sim.broker import NO_BOUNDS, Bounds, SimBroker
 from headrace.sim.clock import SimClock
 from headrace.sim.disk import SimDisk
+from headrace.sim.faults import Fault
 from headrace.sim.outcome import OUTCOMES
 from headrace.store import StoreOptions
+
+
+def power_loss(disk: SimDisk, rng: Random) -> SimDisk:
+    """What a power loss leaves."""
+    return disk.crash(rng.choice(OUTCOMES), rng.randrange(1 << 30))
+
+
+def reopened(disk: SimDisk, rng: Random, start: Callable[[SimDisk], SimBroker]) -> SimBroker:
+    """A server on what a crash left, perhaps at the second attempt."""
+    luck = rng.random()
+    if luck < 0.2:
+        _rot(disk, rng)
+    elif luck < 0.35:
+        disk.capacity = disk.used() + rng.randrange(4_000)
+    elif luck < 0.6:
+        disk.faults.add(Fault(nth=rng.randrange(1, 40), lost=rng.choice(("no", "cached", "gone"))))
+    try:
+        broker = start(disk)
+    except StoreError:
+        disk.capacity = None
+        return start(power_loss(disk, rng) if rng.random() < 0.5 else disk.kill())
+    disk.capacity = None
+    disk.faults.clear()
+    return broker
+
+
+def _rot(disk: SimDisk, rng: Random) -> None:
+    """A bit flips in what can be made anew, or in one copy of what there are two of."""
+    paths = [path for path in disk.walk() if path.endswith((".col", ".a", ".b")) or "/subjects." in path]
+    path = rng.choice(paths) if paths else ""
+    content = bytearray(disk.read(path, 0, disk.size(path))) if path else bytearray()
+    if content:
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        disk.rot(path, bytes(content))
 
 
 class LoneSite:
     """Nothing happens by itself: `step` does one thing, `advance` lets time pass."""
 
-    def __init__(self, seed: int | str, options: StoreOptions) -> None:
+    def __init__(self, seed: int | str, options: StoreOptions, bounds: Bounds = NO_BOUNDS) -> None:
         self.rng = Random(seed)
-        self._options = options
+        self._options, self._bounds = options, bounds
         self.clock = SimClock()
         self.near = self._open(SimDisk(self.rng.randrange(1 << 30)))
 
     def _open(self, disk: SimDisk) -> SimBroker:
-        broker = SimBroker(disk, self._options, self.clock, name="NEAR", domain="NEAR")
+        broker = SimBroker(disk, self._options, self.clock, name="NEAR", domain="NEAR", bounds=self._bounds)
         broker.start()
         return broker
 
     def crash_near(self) -> None:
         """It loses power and comes back."""
-        outcome = self.rng.choice(OUTCOMES)
-        self.near = self._open(self.near.disk.crash(outcome, self.rng.randrange(1 << 30)))
+        self.near = reopened(power_loss(self.near.disk, self.rng), self.rng, self._open)
 
     def kill_near(self) -> None:
         """Its process is killed and started again."""
-        self.near = self._open(self.near.disk.kill())
+        self.near = reopened(self.near.disk.kill(), self.rng, self._open)
 
     def step(self) -> bool:
         return self.near.step()

@@ -10,79 +10,23 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
 from headrace.sim.broker import SimBroker
 from headrace.sim.checks import Violation, audit
-from headrace.sim.clients import SimClient
+from headrace.sim.clients import ANYBODY, SimClient
 from headrace.sim.clock import SECOND_NS
-from headrace.sim.faults import Fault
-from headrace.sim.ledger import WINDOW_NS, Ledger, Rules, ident_of
+from headrace.sim.crowd import Crowd, Extra
+from headrace.sim.events import ACTIONS
+from headrace.sim.ledger import Ledger, ident_of
 from headrace.sim.pair import SimPair
 from headrace.sim.reading import Reader
+from headrace.sim.setting import CONSUMERS, EXTRA, GUEST, STREAMS, derive
 from headrace.sim.site import LoneSite
 from headrace.store import StoreOptions
 
-#: Shorter lives are raised to it.
-MARKER_TTL_S = 5
 HEAL_NS = 90 * SECOND_NS
-STREAMS: dict[str, tuple[Rules, dict[str, Any]]] = {
-    "P": (Rules(), {"subjects": ["p.>"], "allow_atomic": True, "duplicate_window": WINDOW_NS}),
-    "K": (Rules(per_subject=True), {"subjects": ["k.>"], "max_msgs_per_subject": 1, "allow_atomic": True}),
-    "T": (
-        Rules(ttl=True),
-        {"subjects": ["t.>"], "allow_msg_ttl": True, "subject_delete_marker_ttl": MARKER_TTL_S * SECOND_NS},
-    ),
-    "W": (Rules(queue=True), {"subjects": ["w.>"], "retention": "workqueue"}),
-    "L": (Rules(messages_max=20), {"subjects": ["l.>"], "max_msgs": 20}),
-    "Q": (Rules(moved=True), {"subjects": ["q.>"], "retention": "workqueue"}),
-}
-#: Consumers by stream; the push one gets what it is sent, the others ask.
-CONSUMERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
-    "P": (
-        ("pull", {"ack_policy": "explicit", "ack_wait": 4 * SECOND_NS}),
-        ("push", {"ack_policy": "explicit", "ack_wait": 3 * SECOND_NS, "deliver_subject": "d.push"}),
-        ("some", {"ack_policy": "explicit", "ack_wait": 2 * SECOND_NS, "filter_subject": "p.1"}),
-    ),
-    "W": (("worker", {"ack_policy": "explicit", "ack_wait": 3 * SECOND_NS}),),
-}
-SUBJECTS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class WorldOptions:
-    """What a seed decides before anything happens."""
-
-    events: int
-    actions: tuple[str, ...]
-    clients: int
-    steps_max: int
-    crash_share: float
-    payload_max: int
-    pair: bool
-    store: StoreOptions
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
-
-
-def derive(seed: int, store: StoreOptions) -> WorldOptions:
-    """The options of a seed."""
-    rng = Random(f"options {seed}")
-    chosen = tuple(name for name in ACTIONS if name in ("publish", "pull") or rng.random() < 0.7)
-    return WorldOptions(
-        events=rng.randrange(120, 400),
-        actions=chosen,
-        clients=rng.randrange(1, 5),
-        steps_max=rng.choice((2, 8, 30, 100)),
-        crash_share=rng.choice((0.0, 0.01, 0.03)),
-        payload_max=rng.choice((20, 20, 400, 6_000)),
-        pair=rng.random() < 0.3,
-        store=store,
-    )
 
 
 class World:
@@ -90,13 +34,14 @@ class World:
 
     def __init__(self, seed: int, store: StoreOptions | None = None) -> None:
         self.seed = seed
-        self.options = derive(seed, store or StoreOptions())
+        self.options = derive(seed, store or StoreOptions(), ACTIONS)
         self.rng = Random(f"world {seed}")
         random.seed(f"jitter {seed}")  # the broker's own
         self.ledger = Ledger({name: rules for name, (rules, _) in STREAMS.items()})
         self.reader = Reader(self.ledger, self.rng)
+        self.crowd, self.extra = Crowd(), Extra()
         kind = SimPair if self.options.pair else LoneSite
-        self.site: SimPair | LoneSite = kind(f"site {seed}", self.options.store)
+        self.site: SimPair | LoneSite = kind(f"site {seed}", self.options.store, self.options.bounds)
         self.clients: list[SimClient] = []
         self.crashes = 0
         self._cids = 0
@@ -125,6 +70,8 @@ class World:
 
     def _found(self) -> None:
         if isinstance(self.site, SimPair):
+            if self.options.lossy:
+                self.site.losing = lambda subject, *_: subject.startswith(b"$JS.M.") and self._unlucky()
             self.site.join()
             self.site.settle()
         for name, (_, config) in STREAMS.items():
@@ -140,7 +87,7 @@ class World:
             self.call(self.site.far, "STREAM.CREATE.M", name="M", mirror=mirror)
             durable = {"name": "D", "server_managed": True}
             source = {"name": "Q", "external": external, "consumer": durable}
-            self.call(self.site.far, "STREAM.CREATE.S", name="S", sources=[source])
+            self.call(self.site.far, "STREAM.CREATE.S", name="S", sources=[source], allow_atomic=True)
         self.gather()
 
     def call(self, broker: SimBroker, endpoint: str, **body: Any) -> Any:
@@ -149,13 +96,21 @@ class World:
             raise Violation(f"{endpoint} is refused: {answer['error']}")
         return answer
 
-    def connect(self) -> SimClient:
-        """A new client; somewhere among them one listens for what the push consumer sends."""
+    def _unlucky(self) -> bool:
+        return self.rng.random() < 0.02
+
+    def connect(self, *, guest: bool | None = None) -> SimClient:
+        """A new client; somewhere among them one listens for what the push consumer sends, and that is no guest."""
         self._cids += 1
-        client = SimClient(self.near, self._cids, self.rng)
-        if not any(other.open and other.pushed for other in self.clients):
+        pushed = not any(other.open and other.pushed for other in self.clients)
+        if guest is None:
+            guest = self.options.guests and not pushed and self.rng.random() < 0.5
+        client = SimClient(self.near, self._cids, self.rng, GUEST if guest else ANYBODY)
+        if pushed and not guest:
             client.pushed = True
             client.listen(lambda arrival: self.reader.heard(client, "push", arrival), b"d.push")
+        if self.options.guests:
+            self.crowd.enter(client)
         return client
 
     def gather(self) -> None:
@@ -190,16 +145,22 @@ class World:
         self._note("do", name)
         ACTIONS[name](self)
         for _ in range(self.rng.randrange(self.options.steps_max)):
-            self.step()
+            if not self.step():
+                break
         if self.near.store.poisoned is not None:
             self.crash()
 
     def step(self) -> bool:
         """One thing moves, somewhere; False when all is quiet."""
-        acts: list[Callable[[], bool]] = [client.step for client in self.clients]
-        acts += [self.site.step]
-        self.rng.shuffle(acts)
-        return any(act() for act in acts)
+        clients = self.clients
+        most = len(clients)
+        first = at = int(self.rng.random() * (most + 1))
+        while True:
+            if clients[at].step() if at < most else self.site.step():
+                return True
+            at = at + 1 if at < most else 0
+            if at == first:
+                return False
 
     def settle(self) -> None:
         """Until nothing is left to do at this moment."""
@@ -216,18 +177,25 @@ class World:
             self.site.advance(min(SECOND_NS // 2, end_ns - self.now_ns))
         self.settle()
 
-    def crash(self) -> None:
-        """The near server dies; connections go with it. What comes back is judged."""
+    def crash(self, *, killed: bool = False) -> None:
+        """The near server dies, with the power or alone; connections go with it. What comes back is judged."""
         self.crashes += 1
         self.part()
         self.near.disk.capacity = None
-        self.site.crash_near()
+        if killed:
+            self.site.kill_near()
+        else:
+            self.site.crash_near()
         self.site.settle()
         self.gather()
-        self.judge("crash", calm=False)
+        self.judge("kill" if killed else "crash", calm=False)
 
     def client(self) -> SimClient:
         return self.rng.choice(self.clients)
+
+    def seqs(self, stream: str) -> list[int]:
+        """Every sequence that was ever seen to belong to a message."""
+        return [seq for name, seq in self.ledger.given if name == stream]
 
     def judge(self, when: str, *, calm: bool) -> None:
         """Hold every stream against the ledger."""
@@ -236,7 +204,19 @@ class World:
             if stream is not None:
                 self.ledger.judge(name, stream.log, self.now_ns, calm=calm)
                 self._note(when, name, repr(_contents(stream.log)))
+        if EXTRA in self.near.jetstream.streams:
+            self.extra.judge(self.near.jetstream.streams[EXTRA].log)
+        self._judge_limits()
         audit(self.near.store)
+
+    def _judge_limits(self) -> None:
+        """The account keeps no more than it may, save for what the server itself has to say of lives that ended."""
+        limits, jetstream = self.options.bounds.account, self.near.jetstream
+        if 0 <= limits.max_streams < len(jetstream.streams):
+            raise Violation(f"limits: there are {len(jetstream.streams)} streams")
+        used = jetstream.usage("file")[0] - jetstream.streams["T"].log.bytes
+        if 0 <= limits.max_storage < used:
+            raise Violation(f"limits: {used} bytes are kept of {limits.max_storage}")
 
     # The end
 
@@ -252,6 +232,8 @@ class World:
         self.part()
         self.clients = [self.connect()]
         self.advance(HEAL_NS)
+        if self.options.guests:
+            self.crowd.judge(self)
         for stream, consumers in CONSUMERS.items():
             for name, _ in consumers:
                 self._drain(stream, name)
@@ -317,200 +299,3 @@ class World:
 def _contents(log: Any) -> list[tuple[int, bytes]]:
     found = ((seq, log.get(seq)) for seq in log.seqs(None, log.first_seq, log.last_seq).tolist())
     return [(seq, ident_of(message[3])) for seq, message in found if message is not None]
-
-
-# What can happen
-
-
-def _publish(world: World, stream: str, **header: str) -> None:
-    _send(world, world.client(), stream, f"{stream.lower()}.{world.rng.randrange(SUBJECTS)}", header)
-
-
-def _send(world: World, client: SimClient, stream: str, subject: str, header: dict[str, str]) -> None:
-    ledger = world.ledger
-    message = ledger.send(stream, subject.encode(), client.cid, world.now_ns)
-    message.filler = world.rng.randrange(world.options.payload_max)
-    message.message_id = header.get("Nats-Msg-Id", "")
-    ttl_s = int(header.get("Nats-TTL", "0").rstrip("s"))
-    message.ttl_ns = max(ttl_s, MARKER_TTL_S) * SECOND_NS if ttl_s else 0
-    client.request(subject, message.payload, world.reader.published(message, world), header)
-
-
-def _plain(world: World) -> None:
-    for _ in range(world.rng.randrange(1, 8)):
-        _publish(world, world.rng.choice("PPKWL" + ("Q" if world.options.pair else "")))
-
-
-def _with_id(world: World) -> None:
-    number = max(world.ledger.order - world.rng.choice((0, 0, 3, 10)), 0) // 4
-    header = {"Nats-Msg-Id": f"m{number}"}
-    _send(world, world.client(), "P", f"p.{world.rng.randrange(SUBJECTS)}", header)
-
-
-def _expecting(world: World) -> None:
-    """A put that hopes to know the last sequence of its key; it may be wrong."""
-    log = world.near.jetstream.streams["K"].log
-    key = f"k.{world.rng.randrange(SUBJECTS)}"
-    guess = log.last_of(key.encode()) - world.rng.choice((0, 0, 1))
-    header = {"Nats-Expected-Last-Subject-Sequence": str(max(guess, 0))}
-    _send(world, world.client(), "K", key, header)
-
-
-def _with_ttl(world: World) -> None:
-    for _ in range(world.rng.randrange(1, 5)):
-        header = {"Nats-TTL": f"{world.rng.choice((1, 2, 5, 30))}s"}
-        _send(world, world.client(), "T", f"t.{world.rng.randrange(SUBJECTS)}", header)
-
-
-def _batch(world: World) -> None:
-    """A batch, perhaps never finished."""
-    rng, ledger, client = world.rng, world.ledger, world.client()
-    stream, size = rng.choice("PK"), rng.randrange(1, 9)
-    finished = rng.random() < 0.8
-    name = f"b{ledger.order}"
-    members = []
-    for position in range(1, size + 1):
-        subject = f"{stream.lower()}.{position}" if stream == "K" else f"p.{rng.randrange(SUBJECTS)}"
-        member = ledger.send(stream, subject.encode(), client.cid, world.now_ns)
-        member.batch, member.filler = name.encode(), rng.randrange(world.options.payload_max)
-        members.append(member)
-        header = {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(position)}
-        if position == size and finished:
-            header["Nats-Batch-Commit"] = "1"
-            client.request(subject, member.payload, world.reader.committed(members, world), header)
-        else:
-            client.publish(subject, member.payload, header)
-        if rng.random() < 0.3:
-            world.step()
-
-
-def _pull(world: World) -> None:
-    stream = world.rng.choice(list(CONSUMERS))
-    names = [name for name, config in CONSUMERS[stream] if "deliver_subject" not in config]
-    consumer = world.rng.choice(names)
-    world.reader.pull(world.user(consumer), stream, consumer, world.rng.randrange(1, 8))
-
-
-def _delete(world: World) -> None:
-    stream = world.rng.choice("PKTL")
-    seqs = [seq for (name, seq) in world.ledger.given if name == stream]
-    if seqs:
-        seq = world.rng.choice(seqs)
-        world.ledger.removals[stream].deleted.add(seq)
-        body = b'{"seq":%d}' % seq
-        answered = world.reader.removed(stream, {seq})
-        world.client().request(f"$JS.API.STREAM.MSG.DELETE.{stream}", body, answered)
-
-
-def _purge(world: World) -> None:
-    if world.rng.random() < 0.3:
-        stream = world.rng.choice("PKTWL")
-        pattern = world.rng.choice(("", f"{stream.lower()}.1"))
-        client = world.client()
-        purge = world.ledger.purge(stream, pattern.encode(), client.cid)
-        body = b'{"filter":"%b"}' % pattern.encode() if pattern else b""
-        client.request(
-            f"$JS.API.STREAM.PURGE.{stream}", body, world.reader.removed(stream, purge.doomed, purge)
-        )
-
-
-def _reset(world: World) -> None:
-    """Somebody sends a consumer back: what it confirmed may come again."""
-    if world.rng.random() < 0.3:
-        world.reader.reset(world.user("pull"), "P", "pull")
-
-
-def _look(world: World) -> None:
-    stream = world.rng.choice([name for name in STREAMS if name in world.near.jetstream.streams])
-    world.client().request(f"$JS.API.STREAM.INFO.{stream}", b"", world.reader.informed(stream))
-
-
-def _time(world: World) -> None:
-    world.site.pass_time(world.rng.choice((SECOND_NS // 100, SECOND_NS // 2, 3 * SECOND_NS)))
-
-
-def _rest(world: World) -> None:
-    world.settle()
-    world.site.advance(world.rng.randrange(2 * SECOND_NS))
-    world.settle()
-    if world.near.store.poisoned is None:
-        world.judge("rest", calm=False)
-
-
-def _clock(world: World) -> None:
-    """Somebody sets the clock while nothing is under way."""
-    if world.rng.random() < 0.1:
-        world.settle()
-        world.ledger.latest_ns = max(world.ledger.latest_ns, world.now_ns)
-        world.near.clock.set_by(world.rng.choice((-20, -2, 5, 40)) * SECOND_NS)
-
-
-def _reconnect(world: World) -> None:
-    client = world.client()
-    world.part(client)
-    world.clients[world.clients.index(client)] = world.connect()
-
-
-def _stall(world: World) -> None:
-    client = world.client()
-    client.stalled = not client.stalled
-
-
-def _fail(world: World) -> None:
-    """A call of the disk fails, once; a failing sync poisons."""
-    if world.rng.random() < 0.2:
-        kinds = world.rng.choice((("sync",), ("write",), ("create",), ()))
-        lost = world.rng.choice(("no", "cached", "gone"))
-        world.near.disk.faults.add(Fault(kinds=kinds, nth=world.rng.randrange(1, 9), lost=lost))
-
-
-def _fill(world: World) -> None:
-    """The disk is full for a while."""
-    disk = world.near.disk
-    disk.capacity = None if disk.capacity is not None else disk.used() + world.rng.randrange(20_000)
-
-
-def _kill(world: World) -> None:
-    if world.rng.random() < 0.2:
-        world.part()
-        world.near.disk.capacity = None
-        world.site.kill_near()
-        world.site.settle()
-        world.gather()
-        world.judge("kill", calm=False)
-
-
-def _leaf(world: World) -> None:
-    """The connection between the servers breaks or comes back, or the other server dies."""
-    site, luck = world.site, world.rng.random()
-    if isinstance(site, SimPair):
-        if luck < 0.2:
-            site.crash_far()
-        elif site.joined and luck < 0.6:
-            site.cut()
-        else:
-            site.join()
-
-
-#: Every kind of event that can be switched off.
-ACTIONS: dict[str, Callable[[World], None]] = {
-    "publish": _plain,
-    "id": _with_id,
-    "expect": _expecting,
-    "ttl": _with_ttl,
-    "batch": _batch,
-    "pull": _pull,
-    "delete": _delete,
-    "purge": _purge,
-    "reset": _reset,
-    "look": _look,
-    "time": _time,
-    "rest": _rest,
-    "clock": _clock,
-    "reconnect": _reconnect,
-    "stall": _stall,
-    "fail": _fail,
-    "fill": _fill,
-    "kill": _kill,
-    "leaf": _leaf,
-}

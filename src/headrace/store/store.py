@@ -146,6 +146,8 @@ class Store:
         """
         self._check()
         if self.full:
+            self._measure()  # somebody else may have made room, and nothing that is refused brings a commit
+        if self.full:
             raise Full("the disk is full; free some space or remove messages")
         wanted = 2 * (self.gate.pending + size)
         if self.disk.free() < wanted + self.options.headroom_bytes:

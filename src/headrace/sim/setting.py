@@ -1,0 +1,141 @@
+"""What a world consists of before anything happens: its streams and consumers, its users, and the options of a seed.
+
+Owns these tables. Limits are small, so that a run of a few hundred events meets them. Knows no broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+from headrace.api.limits import Limits
+from headrace.broker.batches import BatchLimits
+from headrace.broker.permissions import Permissions
+from headrace.sim.broker import Bounds
+from headrace.sim.clients import Who
+from headrace.sim.clock import SECOND_NS
+from headrace.sim.ledger import WINDOW_NS, Rules
+from headrace.store import StoreOptions
+
+#: Shorter lives are raised to it.
+MARKER_TTL_S = 5
+SUBJECTS = 4
+STREAMS: dict[str, tuple[Rules, dict[str, Any]]] = {
+    "P": (Rules(), {"subjects": ["p.>"], "allow_atomic": True, "duplicate_window": WINDOW_NS}),
+    "K": (
+        Rules(per_subject=True),
+        {"subjects": ["k.>"], "max_msgs_per_subject": 1, "allow_atomic": True, "allow_direct": True},
+    ),
+    "T": (
+        Rules(ttl=True),
+        {"subjects": ["t.>"], "allow_msg_ttl": True, "subject_delete_marker_ttl": MARKER_TTL_S * SECOND_NS},
+    ),
+    "W": (Rules(queue=True), {"subjects": ["w.>"], "retention": "workqueue"}),
+    "L": (Rules(messages_max=20), {"subjects": ["l.>"], "max_msgs": 20}),
+    "N": (Rules(), {"subjects": ["n.>"], "max_msgs": 12, "discard": "new"}),
+    "Q": (Rules(moved=True), {"subjects": ["q.>"], "retention": "workqueue", "allow_atomic": True}),
+}
+#: Comes and goes.
+EXTRA = "X"
+#: Consumers by stream; the push one gets what it is sent, the others ask.
+CONSUMERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "P": (
+        ("pull", {"ack_policy": "explicit", "ack_wait": 4 * SECOND_NS, "max_waiting": 5}),
+        (
+            "push",
+            {
+                "ack_policy": "explicit",
+                "ack_wait": 3 * SECOND_NS,
+                "deliver_subject": "d.push",
+                "flow_control": True,
+                "idle_heartbeat": SECOND_NS,
+            },
+        ),
+        ("some", {"ack_policy": "explicit", "ack_wait": 2 * SECOND_NS, "filter_subject": "p.1"}),
+        (
+            "few",
+            {
+                "ack_policy": "explicit",
+                "ack_wait": SECOND_NS,
+                "max_deliver": 2,
+                "max_ack_pending": 3,
+                "filter_subject": "p.2",
+            },
+        ),
+    ),
+    "W": (("worker", {"ack_policy": "explicit", "ack_wait": 3 * SECOND_NS}),),
+}
+PULLED = tuple(
+    (stream, name)
+    for stream, consumers in CONSUMERS.items()
+    for name, config in consumers
+    if "deliver_subject" not in config
+)
+
+_RIGHTS = Permissions(
+    publish_allow=[b"*.*", b"$JS.API.>", b"$JS.ACK.>", b"$JS.FC.>"],
+    publish_deny=[b"*.3", b"$JS.API.STREAM.PURGE.>"],
+    subscribe_allow=[b"_C.>", b"_L.>", b"g.>"],
+    subscribe_deny=[b"g.3", b"g.> spies"],
+)
+
+
+def _denied(subject: str) -> bool:
+    """The same once more, as far as publishing goes, for the judge."""
+    return subject.startswith("$JS.API.STREAM.PURGE.") or (subject.endswith(".3") and subject.count(".") == 1)
+
+
+#: Somebody who may not do everything.
+GUEST = Who("guest", "$G", _RIGHTS, _denied)
+
+
+@dataclass(frozen=True, slots=True)
+class WorldOptions:
+    """What a seed decides before anything happens."""
+
+    events: int
+    actions: tuple[str, ...]
+    clients: int
+    guests: bool  # some of the clients may not do everything
+    steps_max: int
+    crash_share: float
+    payload_max: int
+    pair: bool
+    lossy: bool  # the connection between the servers loses a message now and then
+    bounds: Bounds
+    store: StoreOptions
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+
+def derive(seed: int, store: StoreOptions, actions: Iterable[str]) -> WorldOptions:
+    """The options of a seed; of the actions some, always those without which there is nothing to see."""
+    rng = Random(f"options {seed}")
+    chosen = tuple(name for name in actions if name in ("publish", "pull") or rng.random() < 0.7)
+    return WorldOptions(
+        events=rng.randrange(120, 400),
+        actions=chosen,
+        clients=rng.randrange(1, 5),
+        guests=rng.random() < 0.4,
+        steps_max=rng.choice((2, 8, 30, 100)),
+        crash_share=rng.choice((0.0, 0.01, 0.03)),
+        payload_max=rng.choice((20, 20, 400, 6_000)),
+        pair=rng.random() < 0.3,
+        lossy=rng.random() < 0.3,
+        bounds=_bounds(rng),
+        store=store,
+    )
+
+
+def _bounds(rng: Random) -> Bounds:
+    account = Limits()
+    if rng.random() < 0.15:
+        account = Limits(max_streams=len(STREAMS), max_storage=rng.choice((4_000, 30_000)))
+    return Bounds(
+        account=account,
+        batches=BatchLimits(per_stream=rng.choice((2, 50)), messages=rng.choice((6, 1000))),
+        flow_bytes=rng.choice((2_000, 2 << 20)),
+    )
