@@ -39,7 +39,8 @@ from headrace.net.tls import context_of, server_context
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
     from headrace.claims.service import Collectors
-    from headrace.monitor import HttpServer, Vitals
+    from headrace.monitor.http import HttpServer
+    from headrace.monitor.varz import Vitals
     from headrace.net.leaf import LeafDoor
     from headrace.sim import SimClock
 
@@ -262,7 +263,7 @@ class Server:
 
     def vitals(self) -> Vitals:
         """The server's figures at this moment."""
-        from headrace.monitor import Vitals
+        from headrace.monitor.varz import Vitals
 
         listener = self.listener
         in_msgs, in_bytes, out_msgs, out_bytes = listener.traffic()
@@ -425,7 +426,8 @@ class Server:
         for scheme, port, flag in (("http", options.http_port, "-m"), ("https", options.https_port, "-ms")):
             if not port:
                 continue
-            from headrace.monitor import METHODS, HttpServer, pages
+            from headrace.monitor.http import HttpServer
+            from headrace.monitor.pages import METHODS, pages
 
             monitor = HttpServer(pages(self), self._log.error, methods=METHODS)
             try:

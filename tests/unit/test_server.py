@@ -2,13 +2,15 @@
 
 import asyncio
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import nats
 import pytest
 
 import headrace
-from headrace.monitor import pages
+from headrace.monitor.pages import pages
 from headrace.net.options import OptionsError
 from support import certificates
 
@@ -19,6 +21,24 @@ async def round_trip(client: nats.NATS) -> None:
     message = await messages.next_msg(5)
     assert message.data == b"payload"
     await client.close()
+
+
+def test_what_belongs_to_streams_is_loaded_where_there_are_some() -> None:
+    program = """if True:
+        import asyncio, sys
+        import headrace
+
+        async def run():
+            async with headrace.Server():
+                heavy = {"numpy", "headrace.store", "headrace.broker.jetstream", "headrace.net.trust", "headrace.net.web"}
+                print(sorted(heavy & set(sys.modules)))
+
+        asyncio.run(run())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 async def test_on_a_free_port() -> None:

@@ -3,39 +3,3 @@
 Pure functions and values: no streams, no sockets, no clock. What acts on streams lives in `headrace.broker`,
 which imports these modules by name: `from headrace.api import responses, streams`.
 """
-
-from headrace.api import (
-    advisories,
-    configs,
-    consumer_fields,
-    consumers,
-    decode,
-    errors,
-    limits,
-    metadata,
-    names,
-    origins,
-    requests,
-    responses,
-    streams,
-    times,
-    transforms,
-)
-
-__all__ = [
-    "advisories",
-    "configs",
-    "consumer_fields",
-    "consumers",
-    "decode",
-    "errors",
-    "limits",
-    "metadata",
-    "names",
-    "origins",
-    "requests",
-    "responses",
-    "streams",
-    "times",
-    "transforms",
-]

@@ -6,7 +6,7 @@ Compiled is taken where it was built, unless HEADRACE_PURE is set. Knows nothing
 import importlib
 import os
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "COMPILED",
@@ -34,6 +34,27 @@ __all__ = [
     "twin",
 ]
 
+if TYPE_CHECKING:
+    from headrace.kernel.answers import answer, answers, newest
+    from headrace.kernel.arrivals import Pool, Staged, Window, nats_headers
+    from headrace.kernel.checksum import crc32
+    from headrace.kernel.delivery import ack_parts, encode, subjects_of
+    from headrace.kernel.lanes import Lane, Outbox
+    from headrace.kernel.wire import Parser, Peer, Route, RouteTable, Subscription
+
+_HOMES = {
+    name: module
+    for module, names in {
+        "answers": ("answer", "answers", "newest"),
+        "arrivals": ("Pool", "Staged", "Window", "nats_headers"),
+        "checksum": ("crc32",),
+        "delivery": ("ack_parts", "encode", "subjects_of"),
+        "lanes": ("Lane", "Outbox"),
+        "wire": ("Parser", "Peer", "Route", "RouteTable", "Subscription"),
+    }.items()
+    for name in names
+}
+
 
 def twin(name: str) -> ModuleType:
     """A kernel module by its plain name: compiled if possible and not declined, else pure."""
@@ -45,29 +66,15 @@ def twin(name: str) -> ModuleType:
     return importlib.import_module(f"headrace.kernel.{name}_pure")
 
 
-if TYPE_CHECKING:
-    from headrace.kernel.answers import answer, answers, newest
-    from headrace.kernel.arrivals import Pool, Staged, Window, nats_headers
-    from headrace.kernel.checksum import crc32
-    from headrace.kernel.delivery import ack_parts, encode, subjects_of
-    from headrace.kernel.lanes import Lane, Outbox
-    from headrace.kernel.wire import Parser, Peer, Route, RouteTable, Subscription
-else:
-    _wire = twin("wire")
-    Parser, Peer = _wire.Parser, _wire.Peer
-    Route, RouteTable, Subscription = _wire.Route, _wire.RouteTable, _wire.Subscription
-    _answers = twin("answers")
-    answer, answers, newest = _answers.answer, _answers.answers, _answers.newest
-    _arrivals = twin("arrivals")
-    Pool, Staged, Window = _arrivals.Pool, _arrivals.Staged, _arrivals.Window
-    nats_headers = _arrivals.nats_headers
-    crc32 = twin("checksum").crc32
-    _lanes = twin("lanes")
-    Lane, Outbox = _lanes.Lane, _lanes.Outbox
-    _delivery = twin("delivery")
-    ack_parts, encode, subjects_of = _delivery.ack_parts, _delivery.encode, _delivery.subjects_of
+def __getattr__(name: str) -> Any:
+    # On first use: what belongs to streams needs numpy, which takes longer to load than all the rest of a broker.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(twin(_HOMES[name]), name)
+    return found
+
 
 #: What the key of a Route stands for: one subject, all children of a prefix, everything below two tokens.
 EXACT, PARENT, HEAD = 0, 1, 2
 #: Whether the hot path is the compiled one.
-COMPILED = not Parser.__module__.endswith("_pure")
+COMPILED = not twin("wire").__name__.endswith("_pure")

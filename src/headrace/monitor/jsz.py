@@ -7,17 +7,17 @@ not be durable yet; whoever serves it waits for the commit.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.broker.accounts import Account
-from headrace.broker.consumer_info import consumer_info
-from headrace.broker.info import stream_info
-from headrace.broker.jetstream import JetStream
-from headrace.broker.stream import Stream
 from headrace.monitor.query import Query, asked, window
-from headrace.net.options import Options
+
+if TYPE_CHECKING:
+    from headrace.broker.accounts import Account
+    from headrace.broker.jetstream import JetStream
+    from headrace.broker.stream import Stream
+    from headrace.net.options import Options
 
 
 def jsz(options: Options, accounts: Iterable[Account], query: Query) -> dict[str, Any]:
@@ -91,6 +91,10 @@ def _account(account: Account, jetstream: JetStream, query: Query) -> dict[str, 
 
 
 def _stream(stream: Stream, query: Query) -> dict[str, Any]:
+    # Where no account has streams, nothing of theirs is loaded.
+    from headrace.broker.consumer_info import consumer_info
+    from headrace.broker.info import stream_info
+
     info = _plain(stream_info(stream, listed=True))
     wanted = ["name", "created", "state", "mirror", "sources"] + (
         ["config"] if asked(query, "config") else []

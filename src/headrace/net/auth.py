@@ -18,13 +18,14 @@ from headrace.broker.accounts import GLOBAL
 from headrace.errors import AuthError
 from headrace.net import certificates, nkeys
 from headrace.net.options import Options, OptionsError, User
-from headrace.net.trust import Grant, Trust
 
 if TYPE_CHECKING:
     from headrace.broker import Permissions
+    from headrace.net.trust import Grant, Trust
 
 _BCRYPT = re.compile(r"^\$2[abxy]\$\d\d\$")
-STANDARD = "STANDARD"
+#: Kinds of connection, as users are bound to them.
+STANDARD, WEBSOCKET = "STANDARD", "WEBSOCKET"
 #: Who parts of the server's own process are that come as clients. While there are such, no user can have this name.
 INSIDER = "headrace inside"
 
@@ -125,6 +126,8 @@ class Authenticator:
     def _make_trust(options: Options) -> Trust | None:
         if not options.operator_mode:
             return None
+        from headrace.net.trust import Trust
+
         try:
             return Trust(options)
         except AuthError as error:

@@ -15,13 +15,12 @@ from typing import Any
 from headrace.broker import Account, Accounts, Limits, Session
 from headrace.errors import ProtocolError
 from headrace.kernel import Parser
-from headrace.net.auth import STANDARD, Authenticator, Identity
+from headrace.net.auth import STANDARD, WEBSOCKET, Authenticator, Identity
 from headrace.net.connection import Connection
 from headrace.net.doors import Door
 from headrace.net.info import Card
 from headrace.net.logs import SILENT, Log
 from headrace.net.options import Options
-from headrace.net.web import WEBSOCKET, open_web
 from headrace.net.wheel import Wheel
 
 INBOX_BYTES = 512 * 1024
@@ -99,6 +98,8 @@ class Listener:
 
     async def start_web(self, tls: ssl.SSLContext | None) -> None:
         """Listen for WebSocket clients, too; raises OSError when the address is not to be had."""
+        from headrace.net.web import open_web
+
         settings = self.options.websocket
         host = settings.host or self.options.host
         self._web_server = server = await open_web(

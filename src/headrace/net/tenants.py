@@ -1,28 +1,25 @@
 """The accounts of a server as its options, or an operator's tokens, want them.
 
-Owns how what was configured becomes accounts: their limits, their streams, what passes between them; at the start
-and again on a reload. The accounts themselves are the broker's.
+Owns how what was configured becomes accounts: their limits, what passes between them; at the start and again on a
+reload. Their streams, if there are any, are kept by `streams`. The accounts themselves are the broker's.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from headrace.api.limits import Limits
 from headrace.broker import GLOBAL, Account, AccountLimits, Accounts, Timers
-from headrace.broker.door import ClosedDoor
 from headrace.broker.exchange import Exchange
 from headrace.broker.exports import ExchangeError, Export, Import, check_import, without_cycles
-from headrace.broker.jetstream import ENDPOINTS
 from headrace.broker.redirects import Redirect, redirect
-from headrace.broker.room import Room
-from headrace.errors import StoreError
 from headrace.net.auth import Authenticator
 from headrace.net.logs import Log
 from headrace.net.options import AccountOptions, Options, OptionsError
+
+if TYPE_CHECKING:
+    from headrace.net.streams import Streams
 
 Imports = dict[str, tuple[Import, ...]]
 
@@ -37,8 +34,7 @@ class Tenants:
         self._log = log
         self._exchange = Exchange(accounts, timers, server_name)
         self._redirects: dict[str, tuple[Redirect, ...]] = {}
-        self._refusing: dict[str, ClosedDoor] = {}
-        self._room: Room | None = None
+        self._streams: Streams | None = None
         #: Called with each account that is new.
         self.on_new: Callable[[Account], None] = lambda account: None
 
@@ -55,11 +51,16 @@ class Tenants:
             if fresh:
                 self.on_new(account)
         if options.jetstream:
-            if self._room is None:
-                self._room = Room(options.max_memory_store or -1, options.max_file_store or -1)
-            self._settle_streams(options, plans)
+            self._keeper(options).settle(options, plans)
         self._connect(plans, imports)
         self._redirect(options, plans)
+
+    def _keeper(self, options: Options) -> Streams:
+        if self._streams is None:
+            from headrace.net.streams import Streams
+
+            self._streams = Streams(options, self._accounts, self._timers, self._server_name, self._log)
+        return self._streams
 
     def _plans(self, options: Options, judge: Authenticator) -> dict[str, AccountOptions]:
         if judge.trust is not None:
@@ -110,73 +111,12 @@ class Tenants:
                 for session in account.sessions:
                     session.table = account.hub.client_table
 
-    # Streams
-
-    def _settle_streams(self, options: Options, plans: dict[str, AccountOptions]) -> None:
-        own = [name for name in plans if name != self._accounts.system.name]
-        for account in self._accounts:
-            plan = plans.get(account.name)
-            if account is self._accounts.system:
-                continue
-            # Without accounts of anybody's own everybody is in the global one.
-            limits = plan.streams if plan is not None else None
-            if not own and account.name == GLOBAL:
-                self._enable(options, account, server_limits(options))
-            elif limits is not None:
-                self._enable(options, account, within(limits, server_limits(options)))
-            else:
-                self._disable(account)
-
-    def _enable(self, options: Options, account: Account, limits: Limits) -> None:
-        refusing = self._refusing.pop(account.name, None)
-        if refusing is not None:
-            refusing.close()
-        if account.jetstream is None:
-            from headrace.net.streams import open_streams
-
-            account.jetstream = open_streams(
-                options, account, self._timers, self._server_name, self._log, limits, self._room
-            )
-        elif account.jetstream.limits != limits:
-            account.jetstream.adopt_limits(limits)
-
-    def _disable(self, account: Account) -> None:
-        if account.jetstream is not None:
-            self._log.warn(f"Account {account.name} keeps its streams until a restart")
-        elif account.name not in self._refusing:
-            self._refusing[account.name] = ClosedDoor(account.hub, ENDPOINTS)
-            self._refusing[account.name].open()
-
-    def close_streams(self, account: Account) -> None:
-        """Take nothing more in an account's streams; all of it is durable then."""
-        jetstream, account.jetstream = account.jetstream, None
-        if jetstream is None:
-            return
-        try:
-            jetstream.close()
-        except StoreError as error:
-            self._log.error(f"The store could not be closed: {error}")
-        finally:
-            jetstream.store.disk.close()
-
     def close(self) -> None:
         """End what passes between accounts, then their streams."""
         self._exchange.close()
-        for account in self._accounts:
-            self.close_streams(account)
+        if self._streams is not None:
+            self._streams.close()
 
 
 def _exports(plans: dict[str, AccountOptions], name: str) -> Iterable[Export]:
     return plans[name].exports if name in plans else ()
-
-
-def server_limits(options: Options) -> Limits:
-    """What the server as a whole allows, for an account that has no limits of its own."""
-    return Limits(server_memory=options.max_memory_store or -1, server_storage=options.max_file_store or -1)
-
-
-def within(limits: Limits, server: Limits) -> Limits:
-    """An account's limits, and the server's beside them."""
-    return msgspec.structs.replace(
-        limits, server_memory=server.server_memory, server_storage=server.server_storage
-    )

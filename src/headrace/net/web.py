@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from headrace.net.listener import Listener
     from headrace.net.options import WebSocketOptions
 
-WEBSOCKET = "WEBSOCKET"
 #: What may come out of a compressed message of somebody who is not known yet.
 STRANGER_BYTES_MAX = 64 * 1024
 #: What a closing frame says for the errors of the protocol inside it.

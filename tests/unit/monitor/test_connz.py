@@ -7,7 +7,8 @@ import nats
 import pytest
 
 import headrace
-from headrace.monitor import Query, connz
+from headrace.monitor.connz import connz
+from headrace.monitor.query import Query
 
 
 def page(server: headrace.Server, **query: str) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from headrace.monitor import HttpRequest, HttpServer, json_answer
-from headrace.monitor.http import Answer
+from headrace.monitor.http import Answer, HttpRequest, HttpServer, json_answer
 
 
 def hello(request: HttpRequest) -> Answer:
