@@ -395,6 +395,36 @@ class TestSource:
         eventually(lambda: three.info("I")["sources"][0].get("seq") == 3)
         assert three.state("I")[0] == 0
 
+    @pytest.mark.ours_only("A circle of sources is refused")
+    def test_what_lay_there_before_makes_a_circle_too(self, three: Copying) -> None:
+        origin = f"{three.name}O"
+        answer = three.update("O", subjects=[], sources=[{"name": origin, "filter_subject": f"{origin}.>"}])
+        assert answer["error"]["err_code"] == 10052
+        assert answer["error"]["description"] == "detected cycle"
+
+    @pytest.mark.ours_only("A circle of sources is refused")
+    def test_two_that_copy_what_a_third_brings(self, copying: Copying) -> None:
+        first, second = f"{copying.name}A", f"{copying.name}B"
+        copying.made("A", subjects=[f"{first}.a"], sources=[{"name": second, "filter_subject": "x.>"}])
+        third = {"name": f"{copying.name}C"}
+        back = {"name": first, "filter_subject": "x.>"}
+        answer = copying.stream("B", subjects=[f"{second}.b"], sources=[back, third])
+        assert answer["error"]["description"] == "detected cycle"
+
+    def test_two_that_exchange_what_is_their_own(self, copying: Copying) -> None:
+        """13"""
+        first, second = f"{copying.name}A", f"{copying.name}B"
+        copying.made("B")
+        from_second = {"name": second, "filter_subject": f"{second}.>"}
+        copying.made("A", subjects=[f"{first}.>"], sources=[from_second])
+        from_first = {"name": first, "filter_subject": f"{first}.>"}
+        assert "error" not in copying.update("B", subjects=[f"{second}.>"], sources=[from_first])
+        copying.put("A", "a")
+        copying.put("B", "b")
+        copying.until("A", 2)
+        copying.until("B", 2)
+        assert copying.state("A")[0] == copying.state("B")[0] == 2
+
     def test_an_origin_that_was_made_anew(self, three: Copying) -> None:
         """14"""
         three.made("A", sources=[{"name": f"{three.name}O"}])

@@ -7,6 +7,7 @@ from name to configuration; nothing here changes them.
 from collections.abc import Mapping
 
 from headrace.api import names
+from headrace.api.circles import goes_round
 from headrace.api.configs import External, StreamConfig, StreamSource
 from headrace.api.errors import error, invalid_config, pedantic
 from headrace.api.transforms import BadMapping, check_mapping
@@ -58,6 +59,8 @@ def check_origins(config: StreamConfig, existing: Existing, *, strict: bool) -> 
             _collect(source, existing, externals, origin_subjects)
     _check_externals(externals, origin_subjects)
     _check_cycles(config, existing)
+    if goes_round(config, existing):
+        raise _cycle()
     return mirror_direct
 
 
