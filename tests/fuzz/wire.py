@@ -67,12 +67,24 @@ class Room:
             assert speaker.parser.held <= bound, f"{speaker.parser.held} bytes are held"
         subscribed = len(speaker.session.subs)
         speaker.session.close()
+        speaker.session.table.dirty.clear()  # there is nobody who writes to sockets
         assert self.desk.hub.subscriptions == 1, "subscriptions are left behind"
         return heard, self.listener.heard(), speaker.session.in_msgs, subscribed
 
+    def close(self) -> None:
+        """Routes know their listeners, which nothing but their end undoes."""
+        self.listener.session.close()
+
+
+#: Those of the last start.
+_rooms: list[Room] = []
+
 
 def start(maker: Maker) -> Pair:
+    while _rooms:
+        _rooms.pop().close()
     compiled, pure = Room("compiled"), Room("pure")
+    _rooms.extend((compiled, pure))
 
     def check(case: Case) -> None:
         whole = compiled.outcome(case.greeting, [case.data])
