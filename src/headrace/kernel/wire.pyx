@@ -7,9 +7,10 @@ and of control operations only where they end; their meaning is the business of 
 the same in plain Python and passes the same tests.
 """
 
+cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cpython.ref cimport PyObject
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memchr, memcmp, memcpy, memset
@@ -265,6 +266,7 @@ cdef struct Slot:
     PyObject *route
 
 
+@cython.no_gc_clear  # the slots point at what `owned` holds, to the very end
 cdef class RouteTable:
     """Routes by subject, at most `size_max` of them; a miss asks `resolve`.
 
@@ -274,6 +276,7 @@ cdef class RouteTable:
     """
 
     cdef Slot *slots
+    cdef set owned  # what the slots point at, where the garbage collector sees it
     cdef Py_ssize_t mask, used, used_max
     cdef uint64_t random
     cdef readonly object resolve
@@ -285,6 +288,7 @@ cdef class RouteTable:
         self.slots = <Slot *>calloc(room, sizeof(Slot))
         if self.slots == NULL:
             raise MemoryError()
+        self.owned = set()
         self.mask = room - 1
         self.used_max = size_max
         self.random = int.from_bytes(os.urandom(8), "little") | 1
@@ -292,12 +296,7 @@ cdef class RouteTable:
         self.dirty = [] if dirty is None else dirty
 
     def __dealloc__(self):
-        cdef Py_ssize_t i
-        if self.slots != NULL:
-            for i in range(self.mask + 1):
-                if self.slots[i].route != NULL:
-                    Py_DECREF(<Route>self.slots[i].route)
-            free(self.slots)
+        free(self.slots)
 
     cdef note(self, Peer peer):
         peer.dirty = True
@@ -367,7 +366,7 @@ cdef class RouteTable:
             self.clear()
         if self.used * 2 >= self.mask:
             self.grow()
-        Py_INCREF(route)
+        self.owned.add(route)
         self.settle(route.hash, <PyObject *>route)
         self.used += 1
 
@@ -397,7 +396,7 @@ cdef class RouteTable:
         cdef Route route = <Route>self.slots[i].route
         cdef Py_ssize_t j = i, home
         route.end()
-        Py_DECREF(route)
+        self.owned.discard(route)
         self.used -= 1
         while True:
             self.slots[i].route = NULL
@@ -451,9 +450,9 @@ cdef class RouteTable:
         for i in range(self.mask + 1):
             if self.slots[i].route != NULL:
                 (<Route>self.slots[i].route).end()
-                Py_DECREF(<Route>self.slots[i].route)
         memset(self.slots, 0, (self.mask + 1) * sizeof(Slot))
         self.used = 0
+        self.owned.clear()
 
     cpdef Py_ssize_t publish(self, bytes subject, bytes reply, bytes header, bytes payload) except -1:
         """Send from inside the server to all who match; how many received it."""
