@@ -168,3 +168,15 @@ def test_an_account_has_its_own(kind: str, connect: Connect) -> None:
 def test_what_makes_no_sense(kind: str, text: str) -> None:
     with pytest.raises(RuntimeError, match="ended with 1"):
         Server(kind, Setup(config=text, jetstream=False))
+
+
+def test_who_wants_no_echo_gets_none(server: Server, connect: Connect) -> None:
+    silent, other = connect(server, echo=False), connect(server)
+    own, theirs = silent.subscribe("changed"), other.subscribe("changed")
+    silent.flush()
+    other.flush()
+    silent.publish("plain", b"x")
+    silent.flush()
+    other.flush()
+    assert len(other.pending(theirs)) == 1
+    assert not silent.pending(own)

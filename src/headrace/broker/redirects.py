@@ -87,7 +87,9 @@ class Redirected(Crossing):
         self._hub, self._chooser, self._subject = hub, chooser, subject
 
     def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
-        return self._hub.publish(self._chooser.choose(self._subject), reply, header, payload)
+        # Still the client's message: one that wants no echo gets none, and a stream knows who publishes.
+        chosen = self._chooser.choose(self._subject)
+        return self._hub.table.publish_for(session, chosen, reply, header, payload)
 
     def wants(self, queue: bytes | None) -> bool:
         return True

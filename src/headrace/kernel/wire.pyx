@@ -456,13 +456,17 @@ cdef class RouteTable:
 
     cpdef Py_ssize_t publish(self, bytes subject, bytes reply, bytes header, bytes payload) except -1:
         """Send from inside the server to all who match; how many received it."""
+        return self.publish_for(None, subject, reply, header, payload)
+
+    cpdef Py_ssize_t publish_for(self, Peer source, bytes subject, bytes reply, bytes header, bytes payload) except -1:
+        """Send what a peer published to all who match; how many received it."""
         cdef const char *at = PyBytes_AS_STRING(subject)
         cdef Route route = self.lookup(at, PyBytes_GET_SIZE(subject))
         if route is None:
             if not whole(at, at + PyBytes_GET_SIZE(subject)):
                 return 0
             route = self.seek(at, PyBytes_GET_SIZE(subject))
-        return self.send(route, subject, reply, header, payload)
+        return self.carry(route, source, subject, reply, header, payload)
 
     def publish_many(self, parcels):
         """`publish` for each (subject, reply, header, payload)."""
@@ -478,6 +482,10 @@ cdef class RouteTable:
 
     cpdef Py_ssize_t send(self, Route route, bytes subject, bytes reply, bytes header, bytes payload) except -1:
         """Send along a route, showing this subject; how many received it."""
+        return self.carry(route, None, subject, reply, header, payload)
+
+    cdef Py_ssize_t carry(self, Route route, Peer source, bytes subject, bytes reply, bytes header,
+                          bytes payload) except -1:
         cdef Publication pub
         cdef char digits[48]
         cdef char *at
@@ -490,7 +498,7 @@ cdef class RouteTable:
         pub.header_digits.at, pub.header_digits.size = at, digits + 24 - at
         at = digits_of(pub.total, digits + 48)
         pub.total_digits.at, pub.total_digits.size = at, digits + 48 - at
-        return self.spread(route, None, &pub, PyBytes_AS_STRING(header), PyBytes_AS_STRING(payload),
+        return self.spread(route, source, &pub, PyBytes_AS_STRING(header), PyBytes_AS_STRING(payload),
                            subject, reply, header, payload)
 
     cdef Py_ssize_t spread(self, Route route, Peer source, Publication *pub, const char *header, const char *payload,

@@ -233,9 +233,15 @@ class RouteTable:
 
     def publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
         """Send from inside the server to all who match; how many received it."""
+        return self.publish_for(None, subject, reply, header, payload)
+
+    def publish_for(
+        self, source: Peer | None, subject: bytes, reply: bytes, header: bytes, payload: bytes
+    ) -> int:
+        """Send what a peer published to all who match; how many received it."""
         if not whole(subject):
             return 0
-        return self.send(self.find(subject), subject, reply, header, payload)
+        return self._carry(self.find(subject), source, subject, reply, header, payload)
 
     def publish_many(self, parcels: Iterable[tuple[bytes, bytes, bytes, bytes]]) -> None:
         """`publish` for each (subject, reply, header, payload)."""
@@ -250,11 +256,16 @@ class RouteTable:
 
     def send(self, route: Route, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
         """Send along a route, showing this subject; how many received it."""
+        return self._carry(route, None, subject, reply, header, payload)
+
+    def _carry(
+        self, route: Route, source: Peer | None, subject: bytes, reply: bytes, header: bytes, payload: bytes
+    ) -> int:
         if route.empty:
             return 0
         size = len(header)
         pub = (subject, reply, b"%d" % size, b"%d" % (size + len(payload)), size, size + len(payload))
-        return self.spread(route, None, pub, header, payload)
+        return self.spread(route, source, pub, header, payload)
 
     def spread(
         self, route: Route, source: Peer | None, pub: Publication, header: bytes, payload: bytes
