@@ -310,6 +310,50 @@ class TestTokens:
             a.flush()
             assert b.next("1").payload == b"!"
 
+    def test_an_import_ends_with_its_token(self, kind: str) -> None:
+        made, end_s = Realm(), int(time.time()) + 5
+        exports = [
+            {"name": "p", "subject": "private.>", "type": "stream", "token_req": True},
+            {"name": "q", "subject": "q", "type": "service", "token_req": True},
+        ]
+        a, b = made.account("A", exports=exports), made.account("B")
+        imports = [
+            {
+                "name": each["name"],
+                "subject": each["subject"],
+                "account": a.public,
+                "type": each["type"],
+                "token": a.token(
+                    b.public, "activation", claims={"exp": end_s}, subject=each["subject"], kind=each["type"]
+                ),
+            }
+            for each in exports
+        ]
+        made.account("B", imports=imports)
+        with (
+            Server(kind, Setup(config=made.config(), jetstream=False)) as server,
+            self.client(server, made.user("A")) as there,
+            self.client(server, made.user("B")) as here,
+        ):
+            private, asked = here.subscribe("private.>"), there.subscribe("q")
+            here.flush()
+            there.flush()
+
+            def passed() -> tuple[int, int]:
+                there.publish("private.y", b"1")
+                there.flush()
+                here.flush()
+                here.publish("q", b"2")
+                here.flush()
+                there.flush()
+                return len(here.pending(private)), len(there.pending(asked))
+
+            assert passed() == (1, 1)
+            while passed() != (0, 0):
+                assert time.time() < end_s + 4
+                time.sleep(0.05)
+            assert time.time() >= end_s
+
     def test_the_system_account(self, trusting: Server) -> None:
         with self.client(trusting, REALM.user("SYS")) as client:
             assert client.infos[-1]["acc_is_sys"] is True

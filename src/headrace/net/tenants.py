@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from headrace.broker import GLOBAL, Account, AccountLimits, Accounts, Timers
+from headrace.broker import GLOBAL, Account, AccountLimits, Accounts, Handle, Timers
 from headrace.broker.exchange import Exchange
 from headrace.broker.exports import ExchangeError, Export, Import, check_import, without_cycles
 from headrace.broker.redirects import Redirect, redirect
@@ -35,12 +35,15 @@ class Tenants:
         self._exchange = Exchange(accounts, timers, server_name)
         self._redirects: dict[str, tuple[Redirect, ...]] = {}
         self._streams: Streams | None = None
+        self._imported: Imports = {}
+        self._turn: Handle | None = None
         #: Called with each account that is new.
         self.on_new: Callable[[Account], None] = lambda account: None
 
     def settle(self, options: Options, judge: Authenticator) -> None:
         """Bring the accounts to what is wanted now; OptionsError, before anything changes, for an import that cannot be."""
-        plans = self._plans(options, judge)
+        now_s = time.time()
+        plans = self._plans(options, judge, now_s)
         imports = self._imports(plans, strict=judge.trust is None)
         for plan in plans.values():
             fresh = self._accounts.get(plan.name) is None
@@ -54,6 +57,27 @@ class Tenants:
             self._keeper(options).settle(options, plans)
         self._connect(plans, imports)
         self._redirect(options, plans)
+        self._await_turn(options, judge, now_s)
+
+    def _await_turn(self, options: Options, judge: Authenticator, now_s: float) -> None:
+        """Look again at who may import what when the next token for it begins or ends to count."""
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        at_s = judge.trust.next_turn(now_s) if judge.trust is not None else 0
+        if at_s:
+            delay_ns = max(int((at_s - now_s) * 1e9), 0)
+            self._turn = self._timers.after(delay_ns, lambda: self._take_turn(options, judge, at_s))
+
+    def _take_turn(self, options: Options, judge: Authenticator, at_s: float) -> None:
+        now_s = max(time.time(), at_s)
+        plans = self._plans(options, judge, now_s)
+        imports = self._imports(plans, strict=False)
+        changed = {name: wanted for name, wanted in imports.items() if wanted != self._imported.get(name)}
+        for name, wanted in changed.items():
+            self._exchange.connect(name, wanted, lambda exporter: _exports(plans, exporter))
+        self._imported = imports
+        self._await_turn(options, judge, now_s)
 
     def _keeper(self, options: Options) -> Streams:
         if self._streams is None:
@@ -62,9 +86,9 @@ class Tenants:
             self._streams = Streams(options, self._accounts, self._timers, self._server_name, self._log)
         return self._streams
 
-    def _plans(self, options: Options, judge: Authenticator) -> dict[str, AccountOptions]:
+    def _plans(self, options: Options, judge: Authenticator, now_s: float) -> dict[str, AccountOptions]:
         if judge.trust is not None:
-            return {plan.name: plan for plan in judge.trust.plans(time.time())}
+            return {plan.name: plan for plan in judge.trust.plans(now_s)}
         return {plan.name: plan for plan in options.accounts}
 
     def _imports(self, plans: dict[str, AccountOptions], *, strict: bool) -> Imports:
@@ -100,6 +124,7 @@ class Tenants:
             self._exchange.disconnect(account.name)
         for name, wanted in imports.items():
             self._exchange.connect(name, wanted, lambda exporter: _exports(plans, exporter))
+        self._imported = imports
 
     def _redirect(self, options: Options, plans: dict[str, AccountOptions]) -> None:
         for account in self._accounts:
@@ -113,6 +138,8 @@ class Tenants:
 
     def close(self) -> None:
         """End what passes between accounts, then their streams."""
+        if self._turn is not None:
+            self._turn.cancel()
         self._exchange.close()
         if self._streams is not None:
             self._streams.close()

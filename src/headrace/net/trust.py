@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -136,6 +137,17 @@ class Trust:
     def plans(self, now_s: float) -> tuple[AccountOptions, ...]:
         """The accounts as the server sets them up."""
         return tuple(self._plan(claims, now_s) for claims in self.accounts.values())
+
+    def next_turn(self, now_s: float) -> float:
+        """When the first of the tokens that let accounts import begins or ends to count; 0: none is ahead."""
+        turns: list[int] = []
+        for account in self.accounts.values():
+            for entry in account.nats.imports:
+                if entry.token:
+                    with suppress(AuthError):
+                        claims, _ = activation_claims(entry.token)
+                        turns += [claims.not_before_s, claims.expires_s]
+        return min((turn for turn in turns if turn > now_s), default=0)
 
     def _plan(self, claims: AccountClaims, now_s: float) -> AccountOptions:
         body, caps = claims.nats, claims.nats.limits
