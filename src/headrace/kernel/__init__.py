@@ -42,22 +42,25 @@ if TYPE_CHECKING:
     from headrace.kernel.lanes import Lane, Outbox
     from headrace.kernel.wire import Parser, Peer, Route, RouteTable, Subscription
 
-_HOMES = {
-    name: module
-    for module, names in {
-        "answers": ("answer", "answers", "newest"),
-        "arrivals": ("Pool", "Staged", "Window", "nats_headers"),
-        "checksum": ("crc32",),
-        "delivery": ("ack_parts", "encode", "subjects_of"),
-        "lanes": ("Lane", "Outbox"),
-        "wire": ("Parser", "Peer", "Route", "RouteTable", "Subscription"),
-    }.items()
-    for name in names
+_EXPORTS = {
+    "answers": ("answer", "answers", "newest"),
+    "arrivals": ("Pool", "Staged", "Window", "nats_headers"),
+    "checksum": ("crc32",),
+    "delivery": ("ack_parts", "encode", "subjects_of"),
+    "lanes": ("Lane", "Outbox"),
+    "wire": ("Parser", "Peer", "Route", "RouteTable", "Subscription"),
 }
 
 
 def twin(name: str) -> ModuleType:
     """A kernel module by its plain name: compiled if possible and not declined, else pure."""
+    module = _load(name)
+    # Now, not on demand: importing a module has just put it here under its own name, which may be a function's too.
+    globals().update((exported, getattr(module, exported)) for exported in _EXPORTS.get(name, ()))
+    return module
+
+
+def _load(name: str) -> ModuleType:
     if not os.environ.get("HEADRACE_PURE"):
         try:
             return importlib.import_module(f"headrace.kernel.{name}")
@@ -68,10 +71,10 @@ def twin(name: str) -> ModuleType:
 
 def __getattr__(name: str) -> Any:
     # On first use: what belongs to streams needs numpy, which takes longer to load than all the rest of a broker.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(twin(_HOMES[name]), name)
-    return found
+    for home, exported in _EXPORTS.items():
+        if name in exported:
+            return getattr(twin(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 #: What the key of a Route stands for: one subject, all children of a prefix, everything below two tokens.
