@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import ssl
 import time
-from base64 import b32encode
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -19,18 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from headrace import COMPATIBLE_VERSION, __version__
 from headrace.broker import SYSTEM, Accounts, Timers
 from headrace.durations import Duration, duration_ns
-from headrace.net.auth import INSIDER, Authenticator
+from headrace.net.auth import Authenticator
 from headrace.net.clocks import Alarm, SystemClock
+from headrace.net.doors import address, not_to_be_had
+from headrace.net.info import make_server_id
+from headrace.net.inside import way_in
 from headrace.net.listener import Listener
 from headrace.net.logs import SILENT, Log
-from headrace.net.options import (
-    ANY_PORT,
-    LOOPBACK_HOST,
-    Options,
-    OptionsError,
-    from_keywords,
-    is_loopback,
-)
+from headrace.net.options import ANY_PORT, Options, OptionsError, from_keywords, is_loopback
 from headrace.net.presence import Presence
 from headrace.net.reload import fixed_changes, merged, review
 from headrace.net.tenants import Tenants
@@ -39,7 +33,7 @@ from headrace.net.tls import context_of, server_context
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
     from headrace.claims.service import Collectors
-    from headrace.monitor.http import HttpServer
+    from headrace.monitor.monitors import Monitors
     from headrace.monitor.varz import Vitals
     from headrace.net.leaf import LeafDoor
     from headrace.sim import SimClock
@@ -84,7 +78,7 @@ class Server:
         self.hub = self.accounts.main.hub
         self._tenants = Tenants(self.accounts, self.timers, self.server_name, log)
         self._presence = Presence(options)
-        self._monitors: dict[str, HttpServer] = {}
+        self._monitors: Monitors | None = None
         self._stopped = asyncio.Event()
         self._start_ns = 0
         self._alarm: Alarm | None = None
@@ -107,7 +101,7 @@ class Server:
             self._collectors = self._make_collectors()
             await self._open_leafs()
             await self._open_monitors(tls)
-            self._presence.show(nats=[self.url], monitoring=self._monitor_urls(), websocket=self._web_urls())
+            self._presence.show(nats=[self.url], monitoring=self._page_urls(), websocket=self._web_urls())
         except BaseException:
             await self.stop()
             raise
@@ -134,8 +128,8 @@ class Server:
         self._tenants.close()
         if self._listener is not None:
             await self._listener.stop()
-        for monitor in self._monitors.values():
-            await monitor.stop()
+        if self._monitors is not None:
+            await self._monitors.stop()
         self._presence.hide()
         self._stopped.set()
 
@@ -203,12 +197,16 @@ class Server:
     @property
     def url(self) -> str:
         """What a client connects to."""
-        return f"{'tls' if self.options.tls_enabled else 'nats'}://{_address(self.options.host, self.port)}"
+        return f"{'tls' if self.options.tls_enabled else 'nats'}://{address(self.options.host, self.port)}"
 
     @property
     def page_url(self) -> str:
         """Where people look: the monitoring page; empty without a monitoring port."""
-        return f"{self._monitor_urls()[0]}/" if self._monitors else ""
+        urls = self._page_urls()
+        return f"{urls[0]}/" if urls else ""
+
+    def _page_urls(self) -> list[str]:
+        return self._monitors.urls() if self._monitors is not None else []
 
     def now_ns(self) -> int:
         """The server's time."""
@@ -235,24 +233,6 @@ class Server:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    def ailment(self) -> str:
-        """Why the server cannot do its work, or nothing when it is well."""
-        for store in (jetstream.store for jetstream in self.accounts.streams()):
-            if store.poisoned is not None:
-                return str(store.poisoned)
-            if store.full:
-                return "the disk is full: nothing is stored until space is freed"
-        return ""
-
-    def complaints(self) -> list[str]:
-        """What does not keep the server from working but needs a person: damage, streams that did not start."""
-        found: list[str] = []
-        for jetstream in self.accounts.streams():
-            report = jetstream.store.report()
-            found += [f"damage in the store: {damage}; headrace fsck tells more" for damage in report.damage]
-            found += [f"stream {name} did not start: {why}" for name, why in report.offline.items()]
-        return found
-
     def leafs(self) -> list[dict[str, Any]]:
         """The leafnode connections, in the fields of the monitoring page."""
         return self._leafs.pages() if self._leafs is not None else []
@@ -265,15 +245,16 @@ class Server:
         """The server's figures at this moment."""
         from headrace.monitor.varz import Vitals
 
-        listener = self.listener
+        listener, monitors = self.listener, self._monitors
+        ports = monitors.ports() if monitors is not None else {}
         in_msgs, in_bytes, out_msgs, out_bytes = listener.traffic()
         return Vitals(
             server_id=self.server_id,
             server_name=self.server_name,
             host=listener.host,
             port=listener.port,
-            http_port=self._monitor_port("http"),
-            https_port=self._monitor_port("https"),
+            http_port=ports.get("http", 0),
+            https_port=ports.get("https", 0),
             start_ns=self._start_ns,
             now_ns=self.now_ns(),
             connections=len(listener.connections),
@@ -286,9 +267,7 @@ class Server:
             slow_consumers=listener.slow_consumers,
             leafnodes=len(self.leafs()),
             stale_connections=listener.stale_connections,
-            page_counts={
-                path: count for monitor in self._monitors.values() for path, count in monitor.counts.items()
-            },
+            page_counts=monitors.counts() if monitors is not None else {},
         )
 
     def _greet(self) -> None:
@@ -314,11 +293,11 @@ class Server:
         try:
             await listener.start()
         except OSError as error:
-            raise _not_to_be_had(options.host, options.port, "-p", error) from error
+            raise not_to_be_had(options.host, options.port, "-p", error) from error
         self._listener = listener
         self._watch_pressure(listener)
         self._open_system(listener)
-        self._log.info(f"Listening for client connections on {_address(options.host, listener.port)}")
+        self._log.info(f"Listening for client connections on {address(options.host, listener.port)}")
         if tls is not None:
             self._log.info("TLS required for client connections")
 
@@ -331,7 +310,7 @@ class Server:
             await self.listener.start_web(tls)
         except OSError as error:
             host = settings.host or self.options.host
-            raise _not_to_be_had(host, settings.port, "websocket { port }", error) from error
+            raise not_to_be_had(host, settings.port, "websocket { port }", error) from error
         for url in self._web_urls():
             self._log.info(f"Listening for websocket clients on {url}")
 
@@ -340,7 +319,7 @@ class Server:
         if not settings.port:
             return []
         scheme = "wss" if settings.tls.cert else "ws"
-        return [f"{scheme}://{_address(settings.host or self.options.host, self.listener.web_port)}"]
+        return [f"{scheme}://{address(settings.host or self.options.host, self.listener.web_port)}"]
 
     def _open_system(self, listener: Listener) -> None:
         """Answer in the system account, and tell who comes and goes."""
@@ -383,7 +362,7 @@ class Server:
         try:
             await self._leafs.start()
         except OSError as error:
-            raise _not_to_be_had(self._leafs.host, leaf.port, "leafnodes { port }", error) from error
+            raise not_to_be_had(self._leafs.host, leaf.port, "leafnodes { port }", error) from error
 
     @property
     def leaf_port(self) -> int:
@@ -404,62 +383,17 @@ class Server:
             raise OptionsError(f"claims cannot be collected: {error}") from error
         names = ", ".join(config.namespace for config in configs)
         self._log.info(f"Collecting the claims of {names}")
-        return Collectors(configs, self._log.warn, **self._inside())
-
-    def _inside(self) -> dict[str, Any]:
-        """How a part of this process connects to it as a client."""
-        secret = self.listener.authenticator.inside_secret = secrets.token_hex(32)
-        host = self.options.host if is_loopback(self.options.host) else LOOPBACK_HOST
-        scheme = "tls" if self.options.tls_enabled else "nats"
-        way = {"servers": f"{scheme}://{_address(host, self.port)}", "user": INSIDER, "password": secret}
-        if not self.options.tls_enabled:
-            return way
-        # It is this very server that answers: its name need not be in the certificate.
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if self.options.tls_verify:
-            context.load_cert_chain(self.options.tls_cert, self.options.tls_key)
-        return {**way, "tls": context, "tls_handshake_first": self.options.tls_handshake_first}
+        return Collectors(configs, self._log.warn, **way_in(self.listener))
 
     async def _open_monitors(self, tls: ssl.SSLContext | None) -> None:
-        options = self.options
-        for scheme, port, flag in (("http", options.http_port, "-m"), ("https", options.https_port, "-ms")):
-            if not port:
-                continue
-            from headrace.monitor.http import HttpServer
-            from headrace.monitor.pages import METHODS, pages
+        if self.options.http_port or self.options.https_port:
+            from headrace.monitor.monitors import Monitors
 
-            monitor = HttpServer(pages(self), self._log.error, methods=METHODS)
-            try:
-                await monitor.start(options.monitoring_host, port, tls if scheme == "https" else None)
-            except OSError as error:
-                raise _not_to_be_had(options.monitoring_host, port, flag, error) from error
-            self._monitors[scheme] = monitor
-            self._log.info(f"Starting {scheme} monitor on {_address(options.monitoring_host, monitor.port)}")
-
-    def _monitor_port(self, scheme: str) -> int:
-        return self._monitors[scheme].port if scheme in self._monitors else 0
-
-    def _monitor_urls(self) -> list[str]:
-        host = self.options.monitoring_host
-        return [f"{scheme}://{_address(host, monitor.port)}" for scheme, monitor in self._monitors.items()]
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host or '0.0.0.0'}:{port}"
-
-
-def _not_to_be_had(host: str, port: int, flag: str, error: OSError) -> OptionsError:
-    reason = os.strerror(error.errno).lower() if error.errno else str(error)
-    return OptionsError(f"cannot listen on {_address(host, port)}: {reason}; choose another port with {flag}")
+            self._monitors = Monitors(self, self.options, self._log)
+            await self._monitors.start(tls)
 
 
 def _virtual_clock() -> SimClock:
     from headrace.sim import SimClock
 
     return SimClock(time.time_ns())
-
-
-def make_server_id() -> str:
-    """A new identity in the form clients know: 56 characters that start with N."""
-    return "N" + b32encode(secrets.token_bytes(35)).decode()[:55]

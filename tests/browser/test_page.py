@@ -63,7 +63,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         browser = await playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
         )
-        yield Site(f"http://127.0.0.1:{server._monitor_port('http')}/", js, browser)
+        yield Site(server.page_url, js, browser)
         await browser.close()
         await client.close()
 

@@ -12,6 +12,7 @@ from headrace.monitor.acts import act, checked
 from headrace.monitor.assets import asset
 from headrace.monitor.browse import messages
 from headrace.monitor.guard import Guard
+from headrace.monitor.health import ailment, complaints
 from headrace.monitor.http import Answer, HttpRequest, Page, json_answer, text_answer
 from headrace.monitor.overview import overview
 from headrace.monitor.segments import segments
@@ -53,14 +54,16 @@ class Board:
 
     def health(self, _: HttpRequest) -> Answer:
         """Red when the server cannot do its work; amber (200 with complaints) when something needs a person."""
-        ailment, complaints = self._server.ailment(), self._server.complaints()
-        if ailment:
-            return json_answer({"status": "unavailable", "status_code": 503, "error": ailment}, 503)
-        return json_answer({"status": "ok"} | ({"complaints": complaints} if complaints else {}))
+        accounts = self._server.accounts
+        if why := ailment(accounts):
+            return json_answer({"status": "unavailable", "status_code": 503, "error": why}, 503)
+        found = complaints(accounts)
+        return json_answer({"status": "ok"} | ({"complaints": found} if found else {}))
 
     def metrics(self, _: HttpRequest) -> Answer:
         server = self._server
-        body = prometheus.metrics(server.vitals(), server.accounts, server.ailment(), server.claim_metrics())
+        accounts = server.accounts
+        body = prometheus.metrics(server.vitals(), accounts, ailment(accounts), server.claim_metrics())
         return Answer(200, prometheus.CONTENT_TYPE, body)
 
     # The web page
@@ -82,8 +85,9 @@ class Board:
 
     def _overview(self, request: HttpRequest) -> Answer:
         server, guard = self._server, self._guard
-        shown = overview(server.vitals(), server.accounts, server.listener.connections, server.ailment())
-        shown["complaints"] = server.complaints()
+        accounts = server.accounts
+        shown = overview(server.vitals(), accounts, server.listener.connections, ailment(accounts))
+        shown["complaints"] = complaints(accounts)
         shown["leafs"] = server.leafs()
         shown["access"] = {
             "read": guard.may_read(request),

@@ -14,6 +14,7 @@ import msgspec
 from headrace import COMPATIBLE_VERSION
 from headrace.broker.advisories import nuid
 from headrace.monitor.connz import account_of
+from headrace.monitor.health import ailment
 from headrace.monitor.query import Query
 from headrace.monitor.varz import rfc3339, varz
 from headrace.monitor.watched import Figures, Watched, figures
@@ -167,9 +168,8 @@ class SystemDesk:
         }
 
     def _healthz(self, _: Query) -> dict[str, Any]:
-        ailment = self._server.ailment()
-        if ailment:
-            return {"status": "unavailable", "status_code": 503, "error": ailment}
+        if why := ailment(self._server.accounts):
+            return {"status": "unavailable", "status_code": 503, "error": why}
         return {"status": "ok", "status_code": 200}
 
     # Events

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import secrets
+from base64 import b32encode
 from typing import Any
 
 from headrace import API_LEVEL, COMPATIBLE_VERSION
@@ -85,3 +87,8 @@ class Card:
         if options.jetstream:
             fields["api_lvl"] = API_LEVEL
         return frames.info(fields)
+
+
+def make_server_id() -> str:
+    """A new identity in the form clients know: 56 characters that start with N."""
+    return "N" + b32encode(secrets.token_bytes(35)).decode()[:55]

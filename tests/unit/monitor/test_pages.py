@@ -26,7 +26,7 @@ class Site:
 
     def __init__(self, server: headrace.Server) -> None:
         self.server = server
-        self.port = server._monitor_port("http")
+        self.port = server.vitals().http_port
 
     async def get(self, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
         data = None if body is None else json.dumps(body).encode()

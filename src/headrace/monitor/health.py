@@ -1,0 +1,28 @@
+"""How a server is: what keeps it from its work, and what needs a person."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.broker import Accounts
+
+
+def ailment(accounts: Accounts) -> str:
+    """Why the server cannot do its work, or nothing when it is well."""
+    for store in (jetstream.store for jetstream in accounts.streams()):
+        if store.poisoned is not None:
+            return str(store.poisoned)
+        if store.full:
+            return "the disk is full: nothing is stored until space is freed"
+    return ""
+
+
+def complaints(accounts: Accounts) -> list[str]:
+    """What does not keep the server from working but needs a person: damage, streams that did not start."""
+    found: list[str] = []
+    for jetstream in accounts.streams():
+        report = jetstream.store.report()
+        found += [f"damage in the store: {damage}; headrace fsck tells more" for damage in report.damage]
+        found += [f"stream {name} did not start: {why}" for name, why in report.offline.items()]
+    return found
