@@ -66,6 +66,19 @@ class Node:
     def bare(self) -> bool:
         return not (self.children or self.star or self.rest or self.entries)
 
+    def place(self, pattern: bytes) -> list[Any]:
+        """The list of entries of a pattern below this node, making the way to it."""
+        node = self
+        for token in subjects.tokens(pattern):
+            if token == subjects.REST:
+                return node.rest
+            if token == subjects.STAR:
+                node.star = node.star or Node()
+                node = node.star
+            else:
+                node = node.children.setdefault(token, Node())
+        return node.entries
+
 
 def step(frontier: list[Node], token: bytes, found: list[Entry]) -> list[Node]:
     """Go one token down the trie, collecting what a `>` catches on the way."""

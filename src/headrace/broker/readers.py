@@ -60,19 +60,7 @@ class Interest:
             if subjects.literal(pattern):
                 self._literals.setdefault(pattern, []).append(consumer)
             else:
-                self._place(pattern).append(consumer)
-
-    def _place(self, pattern: bytes) -> list[Any]:
-        node = self._root
-        for token in subjects.tokens(pattern):
-            if token == subjects.REST:
-                return node.rest
-            if token == subjects.STAR:
-                node.star = node.star or Node()
-                node = node.star
-            else:
-                node = node.children.setdefault(token, Node())
-        return node.entries
+                self._root.place(pattern).append(consumer)
 
     def of(self, subject: bytes) -> tuple[Consumer, ...]:
         """Those who want a subject."""

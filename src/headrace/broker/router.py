@@ -209,7 +209,7 @@ class Hub:
             self._literals.setdefault(pattern, []).append(entry)
             self._count(pattern, 1)
         else:
-            self._place(pattern).append(entry)
+            self._root.place(pattern).append(entry)
         self._changed(pattern)
         for observe in self.on_entry:
             observe(pattern, entry, weight_of(entry))
@@ -222,7 +222,7 @@ class Hub:
                 del self._literals[pattern]
             self._count(pattern, -1)
         else:
-            self._place(pattern).remove(entry)
+            self._root.place(pattern).remove(entry)
             self._prune(subjects.tokens(pattern))
         self._changed(pattern)
         for observe in self.on_entry:
@@ -235,19 +235,6 @@ class Hub:
                 counts[key] = counts.get(key, 0) + change
                 if not counts[key]:
                     del counts[key]
-
-    def _place(self, pattern: bytes) -> list[Entry]:
-        """The list of entries of a pattern, making the way to it."""
-        node = self._root
-        for token in subjects.tokens(pattern):
-            if token == subjects.REST:
-                return node.rest
-            if token == subjects.STAR:
-                node.star = node.star or Node()
-                node = node.star
-            else:
-                node = node.children.setdefault(token, Node())
-        return node.entries
 
     def _prune(self, tokens: list[bytes]) -> None:
         """Remove the nodes of a pattern that lead nowhere any more."""

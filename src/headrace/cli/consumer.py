@@ -199,10 +199,7 @@ async def edit(
     wanted = consumer_options.apply(now, given)
     changed = {key: wanted.get(key) for key in {**now, **wanted} if wanted.get(key) != now.get(key)}
     if dry_run:
-        if link.json:
-            show.document(changed)
-        else:
-            show.table(("field", "now", "then"), [(key, now.get(key), new) for key, new in changed.items()])
+        show.changes(link.json, now, changed)
         return
     if not changed:
         show.note(f"{consumer} is like that already")

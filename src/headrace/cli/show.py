@@ -127,6 +127,14 @@ def _plain(columns: Sequence[str], cells: list[list[str]], right: list[bool]) ->
         typer.echo("  ".join(padded).rstrip())
 
 
+def changes(json: bool, now: Mapping[str, object], changed: Mapping[str, object]) -> None:
+    """What would be otherwise, field by field."""
+    if json:
+        document(changed)
+    else:
+        table(("field", "now", "then"), [(key, now.get(key), new) for key, new in changed.items()])
+
+
 def facts(title: str, values: Mapping[str, object]) -> None:
     """Named values under a title; those that are None or empty are left out."""
     shown = {name: value for name, value in values.items() if value not in (None, "", [], {})}

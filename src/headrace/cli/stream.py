@@ -169,10 +169,7 @@ async def edit(
     wanted = stream_options.apply({**now, **stream_options.read_config(config)}, given)
     changed = {key: wanted[key] for key in wanted if wanted[key] != now.get(key)}
     if dry_run:
-        if link.json:
-            show.document(changed)
-        else:
-            show.table(("field", "now", "then"), [(key, now.get(key), new) for key, new in changed.items()])
+        show.changes(link.json, now, changed)
         return
     if not changed:
         show.note(f"{stream} is like that already")

@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from headrace.errors import StoreError
+from headrace.store.folder import Folder
 from headrace.store.latency import Latency
 from headrace.store.records import map_file
 
@@ -88,11 +89,11 @@ class _Handle:
         self.forgotten = False
 
 
-class FileDisk:
+class FileDisk(Folder):
     """Real files. One thread a lane; `post` brings completions to the core's thread."""
 
     def __init__(self, root: str | Path, post: Callable[[Callable[[], None]], object] | None = None) -> None:
-        self.root = Path(root)
+        super().__init__(root)
         self._post = post
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
         self._handles_lock = threading.Lock()
@@ -119,18 +120,6 @@ class FileDisk:
 
     # Reading
 
-    def list(self, folder: str) -> list[str]:
-        try:
-            return sorted(os.listdir(self.root / folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    def exists(self, path: str) -> bool:
-        return os.path.lexists(self.root / path)
-
-    def size(self, path: str) -> int:
-        return os.stat(self.root / path).st_size
-
     def read(self, path: str, offset: int, length: int) -> bytes:
         with self._held(path) as handle:
             fd = handle.fd
@@ -153,10 +142,6 @@ class FileDisk:
         if hasattr(os, "posix_fadvise"):
             with self._held(path) as handle:
                 os.posix_fadvise(handle.fd, offset, length, os.POSIX_FADV_WILLNEED)
-
-    def free(self) -> int:
-        found = os.statvfs(self.root)
-        return found.f_bavail * found.f_frsize
 
     # Writing
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from headrace.errors import StoreError
 
 
-class FolderDisk:
-    """The reading half of a `Disk`. With `exclusive` no broker can have the store open at the same time."""
+class Folder:
+    """What a folder of files tells of itself; the paths in it are relative."""
 
-    def __init__(self, root: str | os.PathLike[str], *, exclusive: bool) -> None:
+    def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
-        self._lock_fd = _take_lock(self.root) if exclusive else -1
 
     def list(self, folder: str) -> list[str]:
         try:
@@ -32,6 +31,18 @@ class FolderDisk:
 
     def size(self, path: str) -> int:
         return os.stat(self.root / path).st_size
+
+    def free(self) -> int:
+        found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
+
+
+class FolderDisk(Folder):
+    """The reading half of a `Disk`. With `exclusive` no broker can have the store open at the same time."""
+
+    def __init__(self, root: str | os.PathLike[str], *, exclusive: bool) -> None:
+        super().__init__(root)
+        self._lock_fd = _take_lock(self.root) if exclusive else -1
 
     def read(self, path: str, offset: int, length: int) -> bytes:
         with open(self.root / path, "rb") as file:
@@ -46,10 +57,6 @@ class FolderDisk:
 
     def prefetch(self, path: str, offset: int, length: int) -> None:
         """Mapped files are read ahead by the kernel."""
-
-    def free(self) -> int:
-        found = os.statvfs(self.root)
-        return found.f_bavail * found.f_frsize
 
     def unlock(self) -> None:
         """Let a broker have the store again; files already mapped stay readable."""
