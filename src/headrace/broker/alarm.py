@@ -39,7 +39,7 @@ class Alarm:
             return
         self.cancel()
         self._at_ns = moment
-        self._timer = self._consumer.jetstream.timers.at(moment, self._ring)
+        self._timer = self._consumer.jetstream.timers.at_own(moment, self._ring)
 
     def cancel(self) -> None:
         if self._timer is not None:
@@ -52,7 +52,7 @@ class Alarm:
         moments = (
             consumer.progress.deadlines.next() if consumer.progress.pending else 0,
             consumer.outlet.next_look(),
-            consumer.pause_ns,
+            consumer.pause_ns + consumer.jetstream.timers.behind_ns if consumer.pause_ns else 0,
             pace.at_ns if consumer.verdict is Verdict.LATER else 0,
             self._idle_deadline(),
         )
@@ -62,7 +62,7 @@ class Alarm:
         self._timer = None
         consumer = self._consumer
         now_ns = consumer.now_ns()
-        consumer.resume(now_ns)
+        consumer.resume()
         consumer.expire(now_ns)
         consumer.outlet.look(now_ns, at_end=False)
         if consumer.verdict is Verdict.LATER and consumer.pump.pace.at_ns <= now_ns:

@@ -194,16 +194,18 @@ class Batches:
             batch.careful = True
             batch.add(member, size)
         self._stream.lane.batch = batch
-        timers = self._stream.jetstream.timers
-        batch.deadline_ns = timers.clock.now_ns() + self._staging.limits.timeout_ns
+        jetstream, timeout_ns = self._stream.jetstream, self._staging.limits.timeout_ns
+        batch.deadline_ns = jetstream.clock_ns() + timeout_ns
         if batch.timer is None:
-            batch.timer = timers.at(batch.deadline_ns, lambda: self._look(batch))
+            batch.timer = jetstream.timers.after(timeout_ns, lambda: self._look(batch))
 
     def _look(self, batch: Batch) -> None:
         """The timer rang: either nothing came since, or it has to ring again later."""
-        timers = self._stream.jetstream.timers
-        if batch.deadline_ns > timers.clock.now_ns():
-            batch.timer = timers.at(batch.deadline_ns, lambda: self._look(batch))
+        jetstream = self._stream.jetstream
+        left_ns = batch.deadline_ns - jetstream.clock_ns()
+        # More than the whole of it can be left only if the clock was set back; then nothing came since.
+        if 0 < left_ns <= self._staging.limits.timeout_ns:
+            batch.timer = jetstream.timers.after(left_ns, lambda: self._look(batch))
             return
         self._abandon(batch, "timeout")
 

@@ -90,7 +90,8 @@ class Consumer:
         self._alarm = Alarm(self)
 
     def now_ns(self) -> int:
-        return self.jetstream.clock_ns()
+        """The time, for how long something takes; it never goes back."""
+        return self.jetstream.timers.now_ns()
 
     # Configuration
 
@@ -210,7 +211,7 @@ class Consumer:
         if self.closed:
             return
         now_ns = self.now_ns()
-        if self.paused(now_ns):
+        if self.paused():
             self.verdict = Verdict.SHUT
             self.outlet.look(now_ns, at_end=True)
         else:
@@ -335,11 +336,11 @@ class Consumer:
 
     # Time
 
-    def paused(self, now_ns: int) -> bool:
-        return self.pause_ns > now_ns
+    def paused(self) -> bool:
+        return self.pause_ns > self.jetstream.clock_ns()
 
     def pause_remaining(self) -> int:
-        return max(self.pause_ns - self.now_ns(), 0)
+        return max(self.pause_ns - self.jetstream.clock_ns(), 0)
 
     def rearm(self) -> None:
         """Something changed that may bring the next moment to act closer."""
@@ -354,9 +355,9 @@ class Consumer:
             self.touch()
             self.wake()
 
-    def resume(self, now_ns: int) -> None:
+    def resume(self) -> None:
         """The pause is over, if it is."""
-        if self.pause_ns and self.pause_ns <= now_ns:
+        if self.pause_ns and not self.paused():
             self.pause_ns = 0
             self.advise(events.consumer_paused, False, self.config.pause_until or times.ZERO)
             self.wake()

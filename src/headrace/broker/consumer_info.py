@@ -33,6 +33,12 @@ def consumer_info(consumer: Consumer, *, listed: bool = False) -> dict[str, Any]
 
 def _state(consumer: Consumer) -> responses.ConsumerState:
     progress, outlet = consumer.progress, consumer.outlet
+    behind_ns = consumer.jetstream.timers.behind_ns
+
+    def date(moment_ns: int) -> int:
+        """As the clock shows it now."""
+        return max(moment_ns - behind_ns, 1) if moment_ns else 0
+
     waiting = 0
     groups: list[responses.GroupState] = []
     if isinstance(outlet, Pulls):
@@ -40,10 +46,10 @@ def _state(consumer: Consumer) -> responses.ConsumerState:
         waiting = len(outlet.waiting)
         if consumer.config.priority_groups:
             group, pin = consumer.config.priority_groups[0], outlet.pin
-            groups = [responses.GroupState(group, pin.id.decode(), pin.since_ns)]
+            groups = [responses.GroupState(group, pin.id.decode(), date(pin.since_ns))]
     return responses.ConsumerState(
-        delivered=responses.Position(progress.consumer_seq, progress.stream_seq, progress.delivered_ns),
-        ack_floor=responses.Position(*progress.floor(), progress.acked_ns),
+        delivered=responses.Position(progress.consumer_seq, progress.stream_seq, date(progress.delivered_ns)),
+        ack_floor=responses.Position(*progress.floor(), date(progress.acked_ns)),
         num_ack_pending=len(progress.pending),
         num_redelivered=0 if consumer.config.max_deliver == 1 else len(progress.counts),
         num_waiting=waiting,

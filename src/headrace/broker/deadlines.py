@@ -55,6 +55,11 @@ class Deadlines:
         self._runs = deque((deadline + delta_ns, first, last) for deadline, first, last in self._runs)
         self._merged_from += delta_ns
 
+    def cap(self, latest_ns: int) -> None:
+        """No run is due later than this: the clock was set back since."""
+        self._runs = deque((min(deadline, latest_ns), first, last) for deadline, first, last in self._runs)
+        self._merged_from = min(self._merged_from, latest_ns)
+
     def next(self) -> int:
         """The earliest deadline; 0 when there is none."""
         heap, own = self._heap, self.own

@@ -139,14 +139,14 @@ class Desk:
             return reply
         expected = Expected(self, self.hub, back, reply, lasting, patience_ns)
         self._expected[expected.subject] = expected
-        expected.deadline_ns = self._timers.clock.now_ns() + patience_ns
+        expected.deadline_ns = self._timers.now_ns() + patience_ns
         if self._sweep is None:
             self._sweep = self._timers.after(patience_ns, self._sweep_up)
         return expected.subject
 
     def refresh(self, expected: Expected) -> None:
         """More may come: wait on."""
-        expected.deadline_ns = self._timers.clock.now_ns() + expected.patience_ns
+        expected.deadline_ns = self._timers.now_ns() + expected.patience_ns
 
     def done(self, expected: Expected) -> None:
         """Nothing more is expected."""
@@ -161,13 +161,13 @@ class Desk:
 
     def _sweep_up(self) -> None:
         self._sweep = None
-        now_ns = self._timers.clock.now_ns()
+        now_ns = self._timers.now_ns()
         for expected in list(self._expected.values()):
             if expected.deadline_ns <= now_ns:
                 self.done(expected)
         if self._expected:
             soonest = min(expected.deadline_ns for expected in self._expected.values())
-            self._sweep = self._timers.at(soonest, self._sweep_up)
+            self._sweep = self._timers.at_own(soonest, self._sweep_up)
 
     def close(self) -> None:
         for expected in list(self._expected.values()):

@@ -120,7 +120,7 @@ class FastBatches:
             turn = self._check(reply, header, payload)
             batch = self._find(turn)
             header = self._check_level(batch, header)
-            batch.deadline_ns = self._stream.jetstream.clock_ns() + self._room.limits.timeout_ns
+            batch.deadline_ns = self._stream.jetstream.timers.now_ns() + self._room.limits.timeout_ns
             if turn.operation == PING:
                 self._ping(batch, turn, reply)
             elif self._in_turn(batch, turn, reply):
@@ -293,8 +293,8 @@ class FastBatches:
     def _look(self, batch: FastBatch) -> None:
         """The timer rang: either nothing came since, or it has to ring again later."""
         timers = self._stream.jetstream.timers
-        if batch.deadline_ns > timers.clock.now_ns():
-            batch.timer = timers.at(batch.deadline_ns, lambda: self._look(batch))
+        if batch.deadline_ns > timers.now_ns():
+            batch.timer = timers.at_own(batch.deadline_ns, lambda: self._look(batch))
         else:
             self._close(batch)
 

@@ -39,7 +39,7 @@ class Held:
             ]
         self.durable = len(self.messages)
         self.bytes = sum(map(_size, self.messages))
-        self.newest_ns = stream.jetstream.clock_ns()
+        self.newest_ns = stream.jetstream.timers.now_ns()
 
     def __bool__(self) -> bool:
         return bool(self.messages)

@@ -21,7 +21,7 @@ def stream_info(
 ) -> dict[str, Any]:
     """Configuration and state; in a list without what only this server adds to the metadata."""
     jetstream = stream.jetstream
-    now_ns = jetstream.clock_ns()
+    now_ns = jetstream.timers.now_ns()
     return responses.stream_info(
         responses.shown(stream.config, "" if listed else COMPATIBLE_VERSION),
         stream.created_ns,

@@ -269,7 +269,7 @@ class SourceIntake(_Intake):
             self._store(*message)
             return
         self.batch = name
-        self.held.add(message, self._stream.jetstream.clock_ns())
+        self.held.add(message, self._stream.jetstream.timers.now_ns())
         if found.get(_COMMIT):
             self._release()
 
@@ -295,7 +295,7 @@ class SourceIntake(_Intake):
         """The origin has nothing more to send (`idle`), or is silent for long: what is missing will not come."""
         if not self.held:
             return
-        if idle or self._stream.jetstream.clock_ns() - self.held.newest_ns > _HELD_NS_MAX:
+        if idle or self._stream.jetstream.timers.now_ns() - self.held.newest_ns > _HELD_NS_MAX:
             self._release()
             self.received = self.seq
 

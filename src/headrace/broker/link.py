@@ -302,7 +302,7 @@ class Link:
             self._inbox = None
 
     def _now(self) -> int:
-        return self._jetstream.clock_ns()
+        return self._jetstream.timers.now_ns()
 
     # What arrives
 

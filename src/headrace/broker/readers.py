@@ -161,6 +161,9 @@ class Readers:
             progress = Progress(1)
             for delta in written:
                 progress.apply(delta)
+            progress.deadlines.cap(
+                stream.jetstream.timers.now_ns() + max(config.ack_wait, *config.backoff, 0)
+            )
             self.add(Consumer(stream, name, config, created_ns, progress))
 
     def open(self) -> None:

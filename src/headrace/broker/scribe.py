@@ -24,8 +24,7 @@ class Scribe:
     def note(self, consumer: Consumer) -> None:
         """A consumer's progress changed."""
         if not self._unwritten:
-            timers = self._jetstream.timers
-            timers.at(self._jetstream.clock_ns() + EVERY_NS, self.write)
+            self._jetstream.timers.after(EVERY_NS, self.write)
         self._unwritten[consumer] = None
 
     def write(self) -> None:

@@ -88,7 +88,7 @@ class Snapshot:
         self._ready = bytearray()
         self._sent = 0
         self._start_ns = jetstream.clock_ns()
-        self._heard_ns = self._start_ns
+        self._heard_ns = self._begun_ns = jetstream.timers.now_ns()
         self._ack = f"$JS.SNAPSHOT.ACK.{stream.name}.{nuid()}".encode()
         self._alarm: Handle | None = None
         self._busy = self._begun = False
@@ -107,17 +107,17 @@ class Snapshot:
 
     def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """A chunk has arrived at the other end."""
-        self._heard_ns = self._jetstream.clock_ns()
+        self._heard_ns = self._jetstream.timers.now_ns()
         self._slots = min(self._slots + 1, self._slots_max)
         self._go_on()
 
     def _look(self) -> None:
         """The receiver has to be there, and to answer."""
         self._alarm = None
-        now_ns = self._jetstream.clock_ns()
+        now_ns = self._jetstream.timers.now_ns()
         if not self._slots and now_ns - self._heard_ns >= _SILENCE_NS:
             self._end(headers.status(408, "No Flow Response"), "no flow response")
-        elif not self._jetstream.hub.interest(self._deliver) and now_ns - self._start_ns >= _ARRIVAL_NS:
+        elif not self._jetstream.hub.interest(self._deliver) and now_ns - self._begun_ns >= _ARRIVAL_NS:
             self._end(headers.status(408, "No Interest"), "no interest")
         else:
             self._alarm = self._jetstream.timers.after(_LOOK_NS, self._look)
@@ -183,7 +183,7 @@ class Snapshot:
     def _send(self, chunk: bytes) -> None:
         self._sent += 1
         self._slots -= 1
-        self._heard_ns = self._jetstream.clock_ns()
+        self._heard_ns = self._jetstream.timers.now_ns()
         reply = b"%s.%d.%d" % (self._ack, len(chunk), self._sent)
         self._jetstream.ticker.send_settled(self._deliver, reply, b"", chunk)
 

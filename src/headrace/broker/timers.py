@@ -1,8 +1,9 @@
 """Broker time: what has to happen at a certain moment of the server's clock.
 
-Owns the order of what is due. The clock comes from outside, real or virtual; the shell asks `next_deadline()`
-and calls `run_due()` then. Calls are made in the order of their deadlines, equal ones in the order they were
-asked for.
+Owns the order of what is due, and time that never goes back: `now_ns()` runs on when somebody sets the clock back,
+so that whatever waits for so long waits no longer. What has a date waits for the clock. The clock comes from outside,
+real or virtual; the shell asks `next_deadline()` and calls `run_due()` then. Calls are made in the order of their
+deadlines, equal ones in the order they were asked for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from typing import Protocol
+
+#: Two clocks differ by so much without anybody having set one.
+_SLACK_NS = 50_000_000
 
 
 class Clock(Protocol):
@@ -19,14 +23,19 @@ class Clock(Protocol):
 
 
 class Handle:
-    """Something that is going to happen; `cancel()` prevents it."""
+    """Something that is going to happen, at a moment of `Timers.now_ns`; `cancel()` prevents it. `dated`: when the clock
+    shows that moment.
+    """
 
-    __slots__ = ("_timers", "call", "deadline_ns", "order")
+    __slots__ = ("_timers", "call", "dated", "deadline_ns", "order")
 
-    def __init__(self, timers: Timers, deadline_ns: int, order: int, call: Callable[[], None]) -> None:
+    def __init__(
+        self, timers: Timers, deadline_ns: int, order: int, call: Callable[[], None], dated: bool
+    ) -> None:
         self._timers = timers
         self.deadline_ns = deadline_ns
         self.order = order
+        self.dated = dated
         self.call: Callable[[], None] | None = call
 
     def __lt__(self, other: Handle) -> bool:
@@ -48,14 +57,45 @@ class Timers:
         self._heap: list[Handle] = []
         self._cancelled = 0
         self._order = 0
+        self._seen_ns = 0
+        #: How far the clock was set back, in all.
+        self.behind_ns = 0
 
     def __len__(self) -> int:
         return len(self._heap) - self._cancelled
 
-    def at(self, deadline_ns: int, call: Callable[[], None]) -> Handle:
-        """Call when the clock shows the deadline or later."""
+    def now_ns(self) -> int:
+        """The time, for how long something takes: as the clock shows it, but it never goes back."""
+        clock_ns = self.clock.now_ns()
+        if clock_ns < self._seen_ns:
+            self._fall_behind(self._seen_ns - clock_ns)
+        self._seen_ns = clock_ns
+        return clock_ns + self.behind_ns
+
+    def passed(self, until_ns: int) -> None:
+        """It is that late, in terms of `now_ns`: who knows better than the clock says so."""
+        missing_ns = until_ns - self.now_ns()
+        if missing_ns > _SLACK_NS:
+            self._fall_behind(missing_ns)
+
+    def _fall_behind(self, by_ns: int) -> None:
+        self.behind_ns += by_ns
+        for timer in self._heap:
+            if timer.dated:
+                timer.deadline_ns += by_ns
+        heapq.heapify(self._heap)
+
+    def at(self, date_ns: int, call: Callable[[], None]) -> Handle:
+        """Call when the clock shows the date or later."""
+        return self._push(date_ns + self.behind_ns, call, dated=True)
+
+    def at_own(self, deadline_ns: int, call: Callable[[], None]) -> Handle:
+        """Call when `now_ns` has come to the deadline."""
+        return self._push(deadline_ns, call, dated=False)
+
+    def _push(self, deadline_ns: int, call: Callable[[], None], *, dated: bool) -> Handle:
         self._order += 1
-        timer = Handle(self, deadline_ns, self._order, call)
+        timer = Handle(self, deadline_ns, self._order, call, dated)
         heapq.heappush(self._heap, timer)
         if self.changed is not None and self._heap[0] is timer:
             self.changed()
@@ -63,26 +103,26 @@ class Timers:
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> Handle:
         """Call when so much time has passed."""
-        return self.at(self.clock.now_ns() + delay_ns, call)
+        return self._push(self.now_ns() + delay_ns, call, dated=False)
 
     def cancel(self, handle: Handle) -> None:
         """Do not call; no harm when it has happened already."""
         handle.cancel()
 
     def next_deadline(self) -> int | None:
-        """When there is something to do; None when there is nothing ahead."""
+        """What the clock shows when there is something to do, unless it is set; None when there is nothing ahead."""
+        self.now_ns()
         while self._heap and self._heap[0].call is None:
             heapq.heappop(self._heap)
             self._cancelled -= 1
-        return self._heap[0].deadline_ns if self._heap else None
+        return self._heap[0].deadline_ns - self.behind_ns if self._heap else None
 
     def run_due(self) -> int:
         """Make every call whose deadline has come, also those asked for meanwhile; how many there were."""
         made = 0
-        now = self.clock.now_ns()
+        now = self.now_ns()
         while True:
-            deadline = self.next_deadline()
-            if deadline is None or deadline > now:
+            if self.next_deadline() is None or self._heap[0].deadline_ns > now:
                 return made
             timer = heapq.heappop(self._heap)
             call, timer.call = timer.call, None

@@ -144,7 +144,7 @@ def _stream(stream: Stream, labels: Labels) -> Iterator[Sample]:
     yield "stream_markers_total", labels, counts["marker", stream.name]
     yield "stream_batches_total", labels, counts["batch", stream.name]
     yield "stream_batches_abandoned_total", labels, counts["abandoned", stream.name]
-    now_ns = stream.jetstream.clock_ns()
+    now_ns = stream.jetstream.timers.now_ns()
     mirror = stream.sourcing.mirror(now_ns)
     for origin in [*([mirror] if mirror else []), *stream.sourcing.sources(now_ns)]:
         named = (*labels, ("source", origin.name))

@@ -95,7 +95,7 @@ def _commits(title: str, latency: Any) -> dict[str, Any]:
 
 def _stream(title: str, stream: Stream) -> dict[str, Any]:
     log, config, counts = stream.log, stream.config, stream.jetstream.diary.counts
-    now_ns = stream.jetstream.clock_ns()
+    now_ns = stream.jetstream.timers.now_ns()
     mirror = stream.sourcing.mirror(now_ns)
     return {
         "account": title,

@@ -31,6 +31,7 @@ class Alarm:
         self._timers = timers
         self._loop = loop
         self._handle: asyncio.TimerHandle | None = None
+        self._set_at = (0, 0.0)
         timers.changed = self._set
         self._set()
 
@@ -46,11 +47,15 @@ class Alarm:
         deadline_ns = self._timers.next_deadline()
         if deadline_ns is None:
             return
+        self._set_at = (self._timers.now_ns(), self._loop.time())
         delay_s = (deadline_ns - self._timers.clock.now_ns()) / SECOND_NS
         self._handle = self._loop.call_later(min(max(delay_s, 0.0), ALARM_S_MAX), self._ring)
 
     def _ring(self) -> None:
         self._handle = None
+        started_ns, started_s = self._set_at
+        # The loop's own clock is never set.
+        self._timers.passed(started_ns + int((self._loop.time() - started_s) * SECOND_NS))
         try:
             self._timers.run_due()
         finally:

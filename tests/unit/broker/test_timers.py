@@ -70,3 +70,38 @@ def test_many_cancelled_take_no_room() -> None:
         timers.at(5000 + i, lambda: None).cancel()
     assert len(timers._heap) < 200
     assert len(timers) == 0
+
+
+def test_a_clock_that_is_set_back_holds_up_nothing_but_dates() -> None:
+    clock = Hands()
+    timers, seen = Timers(clock), list[str]()
+    timers.after(100, lambda: seen.append("waited"))
+    timers.at_own(timers.now_ns() + 110, lambda: seen.append("due"))
+    timers.at(1120, lambda: seen.append("dated"))
+    clock.now = 500
+    assert timers.now_ns() == 1000
+    assert timers.next_deadline() == 600
+    clock.now = 610
+    assert timers.run_due() == 2
+    assert seen == ["waited", "due"]
+    assert timers.next_deadline() == 1120
+    clock.now = 1119
+    assert timers.run_due() == 0
+    clock.now = 1120
+    assert timers.run_due() == 1
+    timers.after(5, lambda: seen.append("later"))
+    assert timers.next_deadline() == 1125
+    assert timers.now_ns() == 1620
+
+
+def test_who_measures_time_otherwise_knows_that_it_has_passed() -> None:
+    second = 1_000_000_000
+    clock = Hands()
+    timers, seen = Timers(clock), list[int]()
+    timers.after(10 * second, lambda: seen.append(1))
+    clock.now = 0  # set back after a while that the clock does not show
+    timers.passed(1000 + 10 * second)
+    assert timers.run_due() == 1
+    before = timers.now_ns()
+    timers.passed(before + 1000)  # no clock is that exact
+    assert timers.now_ns() == before
