@@ -149,10 +149,8 @@ def check_account(stream: Stream, subject: bytes, header: bytes, payload: bytes)
     jetstream, storage = stream.jetstream, stream.config.storage
     if storage in jetstream.room.full:
         raise errors.error(10023)
-    if jetstream.cap(storage) < 0:
-        return
-    size = stream.stored_size(subject, header, payload)
-    if jetstream.usage(storage)[0] + size > jetstream.cap(storage):
+    cap = jetstream.cap(storage)
+    if cap >= 0 and not jetstream.footprint.takes(storage, stream.stored_size(subject, header, payload), cap):
         raise errors.error(10002)
 
 

@@ -69,7 +69,7 @@ class Commit:
         if cap < 0:
             return
         added = sum(stream.stored_size(each.subject, each.header, each.payload) for each in self._members)
-        if jetstream.usage(storage)[0] + added > cap:
+        if not jetstream.footprint.takes(storage, added, cap):
             raise errors.error(10002)
 
     def _check_member(self, member: Member) -> None:

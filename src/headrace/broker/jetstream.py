@@ -26,6 +26,7 @@ from headrace.broker.door import ApiDoor
 from headrace.broker.fast_batches import DEFAULT_LIMITS as FAST_LIMITS
 from headrace.broker.fast_batches import FastLimits, FastRoom
 from headrace.broker.flow import START_BYTES
+from headrace.broker.footprint import Footprint
 from headrace.broker.positions import KEY as ORIGINS_KEY
 from headrace.broker.positions import key_of as origins_key
 from headrace.broker.room import Room
@@ -110,6 +111,7 @@ class JetStream:
         self.fast_room = FastRoom(fast_limits)
         self.flow_bytes = flow_bytes
         self.streams: dict[str, Stream] = {}
+        self.footprint = Footprint(self)
         self.limits = limits
         self.room = room if room is not None else Room()
         self.snapshots: set[snapshots.Snapshot] = set()
@@ -226,6 +228,7 @@ class JetStream:
         """A stream for a log; `equip` gives it what it had when it was backed up, before anybody sees it."""
         stream = Stream(self, config, self.now_ns(), log)
         self.streams[config.name] = stream
+        self.footprint.forget()
         if equip is not None:
             equip(stream)
         self._keep(stream)
@@ -250,6 +253,7 @@ class JetStream:
         self._close_doors(stream)
         stream.close()
         del self.streams[stream.name]
+        self.footprint.forget()
         self.diary.forget(stream.name)
         ident = stream.log.ident
         for key in (self.config_key(ident), self.duplicates_key(stream.log), origins_key(ident)):
