@@ -18,7 +18,7 @@ BELOW: dict[str, set[str]] = {
     "broker": {"kernel", "protocol", "store", "api"},
     "net": {"kernel", "protocol", "store", "api", "broker"},
     "monitor": {"kernel", "protocol", "store", "api", "broker", "net"},
-    "sim": {"kernel", "protocol", "store", "api", "broker"},
+    "sim": {"kernel", "protocol", "store", "api", "broker", "client", "claims"},
     "client": set(),
     "claims": {"client"},
     "spark": {"kernel", "client", "claims", "store"},

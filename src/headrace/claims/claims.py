@@ -7,13 +7,14 @@ configuration, and fails if any of that is impossible: a producer that could not
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 from nats.aio.client import Client as Connection
 
 from headrace.claims import namespaces
+from headrace.claims import reference as references
 from headrace.claims.audit import Audit
 from headrace.claims.clock import Clock, SystemClock
 from headrace.claims.collector import Collector
@@ -45,6 +46,7 @@ class Claims:
         metrics: Metrics | None = None,
         timeout_s: float = 5.0,
         retry_s: float = 30.0,
+        draw_id: Callable[[], str] = references.random_id,
     ) -> None:
         self.config = config
         self.wire = Wire(connection, timeout_s=timeout_s)
@@ -55,7 +57,7 @@ class Claims:
         self.audit = Audit(self.wire, enabled=config.audit)
         shared = (self.registry, self.audit, self.metrics)
         local = clock or SystemClock()
-        self.producer = Producer(self.wire, config, self.store, *shared, local)
+        self.producer = Producer(self.wire, config, self.store, *shared, local, draw_id)
         self.consumer = Consumer(self.wire, config, self.store, *shared, local)
         remover = Remover(config, self.store, *shared)
         sweeper = Sweeper(config, self.store, self.registry, remover, self.metrics)

@@ -179,8 +179,8 @@ class Consumer:
             entry = (
                 await finding if retention_s else (await asyncio.gather(finding, floors.of(place.stream)))[0]
             )
-            if entry is None or entry.object_key != reference.object_key:
-                return  # gone already, by its age or by someone else's ack
+            if entry is None or entry.object_key != reference.object_key or entry.shared:
+                return  # gone already, by its age or by someone else's ack; or its age ends it
             entry = entry.at(place.stream, place.sequence.stream, message.subject)
             if not retention_s and await self._delete_now(entry, place.consumer, floors):
                 return
@@ -196,27 +196,35 @@ class Consumer:
         return await self._registry.release(released, kept_s, seconds)
 
     async def _delete_now(self, entry: Entry, consumer: str, floors: Floors) -> bool:
-        """At retention 0 the last reader deletes; whether it was the last."""
+        """At retention 0 the last reader deletes; False if it was not the last, or the facts changed meanwhile."""
         for stream, (seq, subject) in entry.places.items():
             if await floors.needed_by(stream, subject, seq, but=consumer):
                 return False
+        removed = await self._registry.remove([entry])
+        if not removed:
+            return False
         try:
             await self._store.delete([entry.object_key])
         except StoreError as error:
-            self._metrics.delete_failures.labels(entry.namespace).inc()
-            _LOG.warning(
-                "claim %s could not be deleted, the collector tries again: %s", entry.claim_id, error
-            )
-            await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="delete", error=str(error))
-            return False
-        if await self._registry.remove([entry]):
-            self._metrics.deleted.labels(entry.namespace).inc()
-            age_s = (self._clock.now_ns() - entry.created_ns) / 1e9
-            self._metrics.lifetime.labels(entry.namespace).observe(max(age_s, 0))
-            await self._audit.tell(entry.namespace, entry.claim_id, "released", by=consumer)
-            await self._audit.tell(entry.namespace, entry.claim_id, "deleted", by=consumer)
+            await self._keep(removed[0], error)
+            return True
+        self._metrics.deleted.labels(entry.namespace).inc()
+        age_s = (self._clock.now_ns() - entry.created_ns) / 1e9
+        self._metrics.lifetime.labels(entry.namespace).observe(max(age_s, 0))
+        await self._audit.tell(entry.namespace, entry.claim_id, "released", by=consumer)
+        await self._audit.tell(entry.namespace, entry.claim_id, "deleted", by=consumer)
         await self._registry.stop_timers([entry])
         return True
+
+    async def _keep(self, removed: Entry, error: StoreError) -> None:
+        """The store would not delete it: the collector tries again."""
+        self._metrics.delete_failures.labels(removed.namespace).inc()
+        _LOG.warning("claim %s could not be deleted, the collector tries again: %s", removed.claim_id, error)
+        await self._audit.tell(removed.namespace, removed.claim_id, "failed", step="delete", error=str(error))
+        now_ns = self._clock.now_ns()
+        released = replace(removed, state="released", released_ns=now_ns)
+        if await self._registry.put_back(released, keep_s(removed, self._config.ttl.grace_period, now_ns)):
+            await self._registry.arm(released, RECHECK_S)
 
 
 async def fetched(store: ObjectStore, reference: Reference) -> AsyncIterator[Piece]:

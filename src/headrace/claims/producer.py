@@ -2,7 +2,9 @@
 
 Order of an offload: object stored and facts registered with a timer, reference published, facts told where it is. So at
 every moment a crash leaves either nothing, or an object or facts that a timer or the key's hour will end. A refused
-publish removes the object again; an unknown outcome keeps it, and a retry with the same message id finds it.
+publish removes the object again; an unknown outcome keeps it, and a retry with the same message id finds it. Before a
+second message may come to carry a claim its facts say so, by compare-and-set: whoever was about to delete it then does
+not, and from there on only its age ends it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from headrace.claims import reference as references
@@ -44,6 +48,17 @@ class Published:
     reference: Reference | None
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """A claim about to be published: stored by this attempt (`is_new`), and if the server calls the message a duplicate,
+    then no other one carries it (`is_sole`).
+    """
+
+    entry: Entry
+    is_new: bool
+    is_sole: bool = True
+
+
 class Producer:
     """Publishes for one namespace."""
 
@@ -56,6 +71,7 @@ class Producer:
         audit: Audit,
         metrics: Metrics,
         clock: Clock,
+        draw_id: Callable[[], str] = references.random_id,
     ) -> None:
         self._wire = wire
         self._config = config
@@ -64,6 +80,7 @@ class Producer:
         self._audit = audit
         self._metrics = metrics
         self._clock = clock
+        self._draw_id = draw_id
         self._without_ttl: set[str] = set()
 
     async def publish(
@@ -102,8 +119,10 @@ class Producer:
         and if neither does, its timer runs.
         """
         entry = await self._reusable(claim_id)
-        if entry is not None:
-            return entry, False
+        # Marked as changed, so that the earlier attempt cannot withdraw it any more.
+        kept = await self._changed(entry) if entry is not None else None
+        if kept is not None:
+            return kept, False
         return await self._store_and_register(subject, payload, headers or {}, claim_id, True), True
 
     async def confirm(self, entry: Entry, stream: str, seq: int, subject: str) -> None:
@@ -132,42 +151,72 @@ class Producer:
     async def _offload(
         self, subject: str, payload: Payload, headers: dict[str, str], msg_id: str
     ) -> Published:
-        claim_id = references.new_id(self._config.namespace, msg_id)
-        entry = await self._reusable(claim_id) if msg_id else None
-        is_new = entry is None
-        if entry is None:
-            entry = await self._store_and_register(subject, payload, headers, claim_id, bool(msg_id))
-        reference = Reference(**(entry.reference or {}))
+        claim_id = references.new_id(self._config.namespace, msg_id, self._draw_id)
+        attempt = await self._earlier(claim_id) if msg_id else None
+        if attempt is None:
+            stored = await self._store_and_register(subject, payload, headers, claim_id, bool(msg_id))
+            attempt = _Attempt(stored, is_new=True)
+        reference = Reference(**(attempt.entry.reference or {}))
         headers = {**headers, references.CLAIM_HEADER: "true", MSG_ID: msg_id or claim_id}
-        answer = await self._publish_reference(subject, reference, headers, entry, is_new)
-        if answer.duplicate and is_new and not await self._refers(answer, reference):
+        answer = await self._publish_reference(subject, reference, headers, attempt)
+        entry = attempt.entry
+        if answer.duplicate and attempt.is_new and not await self._refers(answer, reference):
             await self._undo(entry)  # the message of the first attempt has a claim, or was done with long ago
         else:
-            await self._note(entry.at(answer.stream, answer.seq, subject), is_new)
+            shared = entry.shared and not (answer.duplicate and attempt.is_sole)
+            placed = replace(entry.at(answer.stream, answer.seq, subject), shared=shared)
+            await self._note(placed, attempt.is_new)
         return answer
+
+    async def _earlier(self, claim_id: str) -> _Attempt | None:
+        """The claim of an earlier attempt; from now on two messages may carry it."""
+        for _ in range(_ATTEMPTS):
+            found = await self._reusable(claim_id)
+            if found is None:
+                return None
+            kept = await self._changed(replace(found, shared=True))
+            if kept is not None:
+                return _Attempt(kept, is_new=False, is_sole=not found.shared)
+        return None
 
     async def _reusable(self, claim_id: str) -> Entry | None:
         """The claim of an earlier attempt, if it is whole and has time left."""
-        entry = await self._registry.find(self._config.namespace, claim_id)
-        if entry is None or entry.reference is None or entry.expires_ns <= self._clock.now_ns():
-            return None
-        return entry if await self._store.exists(entry.object_key) else None
+        try:
+            entry = await self._registry.find(self._config.namespace, claim_id)
+            if entry is None or entry.reference is None or entry.expires_ns <= self._clock.now_ns():
+                return None
+            return entry if await self._store.exists(entry.object_key) else None
+        except (NoAnswer, RequestError) as error:
+            raise self._unknown(claim_id, error) from error
+        except StoreError as error:
+            raise Unavailable(f"claim {claim_id}: {error}", claim_id) from error
+
+    async def _changed(self, entry: Entry) -> Entry | None:
+        """Change the facts before anything is built on them; None if somebody else did meanwhile."""
+        try:
+            return await self._registry.change(entry, self._keep_s(entry))
+        except (NoAnswer, RequestError) as error:
+            raise self._unknown(entry.claim_id, error) from error
+
+    def _unknown(self, claim_id: str, error: Exception) -> PublishUnknown:
+        return PublishUnknown(f"nobody said what became of an earlier attempt: {error}", claim_id)
 
     async def _store_and_register(
         self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str, replaces: bool
     ) -> Entry:
-        upload = self._planned(subject, payload, headers, claim_id)
+        upload = self._planned(subject, payload, headers, claim_id, self._draw_id()[:8] if replaces else "")
         started = time.perf_counter()
         encoded = await whole_or_stream(upload.encoder.encode(chunks_of(payload)))
         if isinstance(encoded, bytes | bytearray | memoryview):
             # All is known: the facts are on their way while the store writes.
-            storing = self._store.put(upload.key, encoded, upload.attributes, replace=replaces)
+            put = partial(self._store.put, upload.key, encoded, upload.attributes, replace=replaces)
             registering = self._register(upload.entry())
             results = await asyncio.gather(
-                self._stored(storing, upload, started), registering, return_exceptions=True
+                self._stored(put, upload, started), registering, return_exceptions=True
             )
             return await self._agreed(upload.entry(), *results)
-        await self._stored(self._store.put_stream(upload.key, encoded, upload.attributes), upload, started)
+        put = partial(self._store.put_stream, upload.key, encoded, upload.attributes)
+        await self._stored(put, upload, started)
         entry = upload.entry()
         try:
             return await self._register(entry)
@@ -189,10 +238,12 @@ class Producer:
             raise registered
         return registered
 
-    def _planned(self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str) -> Upload:
+    def _planned(
+        self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str, attempt: str
+    ) -> Upload:
         created_ns = self._clock.now_ns()
         expires_at = created_ns // SECOND_NS + self._config.ttl.max_age
-        key = references.key_of(self._config.namespace, subject, expires_at, claim_id)
+        key = references.key_of(self._config.namespace, subject, expires_at, claim_id, attempt)
         content_type = headers.get(references.CONTENT_TYPE, references.DEFAULT_CONTENT_TYPE)
         encoder = Encoder(self._config.compression)
         return Upload(
@@ -214,9 +265,9 @@ class Producer:
             text = f"claim {entry.claim_id} could not be registered: {error}"
             raise PublishFailed(text, entry.claim_id) from error
 
-    async def _stored(self, storing: Awaitable[None], upload: Upload, started: float) -> None:
+    async def _stored(self, put: Callable[[], Awaitable[None]], upload: Upload, started: float) -> None:
         try:
-            await storing
+            await put()
         except StoreError as error:
             self._metrics.errors.labels(self._config.namespace, "upload").inc()
             raise Unavailable(f"the payload could not be stored: {error}") from error
@@ -225,28 +276,41 @@ class Producer:
         self._metrics.upload_bytes.labels(namespace).observe(upload.encoder.stored_size)
 
     async def _publish_reference(
-        self, subject: str, reference: Reference, headers: dict[str, str], entry: Entry, is_new: bool
+        self, subject: str, reference: Reference, headers: dict[str, str], attempt: _Attempt
     ) -> Published:
-        """Publish until somebody answers; the message id makes a repetition harmless."""
+        """Publish until somebody answers; the message id makes a repetition harmless, while the stream remembers it."""
         is_unknown = False
         for _ in range(_ATTEMPTS):
             try:
+                if is_unknown and not await self._share(attempt):
+                    break
                 answer = await self._publish_with_ttl(subject, reference, headers)
             except NoAnswer:
                 is_unknown = True
                 continue
             except RequestError as error:
-                if is_unknown or not is_new:
+                if is_unknown or not attempt.is_new:
                     break
-                await self._undo(entry)
+                await self._undo(attempt.entry)
                 raise PublishFailed(f"{subject!r}: {error}", reference.claim_id) from error
             return Published(answer["stream"], answer["seq"], bool(answer.get("duplicate")), reference)
+        entry = attempt.entry
         await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="publish", outcome="unknown")
         raise PublishUnknown(
             f"nobody said whether claim {reference.claim_id} was published to {subject!r}; publish again with "
             f"msg_id={headers[MSG_ID]!r}",
             reference.claim_id,
         )
+
+    async def _share(self, attempt: _Attempt) -> bool:
+        """The message may be there already, and a stream may have forgotten its id: whether it can be sent again."""
+        if not attempt.entry.shared:
+            entry = replace(attempt.entry, shared=True)
+            kept = await self._registry.change(entry, self._keep_s(entry))
+            if kept is None:
+                return False  # it was read meanwhile, or another attempt has it
+            attempt.entry = kept
+        return True
 
     async def _publish_with_ttl(
         self, subject: str, reference: Reference, headers: dict[str, str]
@@ -264,25 +328,49 @@ class Producer:
         return await self._wire.publish(subject, reference.encode(), headers)
 
     async def _refers(self, published: Published, reference: Reference) -> bool:
-        """Whether the message that was there already refers to the object just stored."""
-        message = await self._wire.message(published.stream, published.seq)
+        """Whether the message that was there already refers to the object just stored, as far as anybody can say."""
+        try:
+            message = await self._wire.message(published.stream, published.seq)
+        except (NoAnswer, RequestError):
+            return True
         return message is not None and b64decode(message.get("data", "")) == reference.encode()
 
     async def _undo(self, entry: Entry) -> None:
-        """Nobody can refer to this object: remove it, and forget it if that worked."""
+        """Nobody refers to this object: remove it, unless another attempt has found it meanwhile."""
+        try:
+            entry = entry if entry.revision else await self._registered(entry)
+        except (NoAnswer, RequestError):
+            return  # its timer or its hour ends it
+        if entry.revision:
+            removed = await self._registry.remove([entry])
+            if not removed:
+                return
+            entry = removed[0]
         try:
             await self._store.delete([entry.object_key])
         except StoreError as error:
-            self._metrics.delete_failures.labels(entry.namespace).inc()
-            await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="undo", error=str(error))
-            return  # its timer runs: the collector tries again
+            await self._keep(entry, error)
+            return
         if entry.revision:
-            await self._forget(entry)
+            await self._registry.stop_timers([entry])
         await self._audit.tell(entry.namespace, entry.claim_id, "deleted", reason="not published")
 
+    async def _registered(self, entry: Entry) -> Entry:
+        """The facts of a claim whose registration failed: a part of them may be there, and somebody may find them."""
+        found = await self._registry.find(entry.namespace, entry.claim_id)
+        return found if found is not None and found.object_key == entry.object_key else entry
+
+    async def _keep(self, removed: Entry, error: StoreError) -> None:
+        """The store would not delete it: its timer runs, and the collector tries again."""
+        self._metrics.delete_failures.labels(removed.namespace).inc()
+        await self._audit.tell(removed.namespace, removed.claim_id, "failed", step="undo", error=str(error))
+        if removed.revision:
+            with suppress(NoAnswer, RequestError):
+                await self._registry.put_back(removed, self._keep_s(removed))
+
     async def _forget(self, entry: Entry) -> None:
-        await self._registry.remove([entry])
-        await self._registry.stop_timers([entry])
+        if await self._registry.remove([entry]):
+            await self._registry.stop_timers([entry])
 
     async def _note(self, entry: Entry, is_new: bool) -> None:
         live = replace(entry, state="live") if entry.state == "pending" else entry

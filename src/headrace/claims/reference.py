@@ -2,7 +2,8 @@
 
 Owns the format of references, keys, ids and metadata. A key is `{namespace}/{topic}/{yyyymmddHH of expiry}/{id}`: a
 sweep lists only what is due, and a namespace is a prefix. Ids are random or derived from the message id, never from
-the content: two messages never share an object. It knows no store and no server.
+the content: two messages never share an object. Where the id is derived, `.{attempt}` follows it in the key: two attempts
+at the same message never have the same object either. It knows no store and no server.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +26,7 @@ CLAIM_HEADER = "prism-claim-check"
 CONTENT_TYPE = "Content-Type"
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
 _PLAIN = re.compile(r"[^A-Za-z0-9_-]")
-_KEY = re.compile(r"(?P<namespace>[\w-]+)/[\w=~-]+/\d{10}/(?P<id>[\w-]+)", re.ASCII)
+_KEY = re.compile(r"(?P<namespace>[\w-]+)/[\w=~-]+/\d{10}/(?P<id>[\w-]+)(\.\w+)?", re.ASCII)
 _TOPIC_LENGTH_MAX = 160
 _HOUR_FORMAT = "%Y%m%d%H"
 _HOUR_NS = 3600 * SECOND_NS
@@ -96,10 +97,14 @@ def check(reference: Reference, config: ClaimConfig, now_ns: int) -> None:
         raise Expired(f"claim {claim_id} expired at {rfc3339(reference.expires_at * SECOND_NS)}", claim_id)
 
 
-def new_id(namespace: str, msg_id: str = "") -> str:
+def random_id() -> str:
+    return uuid.uuid4().hex
+
+
+def new_id(namespace: str, msg_id: str = "", draw: Callable[[], str] = random_id) -> str:
     """A random id, or the one that belongs to a message id: a retry finds the claim of the first attempt."""
     if not msg_id:
-        return uuid.uuid4().hex
+        return draw()
     return hashlib.sha256(f"{namespace}\0{msg_id}".encode()).hexdigest()[:32]
 
 
@@ -111,9 +116,14 @@ def topic_of(subject: str) -> str:
     return f"{text[:_TOPIC_LENGTH_MAX]}~{hashlib.sha256(subject.encode()).hexdigest()[:16]}"
 
 
-def key_of(namespace: str, subject: str, expires_at: int, claim_id: str) -> str:
+def key_of(namespace: str, subject: str, expires_at: int, claim_id: str, attempt: str = "") -> str:
     hour = utc(expires_at * SECOND_NS).strftime(_HOUR_FORMAT)
-    return f"{namespace}/{topic_of(subject)}/{hour}/{claim_id}"
+    return f"{namespace}/{topic_of(subject)}/{hour}/{claim_id}{f'.{attempt}' if attempt else ''}"
+
+
+def id_in(key: str) -> str:
+    """The claim that a key belongs to."""
+    return key.rpartition("/")[2].partition(".")[0]
 
 
 def is_key_of(key: str, namespace: str, claim_id: str) -> bool:

@@ -15,7 +15,6 @@ from typing import Any
 from headrace.claims.clock import SECOND_NS
 from headrace.claims.reference import Reference
 from headrace.claims.wire import (
-    CONSUMER_MISSING,
     NAME_IN_USE,
     STREAM_MISSING,
     WRONG_LAST_SEQUENCE,
@@ -55,6 +54,8 @@ class Entry:
     #: Where the reference is known to be: stream -> (sequence, subject there). Mirrors count.
     places: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     reference: Mapping[str, Any] | None = None
+    #: More than one message may carry it, or may come to: nobody's reading ends it, only its age.
+    shared: bool = False
     #: The sequence of these facts in the registry; not part of them.
     revision: int = 0
 
@@ -181,7 +182,9 @@ class Registry:
         return {entry.claim_id: entry for entry in found if entry}
 
     async def remove(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Forget claims whose objects are gone; those that this call, and nobody else, removed."""
+        """Forget claims, before their objects are deleted; those that this call, and nobody else, removed, with the
+        sequence of that. Whoever changed a claim's facts meanwhile keeps it.
+        """
         answers = await self.wire.publish_all(
             (
                 claim_subject(entry.namespace, entry.claim_id),
@@ -191,10 +194,16 @@ class Registry:
             for entry in entries
         )
         return [
-            entry
+            replace(entry, revision=int(answer["seq"]))
             for entry, answer in zip(entries, answers, strict=True)
             if answer is not None and "error" not in answer
         ]
+
+    async def put_back(self, removed: Entry, keep_s: float) -> Entry | None:
+        """Facts as they were, of a claim that was removed and whose object would not go; None if they are others now."""
+        back = await self.change(removed, keep_s)
+        # The tombstone may have run out meanwhile.
+        return back or await self.change(replace(removed, revision=0), keep_s)
 
     async def stop_timers(self, entries: Iterable[Entry]) -> None:
         """Nothing is due any more for claims that were removed before their time; a timer that goes on does no harm."""
@@ -284,11 +293,7 @@ async def scan_subjects(wire: Wire, stream: str, subject: str) -> AsyncIterator[
                 for message in messages
             ]
     finally:
-        try:
-            await wire.api(f"CONSUMER.DELETE.{stream}.{name}")
-        except RequestError as error:
-            if error.err_code != CONSUMER_MISSING:
-                raise
+        await wire.post(f"CONSUMER.DELETE.{stream}.{name}")  # if that is lost it goes by itself
 
 
 def _entry(found: Stored) -> Entry | None:

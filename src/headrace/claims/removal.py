@@ -1,19 +1,25 @@
-"""Removing claims for good: the object first, then the facts, then the news of it.
+"""Removing claims for good: the facts first, then the object, then the news of it.
 
-Shared by the collector and the sweeper. Whoever wins the compare-and-set on the facts counts the removal, so several
-collectors at once neither harm nor count twice.
+Shared by the collector and the sweeper. Only whoever wins the compare-and-set on the facts deletes the object: a producer
+that uses the claim again has changed them before it publishes, so it keeps what it refers to. Whoever dies in between
+leaves an object that the sweep finds. Several collectors at once neither harm nor count twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.claims.audit import Audit
 from headrace.claims.config import ClaimConfig
 from headrace.claims.metrics import Metrics
-from headrace.claims.registry import Entry, Registry
+from headrace.claims.registry import Entry, Registry, keep_s
 from headrace.claims.stores import ObjectStore, StoreError
+from headrace.claims.wire import NoAnswer
+from headrace.errors import RequestError
+
+_LOG = logging.getLogger("headrace.claims")
 
 
 @dataclass(slots=True)
@@ -57,20 +63,39 @@ class Remover:
     async def remove(
         self, doomed: Sequence[tuple[Entry, str]], now_ns: int, report: Report
     ) -> tuple[list[Entry], list[Entry]]:
-        """Remove claims (entry, event); those that are gone now and those whose objects the store would not delete."""
-        gone, failed = await self._delete_objects([entry for entry, _ in doomed])
-        events = {entry.claim_id: event for entry, event in doomed}
-        removed = await self._registry.remove(gone)
+        """Remove claims (entry, event); those that are gone now and those that are not, because the store would not
+        delete their objects or somebody changed them meanwhile.
+        """
+        entries = {entry.object_key: entry for entry, _ in doomed}
+        events = {entry.object_key: event for entry, event in doomed}
+        taken = {entry.object_key: entry for entry in await self._registry.remove(list(entries.values()))}
+        # An object whose time is over and that nobody knows goes in any case.
+        mine = [entry for key, entry in entries.items() if key in taken or not entry.revision]
+        gone, failed = await self._delete_objects(mine)
+        await self._put_back([taken[entry.object_key] for entry in failed if entry.revision], now_ns)
+        removed = [entry for entry in gone if entry.object_key in taken]
+        await self._tell(removed, events, now_ns)
+        collected = sum(events[entry.object_key] == "collected" for entry in removed)
+        self._count(collected, len(removed) - collected, report)
+        report.failed += len(failed)
+        changed = [entry for key, entry in entries.items() if key not in taken and entry.revision]
+        return gone, failed + changed
+
+    async def _tell(self, removed: Sequence[Entry], events: Mapping[str, str], now_ns: int) -> None:
         lifetime = self._metrics.lifetime.labels(self._config.namespace)
         for entry in removed:
             lifetime.observe(max(now_ns - entry.created_ns, 0) / 1e9)
             await self._audit.tell(
-                entry.namespace, entry.claim_id, events[entry.claim_id], key=entry.object_key
+                entry.namespace, entry.claim_id, events[entry.object_key], key=entry.object_key
             )
-        collected = sum(events[entry.claim_id] == "collected" for entry in removed)
-        self._count(collected, len(removed) - collected, report)
-        report.failed += len(failed)
-        return gone, failed
+
+    async def _put_back(self, entries: Sequence[Entry], now_ns: int) -> None:
+        """Facts of what is still there; if that fails the key's hour ends it."""
+        for entry in entries:
+            try:
+                await self._registry.put_back(entry, keep_s(entry, self._config.ttl.grace_period, now_ns))
+            except (NoAnswer, RequestError) as error:
+                _LOG.warning("claim %s is left to the sweep: %s", entry.claim_id, error)
 
     def _count(self, collected: int, expired: int, report: Report) -> None:
         self._metrics.deleted.labels(self._config.namespace).inc(collected)

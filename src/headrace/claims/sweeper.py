@@ -13,7 +13,7 @@ from headrace.claims.clock import SECOND_NS, rfc3339
 from headrace.claims.config import ClaimConfig
 from headrace.claims.floors import Floors
 from headrace.claims.metrics import Metrics
-from headrace.claims.reference import end_of_hour_ns
+from headrace.claims.reference import end_of_hour_ns, id_in
 from headrace.claims.registry import Entry, Registry, keep_s
 from headrace.claims.removal import Remover, Report
 from headrace.claims.stores import ObjectInfo, ObjectStore
@@ -68,7 +68,7 @@ class Sweeper:
         """Whether everybody has read a claim that nobody released: the reader died between ack and release."""
         ttl = self._config.ttl
         is_young = now_ns < entry.created_ns + ttl.grace_period * SECOND_NS
-        if entry.state != "live" or is_young or not ttl.delete_after_read:
+        if entry.state != "live" or entry.shared or is_young or not ttl.delete_after_read:
             return False
         for stream, (seq, subject) in entry.places.items():
             if not await floors.was_read(stream, subject, seq):
@@ -84,7 +84,7 @@ class Sweeper:
     async def _sweep_objects(self, now_ns: int, report: Report, dry_run: bool) -> None:
         async for page in self._due_objects(now_ns):
             report.orphans += len(page)
-            ids = {info.key.rpartition("/")[2]: info for info in page}
+            ids = dict.fromkeys(id_in(info.key) for info in page)
             known = await self._registry.find_all(self._config.namespace, list(ids))
             doomed = [(_entry_for(info, known, self._config), "expired") for info in page]
             report.lines += [f"expired {entry.claim_id} {entry.object_key}: orphan" for entry, _ in doomed]
@@ -139,7 +139,8 @@ def _is_due(info: ObjectInfo, limit_ns: int) -> bool:
 
 def _entry_for(info: ObjectInfo, known: dict[str, Entry], config: ClaimConfig) -> Entry:
     """The facts of an object; for one that nobody knows, what its key tells."""
-    namespace, topic, _, claim_id = info.key.split("/")
+    namespace, topic, _, _ = info.key.split("/")
+    claim_id = id_in(info.key)
     entry = known.get(claim_id)
     if entry is not None and entry.object_key == info.key:
         return entry

@@ -1,7 +1,8 @@
 """When a claim may go: the one place that decides, from facts, time and floors.
 
 A claim lives until everybody concerned has acknowledged its message, or the message has left its streams, plus the
-retention; at `max_age` it ends unless somebody still needs it, and at `max_age` + `grace_period` in any case.
+retention; at `max_age` it ends unless somebody still needs it, and at `max_age` + `grace_period` in any case. One that
+several messages may carry lives until then.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ async def judge(entry: Entry, ttl: Ttl, now_ns: int, floors: Floors) -> Verdict:
     end_ns = entry.expires_ns + ttl.grace_period * SECOND_NS
     if now_ns >= end_ns:
         return Verdict("expired", reason="past max_age and grace_period")
-    if entry.state == "released" and ttl.delete_after_read:
+    if entry.state == "released" and ttl.delete_after_read and not entry.shared:
         kept_ns = entry.released_ns + ttl.retention_after_read * SECOND_NS
         if now_ns < kept_ns:
             return _wait(kept_ns - now_ns, "retention_after_read")
@@ -42,7 +43,7 @@ async def judge(entry: Entry, ttl: Ttl, now_ns: int, floors: Floors) -> Verdict:
         return _wait(min(pause_ns, max(limit_ns - now_ns, SECOND_NS)), f"{needing} still needs it")
     if now_ns < entry.expires_ns:
         return _wait(entry.expires_ns - now_ns, "max_age")
-    if not entry.places:
+    if not entry.places or entry.shared:
         return _wait(end_ns - now_ns, "it may have been published")
     needing = await _needing(entry, floors)
     if needing:

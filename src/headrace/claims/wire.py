@@ -92,7 +92,7 @@ class Wire:
         answer = await self._answer(f"{self._prefix}.{verb}", _json(body))
         return checked(decoded(answer.data))
 
-    async def post(self, verb: str, body: Mapping[str, Any]) -> None:
+    async def post(self, verb: str, body: Mapping[str, Any] | None = None) -> None:
         """An API request whose answer nobody needs."""
         await self.send(f"{self._prefix}.{verb}", _json(body))
 

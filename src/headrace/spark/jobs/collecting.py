@@ -21,7 +21,7 @@ from headrace.claims.claims import Claims
 from headrace.claims.clock import SECOND_NS
 from headrace.claims.config import ClaimConfig
 from headrace.claims.floors import Floors
-from headrace.claims.reference import end_of_hour_ns
+from headrace.claims.reference import end_of_hour_ns, id_in
 from headrace.claims.registry import STREAM, Entry
 from headrace.claims.removal import Remover, Report
 from headrace.claims.sweeper import Sweeper
@@ -182,10 +182,10 @@ class _Row:
             known = {item.name for item in fields(Entry)}
             values = {name: value for name, value in json.loads(self.facts).items() if name in known}
             return Entry(**values | {"revision": self.revision})
-        namespace, topic, _, claim_id = self.key.split("/")
+        namespace, topic, _, _ = self.key.split("/")
         size = self.size or 0
         created = (self.modified_us or 0) * 1000
-        return Entry(claim_id, namespace, topic, config.bucket, self.key, size, size, created, 0)
+        return Entry(id_in(self.key), namespace, topic, config.bucket, self.key, size, size, created, 0)
 
 
 class _JoinedFloors(Floors):
@@ -232,9 +232,7 @@ class _Worker:
     async def _collect(self, claims: Claims, rows: list[_Row]) -> pa.RecordBatch:
         now_ns = await claims.registry.now_ns()
         floors = _JoinedFloors(claims.wire)
-        fresh = await claims.registry.find_all(
-            self.config.namespace, [row.key.rpartition("/")[2] for row in rows]
-        )
+        fresh = await claims.registry.find_all(self.config.namespace, [id_in(row.key) for row in rows])
         doomed: list[tuple[Entry, str]] = []
         told: dict[str, tuple[str, str]] = {}
         remover = Remover(self.config, claims.store, claims.registry, claims.audit, claims.metrics)
@@ -305,7 +303,7 @@ async def _close(claims: Claims) -> None:
 
 def _result(rows: Sequence[_Row], told: Mapping[str, tuple[str, str]]) -> pa.RecordBatch:
     columns = [
-        [row.key.rpartition("/")[2] for row in rows],
+        [id_in(row.key) for row in rows],
         [row.key for row in rows],
         [told[row.key][0] for row in rows],
         [told[row.key][1] for row in rows],

@@ -53,7 +53,7 @@ def inventory(
         parts[0].alias("namespace"),
         parts[1].alias("topic"),
         parts[2].alias("hour"),
-        parts[3].alias("claim_id"),
+        f.substring_index(parts[3], ".", 1).alias("claim_id"),
     )
     return named.where(f.col("namespace").isin([config.namespace for config in configs]))
 

@@ -1,0 +1,108 @@
+"""What a seed decides about a world of claims before anything happens.
+
+Owns streams, consumers, lifetimes and shares of faults. Swarm testing: each seed switches some kinds of event off,
+because a run with everything on rarely goes deep anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+from headrace.claims import Ttl
+from headrace.sim.clock import SECOND_NS
+from headrace.sim.objects import ObjectFaults
+from headrace.store import StoreOptions
+
+NAMESPACE = "ns"
+THRESHOLD = 300
+STREAMS: dict[str, dict[str, Any]] = {
+    "A": {"allow_msg_ttl": True},
+    "B": {"allow_msg_ttl": True, "max_msgs": 8},
+    "N": {"max_msgs": 6, "discard": "new"},
+    "W": {"allow_msg_ttl": True, "retention": "workqueue"},
+    "O": {"allow_msg_ttl": True},
+}
+CONSUMERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "A": (("one", {}), ("two", {"filter_subject": "a.1"})),
+    "B": (("one", {}),),
+    "N": (("one", {}), ("two", {})),
+    "W": (("one", {}),),
+    "O": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimWorldOptions:
+    """What a seed decides before anything happens."""
+
+    events: int
+    actions: tuple[str, ...]
+    streams: tuple[str, ...]
+    ttl: Ttl
+    compression: str
+    audit: bool
+    window_s: int
+    skew_s: int
+    pauses_s: tuple[float, ...]
+    payload_max: int
+    page: int
+    stall_share: float
+    faults: ObjectFaults
+    store: StoreOptions
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+
+def derive(seed: int, store: StoreOptions, events: Iterable[str]) -> ClaimWorldOptions:
+    """The options of a seed; `events` are those that there are."""
+    rng = Random(f"claim options {seed}")
+    always = ("publish", "consume", "collect", "rest")
+    ttl = _ttl(rng)
+    skew_s = rng.choice((0, 0, ttl.max_age // 20))
+    return ClaimWorldOptions(
+        events=rng.randrange(40, 140),
+        actions=tuple(name for name in events if name in always or rng.random() < 0.6),
+        streams=tuple(sorted(rng.sample(sorted(STREAMS), rng.randrange(1, 4)))),
+        ttl=ttl,
+        compression=rng.choice(("none", "none", "gzip", "zstd")),
+        audit=rng.random() < 0.3,
+        window_s=rng.choice((1, 20, 120)),
+        skew_s=skew_s,
+        pauses_s=rng.choice(((0.0, 0.01), (0.0, 0.01, 0.5, 3.0), (0.1, 5.0, 30.0))),
+        payload_max=rng.choice((600, 3_000, 20_000)),
+        page=rng.choice((1, 3, 1000)),
+        stall_share=rng.choice((0.0, 0.0, 0.01)),
+        faults=_faults(rng, skew_s),
+        store=store,
+    )
+
+
+def _ttl(rng: Random) -> Ttl:
+    max_age = rng.choice((60, 600, 3600, 7200))
+    return Ttl(
+        max_age,
+        delete_after_read=rng.random() < 0.8,
+        retention_after_read=rng.choice((0, 0, 5, max_age // 10)),
+        grace_period=rng.choice((max_age // 10, max_age // 2, max_age)),
+    )
+
+
+def _faults(rng: Random, skew_s: int) -> ObjectFaults:
+    def share() -> float:
+        return rng.choice((0.0, 0.0, 0.02, 0.1))
+
+    return ObjectFaults(
+        refused=share(),
+        unanswered=share(),
+        late=share(),
+        twice=share(),
+        slow=share(),
+        hidden=share(),
+        stale=rng.choice((0.0, 0.3)),
+        broken_off=share(),
+        skew_ns=rng.randint(-skew_s, skew_s) * SECOND_NS,
+    )
