@@ -8,8 +8,10 @@ know files or time. `records` is the same, compiled; the same tests hold both.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import struct
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,6 +33,19 @@ _MARK = struct.Struct("<IQ")
 _U16 = struct.Struct("<H")
 _RECORDS, _REMOVALS, _TRIM, _ADVANCE = 2, 4, 5, 6
 _FAR = 0xFFFFFFFF
+
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def _grown(array: Array, used: int, capacity: int) -> Array:
@@ -786,8 +801,19 @@ class Appender(Packer):
 
 
 def map_file(fd: int, length: int) -> memoryview:
-    """A read-only view of an open file's first bytes, which outlives the descriptor."""
-    return memoryview(mmap.mmap(fd, length, prot=mmap.PROT_READ)) if length else memoryview(b"")
+    """A read-only view of an open file's first bytes, which outlives the descriptor.
+
+    `mmap.mmap` would keep a descriptor of its own for each map, of which there may be thousands.
+    """
+    if not length:
+        return memoryview(b"")
+    address = _LIBC.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    if address in (None, _MAP_FAILED):
+        raise OSError(ctypes.get_errno(), "the file cannot be mapped")
+    mapped = (ctypes.c_char * length).from_address(address)
+    # Not at the end of the process: somebody may still look at it then.
+    weakref.finalize(mapped, _LIBC.munmap, address, length).atexit = False
+    return memoryview(mapped).cast("B").toreadonly()
 
 
 def gather(logs: list[Appender]) -> tuple[list[Any], bytes]:

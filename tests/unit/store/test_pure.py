@@ -22,6 +22,7 @@ def test_the_log_behaves_the_same_without_a_compiler() -> None:
         "-q",
         "-p",
         "no:xdist",
+        str(HERE / "test_disk.py"),
         str(HERE / "test_log.py"),
         str(HERE / "test_store.py"),
     ]
