@@ -233,11 +233,6 @@ def _check_sampling(config: ConsumerConfig) -> None:
         raise error(10095, err="<nil>")
 
 
-def sampling(config: ConsumerConfig) -> int:
-    """The share of acknowledgements to report, in percent."""
-    return int(config.sample_freq.removesuffix("%")) if config.sample_freq else 0
-
-
 def check_group(group: str) -> None:
     """Refuse a bad name of a priority group."""
     if not group:

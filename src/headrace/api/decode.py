@@ -96,15 +96,15 @@ def decode_next(body: bytes) -> NextRequest:
     return request
 
 
-def decode_message_get(body: bytes) -> MessageGetRequest:
+def decode_message_get(body: bytes, *, strict: bool = False) -> MessageGetRequest:
     """The body of STREAM.MSG.GET, which has to choose one way to find one message (10003)."""
     if is_empty(body):
         raise error(10003)
-    request = decode(MessageGetRequest, body)
-    ways = (request.seq > 0) + bool(request.last_by_subj) + (request.start_time is not None)
-    several = request.batch > 0 or request.max_bytes > 0
+    request = decode(MessageGetRequest, body, strict=strict)
+    ways = bool(request.seq) + bool(request.last_by_subj) + (request.start_time is not None)
+    several = request.batch or request.max_bytes
     # A subject to look for next may go with a sequence or a time to begin at, not with a last one.
-    both = bool(request.last_by_subj and request.next_by_subj)
+    both = request.last_by_subj and request.next_by_subj
     if several or both or ways > 1 or not (ways or request.next_by_subj):
         raise error(10003)
     return request

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from headrace.api import advisories as events
 from headrace.api import configs, consumers, errors, metadata, responses, times
 from headrace.api.configs import ConsumerConfig
-from headrace.api.decode import decode, decode_lenient, decode_optional, is_empty
+from headrace.api.decode import decode, decode_lenient, decode_optional, decode_unpin, is_empty
 from headrace.api.names import short_hash
-from headrace.api.requests import ConsumerRequest, ConsumersRequest, PauseRequest, ResetRequest, UnpinRequest
+from headrace.api.requests import ConsumerRequest, ConsumersRequest, PauseRequest, ResetRequest
 from headrace.broker.advisories import nuid
 from headrace.broker.consumer_info import consumer_info
 from headrace.broker.door import Endpoint, Request
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from headrace.broker.stream import Stream
 
 IDENTITY = b"Nats-Stream-Identity"
-_GROUP = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
 
 
 def _lookup(jetstream: JetStream, request: Request) -> Consumer:
@@ -166,13 +164,9 @@ def pause(jetstream: JetStream, request: Request) -> bytes:
 
 
 def unpin(jetstream: JetStream, request: Request) -> bytes:
-    wanted = decode_lenient(UnpinRequest, request.body)
-    if not wanted.group:
-        raise errors.error(10025, err="consumer group not specified")
-    if not _GROUP.fullmatch(wanted.group):
-        raise errors.error(10162)
+    group = decode_unpin(request.body)
     consumer = _lookup(jetstream, request)
-    if wanted.group not in consumer.config.priority_groups or not isinstance(consumer.outlet, Pulls):
+    if group not in consumer.config.priority_groups or not isinstance(consumer.outlet, Pulls):
         raise errors.error(10160)
     consumer.outlet.pin.free("admin")
     consumer.wake()

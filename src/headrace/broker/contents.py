@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 KEY = b"restoring/"
 ENTRY_MAX = 64 * 1024 * 1024
 _TIME_MAX = (1 << 63) - 1
-_KNOWN_MAX = 65_536
 _SUBJECT_MAX = 0xFFFF  # what a record can say
 _NONE: Mapping[bytes, bytes] = {}
 
@@ -95,7 +94,6 @@ class Contents:
         self._log: Log | None = None
         self._room = self._left()
         self._readers: dict[str, Reader] = {}
-        self._subjects: set[bytes] = set()
         self._whole = False
         self._last_seq = self._last_ns = 0
         self._ids: list[tuple[bytes, int, int]] = []
@@ -187,16 +185,6 @@ class Contents:
             raise ProtocolError(f"failed to parse message sequence {seq}")
         if entry.header and not (admission.plain_block(entry.header) and entry.header.endswith(b"\r\n\r\n")):
             raise ProtocolError(f"failed to parse message sequence {seq}: invalid header")
-
-    def _known_subject(self, subject: bytes) -> bool:
-        """Whether it is a subject; most messages have one that came before."""
-        if subject in self._subjects:
-            return True
-        if not subjects.valid(subject):
-            return False
-        if len(self._subjects) < _KNOWN_MAX:
-            self._subjects.add(subject)
-        return True
 
     def _ttl(self, found: Mapping[bytes, bytes]) -> int:
         value = found.get(admission.TTL)

@@ -26,6 +26,14 @@ class Carrier(Protocol):
     def cluster(self) -> str:
         """Of the other server; connections to the same cluster do not echo to each other."""
 
+    @property
+    def headers(self) -> bool:
+        """Whether the other side takes headers."""
+
+    @property
+    def spoke(self) -> bool:
+        """Whether the other side is the hub."""
+
     def may_send(self, subject: bytes) -> bool: ...
     def carry(
         self, subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes
@@ -38,7 +46,7 @@ class FarInterest:
 
     __slots__ = ("carrier", "pattern", "queue", "weight")
 
-    def __init__(self, carrier: Any, pattern: bytes, queue: bytes | None, weight: int) -> None:
+    def __init__(self, carrier: Carrier, pattern: bytes, queue: bytes | None, weight: int) -> None:
         self.carrier = carrier
         self.pattern = pattern
         self.queue = queue
@@ -46,7 +54,7 @@ class FarInterest:
 
 
 #: A queue group, the connections behind which it has members, and how many.
-Choice = tuple[bytes, list[Any], list[int]]
+Choice = tuple[bytes, list[Carrier], list[int]]
 
 
 class Fan:
@@ -57,7 +65,7 @@ class Fan:
 
     __slots__ = ("choices", "exact", "plain", "subject")
 
-    def __init__(self, subject: bytes, plain: list[Any], choices: list[Choice], *, exact: bool) -> None:
+    def __init__(self, subject: bytes, plain: list[Carrier], choices: list[Choice], *, exact: bool) -> None:
         self.subject = subject
         self.plain = plain
         self.choices = choices
@@ -71,7 +79,7 @@ class Fan:
             for carrier in self.plain:
                 carrier.carry(self.subject, reply, (), header, payload)
             return len(self.plain)
-        targets: dict[Any, list[bytes]] = {carrier: [] for carrier in self.plain}
+        targets: dict[Carrier, list[bytes]] = {carrier: [] for carrier in self.plain}
         for queue, members, weights in self.choices:
             chosen = members[0] if len(members) == 1 else random.choices(members, weights)[0]
             targets.setdefault(chosen, []).append(queue)
@@ -119,10 +127,10 @@ class Fan:
                 carrier.carry_run(data, count, size)
         return count, size
 
-    def beyond(self, origin: Any, queues: Collection[bytes]) -> Fan | None:
+    def beyond(self, origin: Carrier, queues: Collection[bytes]) -> Fan | None:
         """Where a message that came over `origin` goes on to, for these queue groups; None when nowhere."""
 
-        def other(carrier: Any) -> bool:
+        def other(carrier: Carrier) -> bool:
             return carrier is not origin and not (origin.cluster and carrier.cluster == origin.cluster)
 
         plain = [carrier for carrier in self.plain if other(carrier)]
@@ -139,15 +147,15 @@ class Fan:
         return Fan(self.subject, [], choices, exact=self.exact) if choices else None
 
     @property
-    def carriers(self) -> list[Any]:
+    def carriers(self) -> list[Carrier]:
         """Every connection it may use."""
         return [*self.plain, *(each for _, members, _ in self.choices for each in members)]
 
 
 def fan_of(subject: bytes, found: Sequence[FarInterest], local_groups: Collection[bytes]) -> Fan | None:
     """The fan of a subject; None when nothing of it may cross."""
-    plain: dict[Any, None] = {}
-    groups: dict[bytes, dict[Any, int]] = {}
+    plain: dict[Carrier, None] = {}
+    groups: dict[bytes, dict[Carrier, int]] = {}
     exact = False
     for entry in found:
         if not entry.carrier.may_send(subject):

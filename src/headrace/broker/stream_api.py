@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.api import advisories, errors, responses, streams
-from headrace.api.decode import decode, decode_optional, decode_stream, is_empty
+from headrace.api.decode import decode, decode_message_get, decode_optional, decode_stream, is_empty
 from headrace.api.requests import (
     MessageDeleteRequest,
-    MessageGetRequest,
     PurgeRequest,
     StreamInfoRequest,
     StreamListRequest,
@@ -136,11 +135,7 @@ def purge(jetstream: JetStream, request: Request) -> bytes:
 
 
 def get_message(jetstream: JetStream, request: Request) -> bytes:
-    if is_empty(request.body):
-        raise errors.error(10003)
-    wanted = decode(MessageGetRequest, request.body, strict=jetstream.strict)
-    if wanted.batch or wanted.max_bytes or _contradicts(wanted):
-        raise errors.error(10003)
+    wanted = decode_message_get(request.body, strict=jetstream.strict)
     stream = jetstream.lookup(request.names[0])
     stream.retention.enforce()
     seq = direct.find(stream, wanted)
@@ -149,12 +144,6 @@ def get_message(jetstream: JetStream, request: Request) -> bytes:
         raise errors.error(10037)
     time_ns, subject, header, payload, _ = message
     return responses.stored_message(subject, seq, b"" if wanted.no_hdr else header, payload, time_ns)
-
-
-def _contradicts(wanted: MessageGetRequest) -> bool:
-    last, following, timed = wanted.last_by_subj, wanted.next_by_subj, wanted.start_time is not None
-    nothing = not (wanted.seq or last or following or timed)
-    return bool(nothing or (wanted.seq and (last or timed)) or (last and (timed or following)))
 
 
 def delete_message(jetstream: JetStream, request: Request) -> bytes:

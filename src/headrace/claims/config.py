@@ -80,9 +80,6 @@ class ClaimConfig:
         keys = ("enabled", "required", "threshold", "bucket", "backend", "compression")
         return {"namespace": self.namespace, **{key: getattr(self, key) for key in keys}, "ttl": ttl}
 
-    def with_ttl(self, **changes: Any) -> ClaimConfig:
-        return replace(self, ttl=replace(self.ttl, **changes))
-
 
 def preset(name: str, namespace: str, **settings: Any) -> ClaimConfig:
     """A configuration with the `ttl` of a preset: aggressive, conservative or redelivery."""

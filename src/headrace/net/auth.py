@@ -103,10 +103,6 @@ class Authenticator:
     def __init__(self, options: Options) -> None:
         #: What an insider proves itself with; empty when there is none. Made anew by each process, never written.
         self.inside_secret = ""
-        self.replace(options)
-
-    def replace(self, options: Options) -> None:
-        """From now on decide by these options (a reload)."""
         users = {user.name: user for user in options.users}
         if options.user:
             users[options.user] = User(options.user, options.password)

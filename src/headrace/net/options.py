@@ -29,13 +29,6 @@ class OptionsError(HeadraceError):
     """A setting that cannot be used; the text names it, its value and the remedy."""
 
 
-class Sync(StrEnum):
-    """When an acknowledgement may leave: after the disk has it, or before."""
-
-    ALWAYS = "always"
-    ASYNC = "async"
-
-
 class LogFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
@@ -164,7 +157,6 @@ class Options:
     store_dir: str = ""
     domain: str = ""
     strict: bool = True
-    sync: Sync = Sync.ALWAYS
     max_file_store: int = 0
     max_memory_store: int = 0
     batch_max_inflight_per_stream: int = 50

@@ -9,7 +9,6 @@ import pytest
 
 from headrace.api import consumers
 from headrace.api.configs import ConsumerConfig, StreamConfig
-from headrace.api.consumer_fields import sampling
 from headrace.api.limits import Limits
 from headrace.api.times import SECOND
 from headrace.errors import RequestError
@@ -129,7 +128,3 @@ def test_limits_refuse_more(fields: dict[str, Any], limits: Limits, expected: in
     with pytest.raises(RequestError) as caught:
         settle(limits=limits, **fields)
     assert code(caught) == expected
-
-
-def test_the_share_of_sampled_acks() -> None:
-    assert [sampling(ConsumerConfig(sample_freq=text)) for text in ("", "50", "100%")] == [0, 50, 100]

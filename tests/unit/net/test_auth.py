@@ -78,13 +78,6 @@ def test_the_user_for_strangers_has_to_exist() -> None:
         Authenticator(Options(users=(User("a", "1"),), no_auth_user="nobody"))
 
 
-def test_reload_replaces_the_users() -> None:
-    authenticator = Authenticator(Options(token="old"))
-    authenticator.replace(Options(token="new"))
-    assert authenticator.check({"auth_token": "old"}) is None
-    assert authenticator.check({"auth_token": "new"}) is not None
-
-
 @pytest.mark.parametrize(
     ("before", "after", "identity", "standing"),
     [
