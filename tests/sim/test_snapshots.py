@@ -173,6 +173,41 @@ def test_whoever_does_not_wait_is_stopped(monkeypatch: pytest.MonkeyPatch) -> No
     assert b"too many chunks" in answers(client)[0].payload
 
 
+def test_the_restores_of_an_account_hold_only_so_much_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = start()
+    client = filled(box, count=600)
+    data = back_up(box, client)
+    monkeypatch.setattr(restores, "HELD_MAX", 1000)
+    large, small = begin(client, "R"), begin(client, "Q")
+    client.publish(large, data[:700], b"_B.r")  # not one whole block: it has to wait for the rest
+    box.run()
+    assert (large_restore := box.jetstream.restores["R"]).held > 650
+    client.publish(small, data[:400], b"_B.q")
+    box.run()
+    assert list(box.jetstream.restores) == ["Q"]
+    assert large_restore.held == 0
+    client.publish(large, data[700:], b"_B.r")
+    box.run()
+    refused = [delivery.payload for delivery in answers(client) if delivery.subject == b"_B.r"][-1]
+    assert b"hold too much at once" in refused
+    assert "R" not in box.store.logs
+
+
+def test_what_is_unpacked_and_not_yet_whole_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = start()
+    client = filled(box, count=1)
+    packer = Packer()
+    data = packer.add(state(messages=1, last_seq=1)) + packer.add(message(payload=bytes(6_000_000)))
+    monkeypatch.setattr(restores, "HELD_MAX", 1_000_000)
+    subject = begin(client, "R")
+    client.publish(subject, data[: len(data) // 2], b"_B.r")  # small, but it grows
+    box.run()
+    assert not box.jetstream.restores
+    client.publish(subject, data[len(data) // 2 :], b"_B.r")
+    box.run()
+    assert b"hold too much at once" in answers(client)[-1].payload
+
+
 def state(**fields: Any) -> Entry:
     return Entry(b"state.json", 1, 0, b"", json.dumps({"first_seq": 1, "last_seq": 0, **fields}).encode())
 

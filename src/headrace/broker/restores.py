@@ -29,6 +29,8 @@ _IDLE_NS = 5_000_000_000
 _PRESSED_NS = 10_000_000
 #: What may wait to be unpacked; whoever sends more does not wait for its answers.
 _QUEUE_MAX = 64 * 1024 * 1024
+#: What all restores of an account may hold in memory together: the largest entry there can be, and what follows it.
+HELD_MAX = 2 * _QUEUE_MAX
 _TURN = 512
 _EXPANDED_TURN = 4 * 1024 * 1024
 AT_ONCE_MAX = 16
@@ -88,6 +90,11 @@ class Restore:
         jetstream.advisories.send(events.restore_created, config.name, self._client)
         self._rest()
 
+    @property
+    def held(self) -> int:
+        """Bytes in memory: what waits to be unpacked, and what was unpacked and waits for the rest of its entry."""
+        return self._queued + self._unpacker.held
+
     # Life
 
     def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
@@ -101,12 +108,19 @@ class Restore:
         self._queued += len(payload)
         self._received += len(payload)
         if not reply:
-            self._fail("chunks need a reply subject")
+            self.fail("chunks need a reply subject")
         elif self._queued > _QUEUE_MAX:
-            self._fail("too many chunks at once")
+            self.fail("too many chunks at once")
         else:
             self._go_on()
+            self._bound()
         self._rest()
+
+    def _bound(self) -> None:
+        """Where the restores of an account hold too much together, the one that holds most ends."""
+        under_way = self._jetstream.restores.values()
+        if sum(each.held for each in under_way) > HELD_MAX:
+            max(under_way, key=lambda each: each.held).fail("the account's restores hold too much at once")
 
     def _rest(self) -> None:
         """Nothing more for some time means that nothing more will come."""
@@ -120,7 +134,7 @@ class Restore:
             self._rest()
             return
         if self._refusal is None:
-            self._fail("no more chunks came")
+            self.fail("no more chunks came")
         self.close()
 
     def close(self) -> None:
@@ -131,7 +145,7 @@ class Restore:
         if self._idle is not None:
             self._idle.cancel()
 
-    def _fail(self, problem: str) -> None:
+    def fail(self, problem: str) -> None:
         """Nothing of it stays; whoever still sends is told why."""
         jetstream = self._jetstream
         self._refusal = errors.error(10062, err=problem)
@@ -141,6 +155,7 @@ class Restore:
         self._tell_end()
         while self._queue:
             self._refuse(self._queue.popleft()[0])
+        self._queued, self._unpacker = 0, Unpacker(ENTRY_MAX)
 
     def _refuse(self, reply: bytes) -> None:
         if reply and self._refusal is not None:
@@ -171,9 +186,10 @@ class Restore:
         try:
             self._advance()
         except HeadraceError as problem:
-            self._fail(str(problem))
+            self.fail(str(problem))
         except Exception as problem:  # whatever a backup holds: all of it is restored or nothing
-            self._fail(f"{type(problem).__name__}: {problem}")
+            self.fail(f"{type(problem).__name__}: {problem}")
+        self._bound()
         if jetstream.store.dirty:
             jetstream.ticker.arm()
 

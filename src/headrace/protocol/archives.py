@@ -128,6 +128,11 @@ class Unpacker:
         """Whether nothing is left over."""
         return not self._raw and not self._parsed and self._at == len(self._plain)
 
+    @property
+    def held(self) -> int:
+        """Bytes that wait for the rest of their entry, or to be taken."""
+        return len(self._raw) + len(self._plain) - self._at + sum(len(each[4]) for each in self._parsed)
+
     def feed(self, data: bytes) -> None:
         self._raw += data
 
