@@ -7,65 +7,16 @@ plain Python and passes the same tests.
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcpy
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memchr
 
+from headrace.kernel.octets cimport RECORD, Record, digits, put, read
 from headrace.kernel.records cimport Appender, Columns
 
 cdef enum:
-    RECORD = 32
     BLOCK = 32
     TAIL = 256  # everything of an answer's headers that has a bounded size
     SECOND_NS = 1000000000
-
-
-cdef struct Record:
-    Py_ssize_t size, subject_size, header_size, payload_size
-    const char *subject
-    const char *header
-    const char *payload
-    uint64_t seq, time_ns
-
-
-cdef inline bint read(const char *at, const char *end, Record *record) noexcept nogil:
-    """Take one record apart; False where there is none."""
-    cdef uint32_t size, header_size
-    cdef uint16_t subject_size
-    if end - at < RECORD:
-        return False
-    memcpy(&size, at, 4)
-    memcpy(&subject_size, at + 4, 2)
-    memcpy(&header_size, at + 8, 4)
-    memcpy(&record.seq, at + 16, 8)
-    memcpy(&record.time_ns, at + 24, 8)
-    if size < RECORD or end - at < size:
-        return False
-    record.size, record.subject_size, record.header_size = size, subject_size, header_size
-    record.subject = at + RECORD
-    record.header = record.subject + subject_size
-    record.payload = record.header + header_size
-    record.payload_size = record.size - RECORD - subject_size - header_size
-    return record.payload_size >= 0
-
-
-cdef inline char *put(char *to, const char *data, Py_ssize_t size) noexcept nogil:
-    memcpy(to, data, size)
-    return to + size
-
-
-cdef inline char *digits(char *to, uint64_t value) noexcept nogil:
-    """Write a number; where it ends."""
-    cdef char scratch[20]
-    cdef int size = 0, i
-    while True:
-        scratch[size] = <char>(48 + value % 10)
-        size += 1
-        value //= 10
-        if value == 0:
-            break
-    for i in range(size):
-        to[i] = scratch[size - 1 - i]
-    return to + size
 
 
 cdef inline char *padded(char *to, uint64_t value, int width) noexcept nogil:

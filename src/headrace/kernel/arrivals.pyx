@@ -11,6 +11,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t, uint16_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
+from headrace.kernel.octets cimport u16, u64
+
 cdef enum:
     ENTRY = 18  # sequence, time, length of the id
     DIGITS_MAX = 9
@@ -116,18 +118,6 @@ def nats_headers(bytes block not None):
                     found[name] = PyBytes_FromStringAndSize(value, stop - value)
         at = stop + 2
     return found
-
-
-cdef inline uint64_t u64(const char *at) noexcept nogil:
-    cdef uint64_t value
-    memcpy(&value, at, 8)
-    return value
-
-
-cdef inline uint16_t u16(const char *at) noexcept nogil:
-    cdef uint16_t value
-    memcpy(&value, at, 2)
-    return value
 
 
 cdef class Window:

@@ -9,24 +9,16 @@ leave. Knows no consumers. `delivery_pure` does the same in plain Python and pas
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport PyObject
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy
 
+from headrace.kernel.octets cimport Record, digits, put, read
+
 cdef enum:
-    RECORD = 32
     NUMBERS = 96  # four numbers of at most 20 digits, the dots between them
     LINE = 64  # a control line besides its words
     ROOM = 4096  # what an output grows by at least
-
-
-cdef struct Record:
-    Py_ssize_t size
-    const char *subject
-    const char *header
-    const char *payload
-    Py_ssize_t subject_size, header_size, payload_size
-    uint64_t seq, time_ns
 
 
 cdef struct Output:
@@ -42,62 +34,6 @@ cdef struct Receiver:
     Py_ssize_t sid_size
     bint headers
     Py_ssize_t messages, bytes
-
-
-cdef inline uint16_t u16(const char *at) noexcept nogil:
-    cdef uint16_t value
-    memcpy(&value, at, 2)
-    return value
-
-
-cdef inline uint32_t u32(const char *at) noexcept nogil:
-    cdef uint32_t value
-    memcpy(&value, at, 4)
-    return value
-
-
-cdef inline uint64_t u64(const char *at) noexcept nogil:
-    cdef uint64_t value
-    memcpy(&value, at, 8)
-    return value
-
-
-cdef inline bint read(const char *at, const char *end, Record *record) noexcept nogil:
-    """Take one record apart; False at the end of the view."""
-    if end - at < RECORD:
-        return False
-    record.size = u32(at)
-    if record.size < RECORD or end - at < record.size:
-        return False
-    record.subject_size = u16(at + 4)
-    record.header_size = u32(at + 8)
-    record.seq = u64(at + 16)
-    record.time_ns = u64(at + 24)
-    record.subject = at + RECORD
-    record.header = record.subject + record.subject_size
-    record.payload = record.header + record.header_size
-    record.payload_size = record.size - RECORD - record.subject_size - record.header_size
-    return record.payload_size >= 0
-
-
-cdef inline char *digits(char *to, uint64_t value) noexcept nogil:
-    """Write a number; where it ends."""
-    cdef char scratch[20]
-    cdef int size = 0, i
-    while True:
-        scratch[size] = <char>(48 + value % 10)
-        size += 1
-        value //= 10
-        if value == 0:
-            break
-    for i in range(size):
-        to[i] = scratch[size - 1 - i]
-    return to + size
-
-
-cdef inline char *put(char *to, const char *data, Py_ssize_t size) noexcept nogil:
-    memcpy(to, data, size)
-    return to + size
 
 
 cdef int grow(Output *output, Py_ssize_t need) except -1:
