@@ -17,6 +17,8 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from conformance.client import Client, Wire
+from conformance.copying import Copying
+from conformance.joined import PAIRINGS, Joined, joined
 from conformance.reading import Reading
 from conformance.servers import KINDS, OURS, Server, Setup
 
@@ -172,3 +174,27 @@ def reading(client: Client, make_stream: Callable[..., dict[str, Any]], name: st
         return Reading(client, name)
 
     return make
+
+
+@pytest.fixture
+def ten(reading: Callable[..., Reading]) -> Reading:
+    """A stream with ten messages."""
+    stream = reading()
+    stream.fill(10)
+    return stream
+
+
+@pytest.fixture
+def copying(client: Client, name: str) -> Iterator[Copying]:
+    """Streams that copy each other, gone after the test."""
+    streams = Copying(client, name)
+    yield streams
+    streams.close()
+
+
+@pytest.fixture(scope="module", params=PAIRINGS, ids=lambda pair: f"hub={pair[0]},leaf={pair[1]}")
+def pair(request: pytest.FixtureRequest) -> Iterator[Joined]:
+    """Two servers, one of which joined the other."""
+    hub, leaf = request.param
+    with joined(hub, leaf) as both:
+        yield both

@@ -15,13 +15,6 @@ from conformance.servers import Server
 Make = Callable[..., Reading]
 
 
-@pytest.fixture
-def ten(reading: Make) -> Reading:
-    stream = reading()
-    stream.fill(10)
-    return stream
-
-
 def floor(stream: Reading, consumer: str = "C") -> tuple[tuple[int, int], int]:
     info = stream.info(consumer)
     return position(info, "ack_floor"), info["num_ack_pending"]

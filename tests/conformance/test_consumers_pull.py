@@ -14,13 +14,6 @@ from conformance.reading import MS, SECOND, Reading, ack_of, eventually, positio
 Make = Callable[..., Reading]
 
 
-@pytest.fixture
-def ten(reading: Make) -> Reading:
-    stream = reading()
-    stream.fill(10)
-    return stream
-
-
 class TestRequests:
     @pytest.mark.parametrize(
         ("body", "count"), [(b"", 1), (b"3", 3), (b"{}", 1), (b"text", 1), (b'{"batch":2}', 2), (b" 2 ", 2)]

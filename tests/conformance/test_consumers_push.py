@@ -19,13 +19,6 @@ FLOW = "100 FlowControl Request"
 
 
 @pytest.fixture
-def ten(reading: Make) -> Reading:
-    stream = reading()
-    stream.fill(10)
-    return stream
-
-
-@pytest.fixture
 def inbox(client: Client) -> str:
     return f"{client.inbox}-push-{time.monotonic_ns()}"
 

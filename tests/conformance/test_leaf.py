@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from conformance.client import Client
-from conformance.joined import HUB, LEAF, PAIRINGS, Joined, joined
+from conformance.joined import HUB, LEAF, Joined
 from conformance.reading import eventually
-
-
-@pytest.fixture(scope="module", params=PAIRINGS, ids=lambda pair: f"hub={pair[0]},leaf={pair[1]}")
-def pair(request: pytest.FixtureRequest) -> Iterator[Joined]:
-    hub, leaf = request.param
-    with joined(hub, leaf) as both:
-        yield both
 
 
 @pytest.fixture(params=[True, False], ids=["up", "down"])

@@ -9,19 +9,12 @@ from typing import Any
 
 import pytest
 
-from conformance.joined import PAIRINGS, Across, Joined, across, joined
+from conformance.joined import Across, Joined, across
 from conformance.reading import eventually
 from headrace.client import StreamConfig, connect, source_through
 
 RETENTIONS = {"L": "limits", "W": "workqueue", "I": "interest"}
 KINDS = {"M": "mirror", "S": "sources"}
-
-
-@pytest.fixture(scope="module", params=PAIRINGS, ids=lambda pair: f"hub={pair[0]},leaf={pair[1]}")
-def pair(request: pytest.FixtureRequest) -> Iterator[Joined]:
-    hub, leaf = request.param
-    with joined(hub, leaf) as both:
-        yield both
 
 
 @pytest.fixture(params=[True, False], ids=["up", "down"])

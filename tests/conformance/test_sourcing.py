@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -13,13 +13,6 @@ from conformance.copying import SOURCE, Copying
 from conformance.reading import SECOND, eventually
 from conformance.servers import Setup
 from headrace.api.names import short_hash
-
-
-@pytest.fixture
-def copying(client: Client, name: str) -> Iterator[Copying]:
-    streams = Copying(client, name)
-    yield streams
-    streams.close()
 
 
 @pytest.fixture

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from conformance.client import Client
 from conformance.copying import Copying
 from conformance.reading import SECOND, eventually
-
-
-@pytest.fixture
-def copying(client: Client, name: str) -> Iterator[Copying]:
-    streams = Copying(client, name)
-    yield streams
-    streams.close()
 
 
 def entry(copying: Copying, tail: str = "O", **consumer: Any) -> dict[str, Any]:

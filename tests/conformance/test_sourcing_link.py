@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,13 +14,6 @@ from conformance.reading import eventually
 from headrace.api.names import short_hash
 
 Connect = Callable[..., Client]
-
-
-@pytest.fixture
-def copying(client: Client, name: str) -> Iterator[Copying]:
-    streams = Copying(client, name)
-    yield streams
-    streams.close()
 
 
 @pytest.fixture
