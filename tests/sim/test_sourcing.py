@@ -166,6 +166,9 @@ class TestGaps:
         assert origin.answers == [b"NATS/1.0\r\nNats-Last-Consumer: 3\r\nNats-Last-Stream: 3\r\n\r\n"]
         origin.status(b"Idle Heartbeat", Nats_Last_Consumer=3, Nats_Consumer_Stalled="$JS.FC.O.x.abcd")
         assert origin.answers[1:] == [b""]
+        # After a reset the consumer counts from one again, and still waits for what it asked before.
+        origin.status(b"Idle Heartbeat", Nats_Last_Consumer=0, Nats_Consumer_Stalled="$JS.FC.O.x.abcd")
+        assert origin.answers[2:] == [b""]
 
     def test_the_answer_waits_for_the_disk(self, origin: Played) -> None:
         broker = origin.broker

@@ -15,6 +15,7 @@ from headrace.api import advisories as events
 from headrace.api.fields import INT64_MAX
 from headrace.api.times import parse_duration
 from headrace.kernel import ack_parts
+from headrace.probes import probe
 from headrace.protocol.bodies import UNREADABLE
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class Acks:
         delay_ns = _delay(argument) if argument else 0
         if delay_ns > 0:
             progress.queued.discard(seq)
+            probe("refused for a while")
             progress.postpone(seq, now_ns + delay_ns)
             consumer.rearm()
         else:
@@ -153,6 +155,7 @@ class Acks:
         if seq >= consumer.progress.next_seq and not consumer.config.flow_control:
             return False
         self._settle(seq, cseq)
+        probe("given up by the client")
         self.tell_terminated(seq, count, cseq, reason.decode("utf-8", "replace"))
         return True
 
@@ -161,6 +164,7 @@ class Acks:
         progress = self._consumer.progress
         cseq, count = progress.pending.get(seq, 0), progress.count(seq)
         progress.forget(seq)
+        probe("deleted while it was pending")
         self.tell_terminated(seq, count, cseq, _DELETED)
 
     def tell_terminated(self, seq: int, count: int, cseq: int, reason: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.api import errors
 from headrace.api.times import SECOND, TTL_INVALID, TTL_NEVER, TTL_SECONDS, TTL_ZERO, parse_ttl
 from headrace.kernel import nats_headers as nats_headers
+from headrace.probes import probe
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
@@ -106,11 +107,13 @@ def check_expectations(stream: Stream, subject: bytes, found: Mapping[bytes, byt
     if expected := found.get(EXPECTED_LAST_SUBJECT_SEQ):
         last = stream.last_matching(found.get(EXPECTED_LAST_SUBJECT) or subject)
         if number(expected) != last:
+            probe("another last sequence of the subject")
             raise errors.error(10071, seq=last)
     elif found.get(EXPECTED_LAST_SUBJECT):
         raise errors.error(10193)
     expected = found.get(EXPECTED_LAST_SEQ)
     if expected and number(expected) != stream.log.last_seq:
+        probe("another last sequence")
         raise errors.error(10071, seq=stream.log.last_seq)
     if found.get(STREAM_SOURCE):
         raise errors.error(10227)
@@ -125,6 +128,7 @@ def check_identity(stream: Stream, found: Mapping[bytes, bytes], now_ns: int) ->
             raise Duplicate(seq)
     expected = found.get(EXPECTED_LAST_MSG_ID)
     if expected and expected != stream.lane.last_message_id:
+        probe("another last id")
         raise errors.error(10070, id=stream.lane.last_message_id.decode("utf-8", "replace"))
     return message_id
 
@@ -151,6 +155,7 @@ def check_account(stream: Stream, subject: bytes, header: bytes, payload: bytes)
         raise errors.error(10023)
     cap = jetstream.cap(storage)
     if cap >= 0 and not jetstream.footprint.takes(storage, stream.stored_size(subject, header, payload), cap):
+        probe("the account is full")
         raise errors.error(10002)
 
 
@@ -172,6 +177,7 @@ def check_room(stream: Stream, subject: bytes, header: bytes, payload: bytes, ro
         raise errors.error(10077, err="maximum messages per subject exceeded")
     stream.retention.enforce()
     if 0 < config.max_msgs <= log.messages and not replaces:
+        probe("the stream is full")
         raise errors.error(10077, err="maximum messages exceeded")
     if config.max_bytes <= 0:
         return
@@ -200,6 +206,7 @@ def raise_ttl(stream: Stream, header: bytes, ttl_s: int) -> tuple[bytes, int]:
     least_s = config.subject_delete_marker_ttl // SECOND
     if not 0 < ttl_s < least_s or config.max_msgs_per_subject == 1:
         return header, ttl_s
+    probe("a lifetime is raised")
     return headers.replace(header, TTL, b"%d" % least_s), least_s
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.delivery import Verdict
 from headrace.broker.push import Push
+from headrace.probes import probe
 
 if TYPE_CHECKING:
     from headrace.broker.consumer import Consumer
@@ -70,6 +71,7 @@ class Alarm:
             consumer.wake()
         idle = self._idle_deadline()
         if idle and idle <= now_ns and not self._excused(now_ns):
+            probe("a consumer is idle for too long")
             consumer.stream.readers.delete(consumer)
         else:
             self.set()

@@ -12,6 +12,7 @@ from headrace.api import errors
 from headrace.api.times import TTL_NEVER, TTL_NONE, TTL_SECONDS, TTL_ZERO, parse_ttl
 from headrace.broker import admission, schedules
 from headrace.broker.counters import Totals
+from headrace.probes import probe
 
 if TYPE_CHECKING:
     from headrace.broker.batches import Member
@@ -106,6 +107,7 @@ class Commit:
         duplicates = self._stream.duplicates
         known = duplicates is not None and duplicates.find(message_id, self._now_ns)
         if known or message_id in self._ids:
+            probe("a batch repeats an id")
             raise errors.error(10201)
         self._ids.add(message_id)
 

@@ -17,6 +17,7 @@ from headrace.broker import admission
 from headrace.broker.batch_checks import Commit
 from headrace.broker.levels import REQUIRED_LEVEL, level_too_high
 from headrace.kernel import Pool, Staged
+from headrace.probes import probe
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
@@ -159,9 +160,11 @@ class Batches:
         if position != 1:
             if position - end_only > limits.messages:
                 raise errors.error(10199, size=limits.messages)
+            probe("a member of no batch")
             self._advise(name, "unknown")
             raise errors.error(10176)
         if len(self._open) >= limits.per_stream or self._staging.open >= limits.per_server:
+            probe("too many batches")
             raise errors.error(10210)
         batch = self._open[name] = Batch(name, self._staging)
         self._staging.open += 1
@@ -178,9 +181,11 @@ class Batches:
             self._abandon(batch, "unsupported")
             raise errors.error(10185)
         if position != len(batch.members) + 1 or (end_only and position == 1):
+            probe("a batch has a gap")
             self._abandon(batch, "incomplete")
             raise errors.error(10176)
         if position - end_only > limits.messages:
+            probe("a batch is too large")
             self._abandon(batch, "large")
             raise errors.error(10199, size=limits.messages)
 
@@ -207,6 +212,7 @@ class Batches:
         if 0 < left_ns <= self._staging.limits.timeout_ns:
             batch.timer = jetstream.timers.after(left_ns, lambda: self._look(batch))
             return
+        probe("a batch is not finished in time")
         self._abandon(batch, "timeout")
 
     def _close(self, batch: Batch) -> None:

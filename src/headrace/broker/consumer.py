@@ -25,6 +25,7 @@ from headrace.broker.needs import known_among, needs
 from headrace.broker.progress import Progress
 from headrace.broker.pulls import Pulls
 from headrace.broker.push import Push
+from headrace.probes import probe
 
 if TYPE_CHECKING:
     from headrace.broker.stream import Stream
@@ -175,9 +176,11 @@ class Consumer:
         self.forget([seq for seq in known if log.next(None, seq) != seq], quietly=True)
         if self.config.ack_policy in ("explicit", "all"):
             for seq in progress.overdue():
+                probe("overdue at a restart")
                 progress.enqueue(seq)
         if self.releases and self.progress.next_seq > log.first_seq:
             done = log.seqs(self.filter, log.first_seq, min(progress.next_seq - 1, log.last_seq))
+            probe("a queue is looked through at a restart")
             self.stream.readers.release(self, done[~needs(self, done)].tolist() if len(done) else [])
 
     def offer(self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
@@ -289,6 +292,7 @@ class Consumer:
     def exhausted(self, seq: int, deliveries: int) -> None:
         """A message was delivered as often as allowed."""
         was_full = self.full()
+        probe("delivered as often as allowed")
         self.advise(events.max_deliveries, seq, deliveries)
         self.progress.give_up(seq, deliveries)
         self.touch()
@@ -318,6 +322,7 @@ class Consumer:
         """The stream begins later than before."""
         first = self.stream.log.first_seq
         if self.progress.next_seq < first or self.progress.floor()[1] < first - 1:
+            probe("a purge overtakes a consumer")
             self.progress.move_to(first)
             self.touch()
 
@@ -351,6 +356,7 @@ class Consumer:
         """Deliver again what nobody acknowledged in time."""
         due = self.progress.deadlines.due(now_ns, self.progress.pending)
         if due:
+            probe("not acknowledged in time")
             self._redeliver(due)
             self.touch()
             self.wake()

@@ -19,6 +19,7 @@ from headrace.broker.levels import level_too_high
 from headrace.broker.ticks import Parcel
 from headrace.errors import RequestError, StoreError
 from headrace.kernel import answer, answers, newest
+from headrace.probes import probe
 from headrace.store import Filter, Log
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class DirectGet:
             seq = stream.last_matching(asked[self._prefix_length :])
             found = log.place(seq) if seq else None
             if found is None:
+                probe("a key is not there")
                 return self._status(reply, _NOT_FOUND)
             made = answer(*found, self._fixed)
         stream.ticker.send(log, reply, b"", *made)

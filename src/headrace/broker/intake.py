@@ -20,6 +20,7 @@ from headrace.broker.mappings import Change, first_of
 from headrace.broker.origin import Origin, Start
 from headrace.broker.positions import Positions, told_by_copies
 from headrace.errors import RequestError, StoreError
+from headrace.probes import probe
 
 if TYPE_CHECKING:
     from headrace.broker.stream import Stream
@@ -205,6 +206,8 @@ class SourceIntake(_Intake):
         self.received = max(known.seq, self.held.durable_seq)
         self._know(known.identity)
         self._unfiltered = not origin.filters()
+        if self.held:
+            probe("a sourced batch waited through a restart")
         self.batch = self._name(self.held.messages[0]) if self.held else b""
 
     def _know(self, identity: str) -> None:
@@ -296,6 +299,7 @@ class SourceIntake(_Intake):
         if not self.held:
             return
         if idle or self._stream.jetstream.timers.now_ns() - self.held.newest_ns > _HELD_NS_MAX:
+            probe("a sourced batch is never finished")
             self._release()
             self.received = self.seq
 

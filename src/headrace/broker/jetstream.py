@@ -37,6 +37,7 @@ from headrace.broker.stream import Stream
 from headrace.broker.ticks import Ticker
 from headrace.broker.timers import Handle, Timers
 from headrace.errors import RequestError, StoreError
+from headrace.probes import probe
 from headrace.protocol import subjects
 from headrace.store import Log, Store
 
@@ -181,6 +182,7 @@ class JetStream:
         if self.settled:
             self.store.idle()
         if self.store.full:  # look again: space may be freed by others
+            probe("a full disk is looked at again")
             self._idle_alarm = self.timers.after(_FULL_NS, self._look_idle)
 
     @property

@@ -20,6 +20,7 @@ from headrace.broker.leaf_rules import FREE, OWN, Rules, heard, own, rules_for, 
 from headrace.broker.session import Identity
 from headrace.errors import ProtocolError
 from headrace.kernel import EXACT, Lane, Route
+from headrace.probes import probe
 from headrace.protocol import frames, leaf, subjects
 from headrace.protocol.bodies import UNREADABLE
 
@@ -209,6 +210,7 @@ class LeafSession(DrainingPeer):
         for other in tuple(self._leaves.sessions):
             same = (other.name, other.cluster) == (self.name, self.cluster)
             if same and self.name and not other.dialled and other.remote_account == self.remote_account:
+                probe("a leafnode dials before it is missed")
                 other.owner.fail(REPLACED)
 
     # Both

@@ -21,6 +21,7 @@ from headrace.broker.intake import Intake
 from headrace.broker.origin import IDENTITY, Ask, Start
 from headrace.broker.road import Road
 from headrace.errors import RequestError, StoreError
+from headrace.probes import probe
 from headrace.protocol import headers
 from headrace.protocol.bodies import UNREADABLE
 
@@ -115,6 +116,7 @@ class Link:
 
     def _road_reopened(self) -> None:
         """What was under way is gone: set up anew, whatever the wait was going to be."""
+        probe("the way to the origin is open again")
         self._failures = 0
         self._again()
 
@@ -182,6 +184,7 @@ class Link:
         hub.publish(ask.subject, self._inbox.subject, ask.header, ask.body)
 
     def _unanswered(self) -> None:
+        probe("the origin does not answer")
         self._quiet()
         self._refused(0)
 
@@ -287,6 +290,7 @@ class Link:
         """Every so often: is anybody there?"""
         self._watch = None
         if self._now() - self.heard_ns > SILENCE_NS:
+            probe("the origin is silent")
             self._again()
         else:
             self._watch = self._jetstream.timers.after(SILENCE_NS, self._look)
@@ -385,9 +389,11 @@ class Link:
             if dseq == following:
                 self._counted(following, seq)
             elif dseq < following:
+                probe("the origin counts anew")
                 self._again()  # somebody reset the consumer: it counts from one again
             return
         if dseq != following and not (intake.origin.mirror and seq == intake.seq + 1):
+            probe("a gap in what arrives")
             self._again()
             return
         try:
@@ -409,6 +415,7 @@ class Link:
 
     def _blocked(self) -> None:
         """The stream cannot take it now; the origin will be asked for it again."""
+        probe("a copy cannot be stored")
         self._again()
         self.blocked = True
 
@@ -417,6 +424,7 @@ class Link:
         if not last.isdigit():
             return
         if int(last) not in (0, self._dseq):
+            probe("a gap that a heartbeat tells of")
             self._again()
             return
         stalled = headers.get(header, _STALLED)
@@ -428,7 +436,7 @@ class Link:
             return
         if self.intake.stored > self._done[1]:
             self._done = (self._dseq, self.intake.stored)
-        if stalled and int(last):
+        if stalled:  # also before the first delivery: a reset consumer still waits for what it asked before
             self._jetstream.ticker.send_settled(stalled, b"", b"", b"")
 
     def _flow_request(self, reply: bytes) -> None:

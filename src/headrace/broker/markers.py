@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.api.times import SECOND, duration_text
 from headrace.errors import Corrupt
+from headrace.probes import probe
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def remove_with_marker(stream: Stream, seq: int, reason: str) -> bool:
     if log.count_of(subject) > 1 or (header and is_marker(header)):
         stream.retention.drop_one(seq)
         return True
+    probe("a marker is placed")
     ttl_s = stream.config.subject_delete_marker_ttl // SECOND
     block, now_ns = _block(ttl_s, reason), stream.jetstream.now_ns()
     stream.keep(subject, block, b"", now_ns, ttl_s, rollup=b"sub", forced=True)

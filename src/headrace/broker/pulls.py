@@ -17,6 +17,7 @@ from headrace.broker.lanes import Lanes, crowded_peer, plain_subscriptions
 from headrace.broker.levels import level_too_high
 from headrace.broker.pins import Pin
 from headrace.errors import RequestError
+from headrace.probes import probe
 from headrace.protocol import headers, subjects
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Pulls:
         if len(self.waiting) >= consumer.config.max_waiting > 0:
             self._make_room(now_ns)
         if len(self.waiting) >= consumer.config.max_waiting > 0:
+            probe("too many requests wait")
             if wanted.idle_heartbeat <= 0:
                 self._say(reply, statuses.MAX_WAITING)
             return
@@ -159,6 +161,7 @@ class Pulls:
             return b"" if wanted.expires else statuses.NO_MESSAGES
         self.look(now_ns, at_end=False)
         if available < sum(pull.batch for pull in self.waiting):
+            probe("others wait already")
             return statuses.REQUESTS_PENDING
         return b""
 
@@ -181,6 +184,7 @@ class Pulls:
             peer = crowded_peer(self._receivers(waiting[0]))
             if peer is None:
                 return True
+            probe("the one who asked does not read")
             peer.when_drained(self._consumer.wake)
             if fair:
                 waiting.rotate(-1)
@@ -265,8 +269,10 @@ class Pulls:
             elif 0 < pull.bytes_left < size:
                 if pull.pin_id and pull.pin_id == self.pin.id and not pull.delivered and not pull.request.id:
                     self.pin.release()
+                probe("a message larger than was asked for")
                 self._end(pull.left(statuses.TOO_LARGE))
             elif not self._heard(pull):
+                probe("nobody is there for a message")
                 waiting.popleft()
             else:
                 return self._serve(pull, size)
@@ -315,6 +321,7 @@ class Pulls:
         for pull in list(self.waiting):
             status = b""
             if pull.expires_ns and now_ns >= pull.expires_ns:
+                probe("a request expires")
                 status = pull.left(statuses.TIMEOUT)
             elif at_end and pull.no_wait and (not pull.expires_ns or pull.delivered):
                 status = statuses.NO_MESSAGES

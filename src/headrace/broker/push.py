@@ -15,6 +15,7 @@ from headrace.broker.flow import Window
 from headrace.broker.lanes import Lanes, crowded, crowded_peer, plain_subscriptions, simple
 from headrace.broker.leaf_routes import Fan
 from headrace.kernel import EXACT, Route
+from headrace.probes import probe
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Push:
         for target in self._targets or ():
             peer = crowded_peer(target)
             if peer is not None:
+                probe("the one who listens does not read")
                 peer.when_drained(self._consumer.wake)
                 return False
         for fan in self._fans:

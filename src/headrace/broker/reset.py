@@ -13,6 +13,7 @@ import numpy as np
 from headrace.api import errors, times
 from headrace.broker.progress_codec import EMPTY, Seqs
 from headrace.errors import RequestError
+from headrace.probes import probe
 
 if TYPE_CHECKING:
     from headrace.broker.consumer import Consumer
@@ -25,6 +26,7 @@ def reset(consumer: Consumer, seq: int | None) -> int:
     set_left: Seqs = EMPTY
     resume = progress.resume
     if seq is None:
+        probe("reset to what is acknowledged")
         target = progress.true_floor()[1] + 1
         set_left = _unfinished(consumer, target)
     else:

@@ -16,6 +16,7 @@ from headrace.api import errors
 from headrace.api.configs import StreamConfig
 from headrace.broker import markers
 from headrace.broker.expiry import NEVER, SECOND_NS, Ages, Deadlines
+from headrace.probes import probe
 from headrace.protocol import subjects
 
 if TYPE_CHECKING:
@@ -236,7 +237,11 @@ class Retention:
 
     def start(self) -> None:
         """After a restart or a new configuration: what is overdue goes before anybody looks."""
+        log = self._stream.log
+        before = (log.messages, log.last_seq)
         self.enforce()
+        if (log.messages, log.last_seq) != before:
+            probe("a life ended while nobody served")
         self._set_alarm()
         self._stream.changed()
 
@@ -260,9 +265,11 @@ class Retention:
         if marked or (pattern and pattern != b">"):
             wanted = log.filter((pattern,)) if pattern else None
             victims = log.seqs(wanted, log.first_seq, min(seq - 1, log.last_seq) if seq else log.last_seq)
+            probe("a purge of some subjects")
             victims = victims[:-keep] if keep else victims
             return markers.remove_all(stream, victims, "Purge") if marked else self.drop(victims)
         if keep:
+            probe("a purge that keeps some")
             return self._purge_keeping(keep)
         below = seq or log.last_seq + 1
         purged = self.drop_below(below)

@@ -19,6 +19,7 @@ from headrace.broker.permissions import Permissions, Replies
 from headrace.broker.router import Hub
 from headrace.errors import ProtocolError
 from headrace.kernel import Subscription
+from headrace.probes import probe
 from headrace.protocol import frames, subjects
 from headrace.protocol.bodies import UNREADABLE
 
@@ -207,6 +208,7 @@ class Session(DrainingPeer):
         if queue == SYSTEM_QUEUE:
             return asked
         if self.permissions is not None and not self.permissions.may_subscribe(subject, queue):
+            probe("not allowed to subscribe")
             return asked
         most = self.limits.subscription_tokens
         if most and subject.count(b".") + 1 > most:
@@ -244,6 +246,7 @@ class Session(DrainingPeer):
         return self.permissions is None or self.permissions.may_reply(reply)
 
     def refuse_publish(self, subject: bytes) -> None:
+        probe("not allowed to publish")
         self.complain(b'Permissions Violation for Publish to "%s"' % subject)
 
     def refuse_reply(self, reply: bytes) -> None:
@@ -253,6 +256,7 @@ class Session(DrainingPeer):
         """Whether a watched subscription gets a message; with a reply to it the client may answer."""
         rules = self.permissions
         if rules is not None and rules.withheld(subject, sub.queue):
+            probe("a message is withheld")
             return False
         if reply and self.replies is not None and rules is not None and not rules.may_publish(reply):
             self.replies.asked(reply, self.owner.now_ns())
@@ -273,6 +277,7 @@ class Session(DrainingPeer):
             return
         for sub in self.hub.route(reply).plain:
             if sub.peer is self:
+                probe("nobody responds")
                 self.send(frames.message(reply, sub.sid, b"", frames.no_responders(subject), b""))
                 return
 

@@ -27,6 +27,7 @@ from headrace.broker.schedules import Schedules
 from headrace.broker.sourcing import Sourcing
 from headrace.errors import Corrupt, RequestError, StoreError
 from headrace.kernel import Lane
+from headrace.probes import probe
 from headrace.protocol import headers
 from headrace.store import Facts, Log
 
@@ -205,6 +206,7 @@ class Stream:
         try:
             ack = self.admit(subject, header, payload)
         except Duplicate as duplicate:
+            probe("a duplicate is answered")
             ack = b'%b%d,"duplicate": true}' % (self.ack_prefix, duplicate.seq)
         except RequestError as refusal:
             ack = errors.pub_ack_error(self.name, refusal)
@@ -223,6 +225,7 @@ class Stream:
     def _refuse(self, reply: bytes, failure: StoreError) -> None:
         """The store takes nothing."""
         if reply and not self.config.no_ack:
+            probe("the store takes nothing")
             refusal = self.jetstream.store_refusal(failure)
             self.ticker.refuse(reply, errors.pub_ack_error(self.name, refusal))
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from headrace.kernel import Outbox
+from headrace.probes import probe
 from headrace.store import Log, Store
 
 #: Something to publish: subject, reply, header block, payload.
@@ -114,6 +115,7 @@ class Ticker:
     def refuse(self, reply: bytes, answer: bytes) -> None:
         """Tell somebody no, in turn with other answers; at once when nothing can become durable any more."""
         if self._store.poisoned is not None:
+            probe("a refusal of a poisoned store")
             self._hub.publish(reply, b"", b"", answer)
         else:
             self.outbox.held.append((reply, b"", b"", answer))
@@ -188,6 +190,7 @@ class Ticker:
 
     def _give_up(self) -> None:
         """A sync failed: what waits for the disk must never leave."""
+        probe("what waits for the disk never leaves")
         self.outbox.held.clear()
         self._sealed.clear()
         self._touched.clear()

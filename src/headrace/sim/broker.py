@@ -7,6 +7,8 @@ falls due. Requests are answered into `answers`, by their number, as soon as the
 from __future__ import annotations
 
 import json
+import os
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +51,15 @@ class Bounds:
 NO_BOUNDS = Bounds()
 
 
+def _repeatable_hub() -> Hub:
+    """A hub whose choice among the members of a queue group follows the seed; the kernel asks the system for its own."""
+    system, os.urandom = os.urandom, random.randbytes
+    try:
+        return Hub()
+    finally:
+        os.urandom = system
+
+
 class SimBroker:
     """One server. `answers` holds what was answered, by the number that `publish` or `api` gave."""
 
@@ -71,7 +82,7 @@ class SimBroker:
         self.answers: dict[int, Answer] = {}
         self._soon: deque[Callable[[], None]] = deque()
         self._number = 0
-        self.hub = Hub()
+        self.hub = _repeatable_hub()
         self.timers = Timers(self.clock)
         self.store = Store.open(disk, self.clock, options)
         self.jetstream = JetStream(

@@ -67,10 +67,10 @@ def _with_ttl(world: World) -> None:
         send(world, world.client(), "T", f"t.{world.rng.randrange(SUBJECTS)}", header)
 
 
-def _batch(world: World) -> None:
+def _batch(world: World, streams: str = "PK") -> None:
     """A batch, perhaps never finished, perhaps with a member lost or with an id that is known."""
     rng, ledger, client = world.rng, world.ledger, world.client()
-    stream, size = rng.choice("PK" + ("Q" if world.options.pair else "")), rng.randrange(1, 9)
+    stream, size = rng.choice(streams + ("Q" if world.options.pair else "")), rng.randrange(1, 9)
     finished, gap, known = rng.random() < 0.8, rng.random() < 0.1, rng.random() < 0.2
     name = f"b{ledger.order}"
     members = []
@@ -108,7 +108,8 @@ def _talk(world: World) -> None:
 
 def _pull(world: World) -> None:
     stream, consumer = world.rng.choice(PULLED)
-    world.reader.pull(world.user(consumer), stream, consumer, world.rng.randrange(1, 8), picky=True)
+    for _ in range(world.rng.choice((1, 1, 1, 4))):
+        world.reader.pull(world.user(consumer), stream, consumer, world.rng.randrange(1, 8), picky=True)
 
 
 def _reset(world: World) -> None:
@@ -116,6 +117,8 @@ def _reset(world: World) -> None:
     if world.rng.random() < 0.3:
         body = world.rng.choice((b'{"seq":1}', b'{"seq":1}', b"", b'{"seq":0}'))
         world.reader.reset(world.user("pull"), "P", "pull", body)
+    elif world.options.pair and world.rng.random() < 0.5:
+        world.client().request("$JS.API.CONSUMER.RESET.Q.D", b"", lambda arrival: None)
 
 
 def _look(world: World) -> None:
@@ -138,7 +141,8 @@ def _get(world: World) -> None:
 
 
 def _delete(world: World) -> None:
-    stream = world.rng.choice("PKTLN")
+    apart = isinstance(world.site, SimPair) and not world.site.joined
+    stream = world.rng.choice("PKTLN" + "Q" * 3 * apart)
     if seqs := world.seqs(stream):
         seq = world.rng.choice(seqs)
         world.ledger.removals[stream].deleted.add(seq)
@@ -174,7 +178,7 @@ def _extra(world: World) -> None:
     else:
         for _ in range(rng.randrange(1, 6)):
             payload = extra.next(client) + bytes(rng.randrange(world.options.payload_max))
-            client.publish(f"x.{rng.randrange(SUBJECTS)}", payload)
+            client.request(f"x.{rng.randrange(SUBJECTS)}", payload, lambda arrival: None)
 
 
 # Time and faults
@@ -221,12 +225,16 @@ def _fail(world: World) -> None:
 
 def _fill(world: World) -> None:
     """The disk is full for a while."""
-    disk = world.near.disk
-    disk.capacity = None if disk.capacity is not None else disk.used() + world.rng.randrange(20_000)
+    disk, most = world.near.disk, world.rng.choice((20_000, 100_000))
+    disk.capacity = None if disk.capacity is not None else disk.used() + world.rng.randrange(most)
 
 
 def _kill(world: World) -> None:
     if world.rng.random() < 0.2:
+        if world.rng.random() < 0.5:  # with something overdue that nobody has asked for yet
+            world.site.pass_time(5 * SECOND_NS)
+            for _ in range(20):
+                world.near.step()
         world.crash(killed=True)
 
 
@@ -234,14 +242,30 @@ def _leaf(world: World) -> None:
     """The connection between the servers breaks or comes back, or the other server dies."""
     site, luck = world.site, world.rng.random()
     if isinstance(site, SimPair):
-        if luck < 0.2:
+        if luck < 0.1:
+            _tear(world, site)
+        elif luck < 0.2:
             site.crash_far()
+        elif luck < 0.3:
+            disk = site.far.disk
+            disk.capacity = None if disk.capacity is not None else disk.used()
         elif site.joined and luck < 0.6:
             site.cut()
         elif luck < 0.7:
             site.join(unnoticed=True)
         else:
             site.join()
+
+
+def _tear(world: World, site: SimPair) -> None:
+    """The connection breaks while a batch crosses it; perhaps the other server dies with a part of it."""
+    _batch(world, "Q")
+    for _ in range(world.rng.randrange(80)):
+        world.step()
+    site.cut()
+    site.far.settle()
+    if world.rng.random() < 0.7:
+        site.crash_far()
 
 
 #: Every kind of event that can be switched off.

@@ -6,7 +6,7 @@ Owns these tables. Limits are small, so that a run of a few hundred events meets
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
@@ -33,8 +33,8 @@ STREAMS: dict[str, tuple[Rules, dict[str, Any]]] = {
         {"subjects": ["t.>"], "allow_msg_ttl": True, "subject_delete_marker_ttl": MARKER_TTL_S * SECOND_NS},
     ),
     "W": (Rules(queue=True), {"subjects": ["w.>"], "retention": "workqueue"}),
-    "L": (Rules(messages_max=20), {"subjects": ["l.>"], "max_msgs": 20}),
-    "N": (Rules(), {"subjects": ["n.>"], "max_msgs": 12, "discard": "new"}),
+    "L": (Rules(messages_max=8), {"subjects": ["l.>"], "max_msgs": 8}),
+    "N": (Rules(), {"subjects": ["n.>"], "max_msgs": 6, "discard": "new"}),
     "Q": (Rules(moved=True), {"subjects": ["q.>"], "retention": "workqueue", "allow_atomic": True}),
 }
 #: Comes and goes.
@@ -42,7 +42,7 @@ EXTRA = "X"
 #: Consumers by stream; the push one gets what it is sent, the others ask.
 CONSUMERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "P": (
-        ("pull", {"ack_policy": "explicit", "ack_wait": 4 * SECOND_NS, "max_waiting": 5}),
+        ("pull", {"ack_policy": "explicit", "ack_wait": 4 * SECOND_NS, "max_waiting": 2}),
         (
             "push",
             {
@@ -123,10 +123,20 @@ def derive(seed: int, store: StoreOptions, actions: Iterable[str]) -> WorldOptio
         steps_max=rng.choice((2, 8, 30, 100)),
         crash_share=rng.choice((0.0, 0.01, 0.03)),
         payload_max=rng.choice((20, 20, 400, 6_000)),
-        pair=rng.random() < 0.3,
-        lossy=rng.random() < 0.3,
+        pair=rng.random() < 0.4,
+        lossy=rng.random() < 0.5,
         bounds=_bounds(rng),
-        store=store,
+        store=_sizes(store, rng),
+    )
+
+
+def _sizes(store: StoreOptions, rng: Random) -> StoreOptions:
+    """Journal files that one frame can outgrow, and so little kept free that a file does not fit."""
+    journal, headroom = rng.choice((1, 1, 8)), rng.choice((1, 1, 8))
+    return replace(
+        store,
+        journal_bytes=store.journal_bytes // journal,
+        headroom_bytes=store.headroom_bytes // headroom,
     )
 
 

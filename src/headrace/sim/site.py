@@ -60,7 +60,7 @@ class LoneSite:
         self.rng = Random(seed)
         self._options, self._bounds = options, bounds
         self.clock = SimClock()
-        self.near = self._open(SimDisk(self.rng.randrange(1 << 30)))
+        self.near = reopened(SimDisk(self.rng.randrange(1 << 30)), self.rng, self._open)
 
     def _open(self, disk: SimDisk) -> SimBroker:
         broker = SimBroker(disk, self._options, self.clock, name="NEAR", domain="NEAR", bounds=self._bounds)

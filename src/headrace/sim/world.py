@@ -70,8 +70,6 @@ class World:
 
     def _found(self) -> None:
         if isinstance(self.site, SimPair):
-            if self.options.lossy:
-                self.site.losing = lambda subject, *_: subject.startswith(b"$JS.M.") and self._unlucky()
             self.site.join()
             self.site.settle()
         for name, (_, config) in STREAMS.items():
@@ -88,6 +86,8 @@ class World:
             durable = {"name": "D", "server_managed": True}
             source = {"name": "Q", "external": external, "consumer": durable}
             self.call(self.site.far, "STREAM.CREATE.S", name="S", sources=[source], allow_atomic=True)
+            if self.options.lossy:
+                self.site.losing = lambda *_: self.rng.random() < 0.1
         self.gather()
 
     def call(self, broker: SimBroker, endpoint: str, **body: Any) -> Any:
@@ -95,9 +95,6 @@ class World:
         if "error" in answer:
             raise Violation(f"{endpoint} is refused: {answer['error']}")
         return answer
-
-    def _unlucky(self) -> bool:
-        return self.rng.random() < 0.02
 
     def connect(self, *, guest: bool | None = None) -> SimClient:
         """A new client; somewhere among them one listens for what the push consumer sends, and that is no guest."""
@@ -139,6 +136,8 @@ class World:
     def event(self) -> None:
         """One thing happens, perhaps a crash."""
         if self.rng.random() < self.options.crash_share:
+            if self.rng.random() < 0.5:
+                self._fly()
             self.crash()
             return
         name = self.rng.choice(self.options.actions)
@@ -149,6 +148,16 @@ class World:
                 break
         if self.near.store.poisoned is not None:
             self.crash()
+
+    def _fly(self) -> None:
+        """Have a frame on its way to the disk."""
+        ACTIONS["publish"](self)
+        for _ in range(60):
+            if self.near.store.in_flight:
+                break
+            self.step()
+        for _ in range(self.rng.randrange(4)):
+            self.near.disk.step()
 
     def step(self) -> bool:
         """One thing moves, somewhere; False when all is quiet."""
@@ -227,8 +236,11 @@ class World:
         self.settle()
         if self.near.store.poisoned is not None:
             self.crash()
-        if isinstance(self.site, SimPair) and not self.site.joined:
-            self.site.join()
+        if isinstance(self.site, SimPair):
+            self.site.far.disk.capacity = None
+            if self.site.losing is not None or not self.site.joined:
+                self.site.losing = None
+                self.site.join()
         self.part()
         self.clients = [self.connect()]
         self.advance(HEAL_NS)
@@ -275,7 +287,9 @@ class World:
         orders = [self.ledger.sent[ident].order for ident in sourced if ident in self.ledger.sent]
         if len(orders) != len(sourced):
             raise Violation("C2: the sourced stream holds what nobody sent")
-        lost = [m.ident for m in self.ledger.by_stream["Q"] if m.seq and m.ident not in set(sourced)]
+        gone = self.ledger.removals["Q"].deleted
+        moved = (m for m in self.ledger.by_stream["Q"] if m.seq and m.seq not in gone)
+        lost = [m.ident for m in moved if m.ident not in set(sourced)]
         if lost or self.near.jetstream.streams["Q"].log.messages:
             left = self.near.jetstream.streams["Q"].log.messages
             raise Violation(f"C1: {lost[:9]} were not sourced, {left} are left at their origin")

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from headrace.probes import probe
 from headrace.store.columnfile import Identity, encode_columns, encode_subjects
 from headrace.store.disk import Disk, Op
 from headrace.store.filelog import FileLog
@@ -136,6 +137,7 @@ class Behind:
                 self._skip(self._queue.popleft())
                 continue
             if _made_elsewhere(item, batch):
+                probe("a block waits for a large message")
                 break  # by the commit lane, for a large message: its file is not there yet
             if item.block is None:
                 if not batch:
@@ -215,6 +217,7 @@ class Behind:
             self.finished += 1
             self.pump()
             return
+        probe("no room behind the journal")
         self.stuck = True
         for item in batch:
             if item.segment.state is State.MAKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace.probes import probe
 from headrace.store.behind import mark_synced, sync_ops
 from headrace.store.disk import Op
 from headrace.store.facts import SHARDS
@@ -72,6 +73,7 @@ class Checkpointer:
     def begin(self, done: Done | None = None, everything: bool = False) -> None:
         """Starts a checkpoint; one that is under way is finished first and then another begun."""
         if self.running:
+            probe("a checkpoint is asked for while one is under way")
             self._again = True
             if done is not None:
                 self._later.append(done)
@@ -141,6 +143,7 @@ class Checkpointer:
             log, number = self._todo.popleft()
             changed = log.changed_frame if log is not None else store.facts.shards[number].changed_frame
             if changed == store.frame:
+                probe("a section waits for its frame")
                 self._todo.append((log, number))
             elif log is None:
                 self._take_shard(number)
@@ -234,6 +237,7 @@ class Checkpointer:
 
     def _give_up(self, error: OSError) -> None:
         """No space for it: what was taken counts as not taken, and the half-written files go."""
+        probe("a checkpoint is given up")
         store = self._store
         for log in store.file_logs():
             log.saved_tick = -1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from headrace.errors import Corrupt
+from headrace.probes import probe
 from headrace.store.behind import block_parts, make_file
 from headrace.store.disk import Op
 from headrace.store.filelog import FileLog
@@ -166,6 +167,7 @@ class _Job:
 
     def _failed(self, error: OSError) -> None:
         if error.errno == errno.ENOSPC:
+            probe("no room to merge")
             self._give_up()
             self._store.out_of_space(error)
         else:
@@ -183,8 +185,10 @@ class _Job:
         target.pending.clear()
         old: list[Segment] = [segment for segment in self._run if segment in log.sealed]
         if log.gone or not old or not target.columns.rows:
+            probe("a merge comes too late")
             self._give_up()
             return
+        probe("segments are merged")
         self._bury(old)
         target.state = State.READY
         log.exchange(old, [target] if target.columns.alive else [])
@@ -206,4 +210,5 @@ class _Job:
         alive = np.concatenate(parts)
         copied = columns.seqs(table, None, 0, columns.rows)
         for row in np.flatnonzero(~np.isin(copied, alive, assume_unique=True)).tolist():
+            probe("a message dies while it is merged")
             columns.kill(row)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from zlib import crc32
 
+from headrace.probes import probe
 from headrace.store.format import FORGET, NOTE, PUT, entry, keyed
 from headrace.store.records import Gate
 from headrace.store.states import FactState
@@ -133,6 +134,7 @@ class Facts:
     def _captured(self, key: bytes, fact: _Fact) -> FactState:
         fold = self._fold(key) if fact.noted else None
         if fold is not None:
+            probe("notes are folded")
             fact.value, fact.notes, fact.noted = fold(key), [], False
         return FactState(key, fact.value, list(fact.notes))
 

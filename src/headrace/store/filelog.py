@@ -11,6 +11,7 @@ from typing import cast
 import msgspec
 
 from headrace.errors import Corrupt
+from headrace.probes import probe
 from headrace.store.columnfile import Identity, decode_columns
 from headrace.store.format import BLOCK_BYTES, columns_path, large_entry, stream_folder, subjects_path
 from headrace.store.log import Log
@@ -90,6 +91,7 @@ class FileLog(Log):
         block = self.cut(direct)
         if direct:
             assert block is not None
+            probe("a large message goes straight to its segment")
             self.gate.pending -= size
             self.refer(large_entry(self.ident, segment.number, block.offset, BLOCK_BYTES + block.used, seq))
             self.shelf.larges.append((self, segment, block))

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from headrace.probes import probe
 from headrace.store import synced
 from headrace.store.disk import Disk, Op
 from headrace.store.format import FRAME_BYTES, TICK, aligned, frame_head, journal_path
@@ -110,7 +111,9 @@ class Journal:
         if old is not None:
             self._free.remove(old)
             self._size = old.size
+            probe("an old journal file is taken on the spot")
             return _renamed(old, self._file)
+        probe("a journal file is made on the spot")
         self._size = max(self._standard, length)
         return [("create", journal_path(self._file), self._size), ("syncdir", "journal")]
 
@@ -126,6 +129,7 @@ class Journal:
             return
         surplus = self._surplus()
         if surplus:
+            probe("journal files are too many")
             self._submit([("unlink", journal_path(file.number)) for file in surplus], None)
         elif len(self.spares) < self._spares_wanted:
             self._make()
@@ -142,6 +146,7 @@ class Journal:
         number = self.next_file
         self.next_file += 1
         if self._free:
+            probe("an old journal file becomes a spare")
             old = self._free.popleft()
             self._submit(_renamed(old, number), (number, old.size))
         else:
@@ -159,6 +164,7 @@ class Journal:
                 self.spares.append(spare)
             self.prepare()
         elif error.errno == errno.ENOSPC and spare is not None:
+            probe("no room for a spare journal file")
             self.short = True
             path = journal_path(spare[0])
             if self._disk.exists(path):

@@ -14,6 +14,7 @@ import re
 import msgspec
 
 from headrace.errors import Corrupt, Full, Poisoned
+from headrace.probes import probe
 from headrace.store.disk import Clock, Disk, Op
 from headrace.store.filelog import FileLog
 from headrace.store.format import ALIGN, FRAME_BYTES, SHUTDOWN, aligned, journal_path, stream_folder
@@ -46,7 +47,9 @@ def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
         return _Recovery(disk, options).run(clock)
     except OSError as error:
         if error.errno == errno.ENOSPC:
+            probe("no room to recover into")
             raise Full(f"no space to recover into: {error}") from error
+        probe("a call fails in recovery")
         raise Poisoned(f"recovery could not read or write: {error}") from error
 
 
@@ -64,6 +67,8 @@ class _Recovery:
                 raise Corrupt(
                     "there is data but no checkpoint that can be read; nothing was changed, run fsck"
                 )
+            if self.disk.list(""):
+                probe("a store is begun over an unfinished one")
             found = None  # at most the unfinished beginning of a store
             store = Store(self.disk, self.options, clock.now_ns(), self.report)
         else:
@@ -192,6 +197,7 @@ class _Recovery:
                 continue
             offset, length = scanned.torn
             path = f"journal/{scanned.file:016x}.{offset}.torn"
+            probe("a torn frame is found")
             self.report.tears.append(path)
             if not self.disk.exists(path):
                 tail = bytes(scanned.data[offset : offset + length])
@@ -253,6 +259,7 @@ class _Recovery:
             elif ident in offline:
                 continue
             elif report.healthy and 0 < ident < store.next_ident and found is not None:
+                probe("a folder is left over")
                 store.trash.add_folder(f"streams/{name}")
             else:
                 report.unknown.append(f"streams/{name}")
@@ -264,6 +271,7 @@ class _Recovery:
             if wanted is None or (not wanted and not self.report.healthy):
                 self.report.unknown.append(path)
             elif not wanted:
+                probe("a file is left over")
                 store.trash.add(path)
 
 

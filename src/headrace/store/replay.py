@@ -13,6 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
+from headrace.probes import probe
 from headrace.store import format as fmt
 from headrace.store.facts import SHARDS
 from headrace.store.filelog import FileLog
@@ -121,7 +122,10 @@ class Replay:
                 self.unknown[ident] = None
                 self.store.next_ident = max(self.store.next_ident, ident + 1)
             return None
-        return log if self._number > self._upto.get(ident, 0) else None
+        if self._number <= self._upto.get(ident, 0):
+            probe("a section already holds what is replayed")
+            return None
+        return log
 
     def _create(self, ident: int, data: memoryview) -> None:
         store = self.store
@@ -159,6 +163,7 @@ class Replay:
         if fmt.open_block(block, 0, segment.seed, offset) is None:
             self._gap(ident, seq, f"the large message at {offset} of {segment.path} is damaged")
         else:
+            probe("a large message is replayed")
             log.load(memoryview(block)[fmt.BLOCK_BYTES :])
 
     def _removals(self, ident: int, data: memoryview) -> None:
@@ -182,6 +187,7 @@ class Replay:
         self._suspects.pop(ident, None)
         if log is not None:
             log.gone = True
+            probe("a deletion is replayed")
             self.store.trash.add_folder(log.folder_path)
             # Blocks of a stream that is going are not synced any more, so an older section may miss some.
             found = self.store.report()

@@ -11,6 +11,7 @@ import re
 
 import numpy as np
 
+from headrace.probes import probe
 from headrace.store.columnfile import Decoded, Identity, decode_columns, decode_subjects
 from headrace.store.disk import Disk
 from headrace.store.filelog import FileLog
@@ -93,10 +94,12 @@ def _load_caches(log: FileLog, state: StreamState) -> dict[int, Decoded]:
         if decoded is None or decoded.columns.rows != each.rows or decoded.columns.base != each.base:
             continue
         if decoded.subjects > log.subjects_saved:
+            probe("columns name subjects that are not written")
             log.begin_generation()
             return {}
         cached[each.number] = decoded
     if bad and not cached:
+        probe("a subjects file is of no use")
         log.begin_generation()
     return cached
 
@@ -118,6 +121,7 @@ def _restore_segment(log: FileLog, state: SegmentState, cached: Decoded | None, 
     else:
         scan_segment(log, segment, state, report)
         if disk.exists(log.columns_path(segment)):
+            probe("columns are bad and made anew")
             report.repaired.append(f"{log.columns_path(segment)} is bad: the segment was read instead")
     if segment.columns.alive:
         log.restore_segment(segment)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from headrace.probes import probe
 from headrace.store import synced
 from headrace.store.disk import Disk
 from headrace.store.format import TRAILER_BYTES, checkpoint_path, open_trailer, section_crc
@@ -46,6 +47,7 @@ def find_root(disk: Disk, report: Report) -> Found | None:
     for number in numbers(disk):
         loaded = _load(disk, number, report)
         if loaded is None:
+            probe("an older checkpoint is used")
             report.repaired.append(f"checkpoint {number} is not whole: an older one is used")
         elif not loaded.bad:
             return loaded
@@ -59,6 +61,7 @@ def _load(disk: Disk, number: int, report: Report) -> Found | None:
         path = checkpoint_path(number, copy)
         loaded = _read_root(disk, path, number)
         if loaded is None:
+            probe("a copy of a checkpoint is bad")
             report.repaired.append(f"{path} is bad or missing")
             continue
         store, root = loaded
@@ -96,6 +99,7 @@ def _read_section(disk: Disk, store: int, ref: Ref, report: Report) -> bytes | N
             data = disk.read(path, ref.offset, ref.length)
             if len(data) == ref.length and section_crc(store, data) == ref.crc:
                 return data
+        probe("a section is read from its other copy")
         report.repaired.append(f"{path}: the section at {ref.offset} is bad or missing")
     return None
 

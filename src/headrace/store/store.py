@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from headrace.errors import Full, Poisoned, StoreError
+from headrace.probes import probe
 from headrace.store.behind import Behind, block_parts, make_file, make_folder
 from headrace.store.checkpoint import Checkpointer
 from headrace.store.compaction import Compactor
@@ -151,7 +152,9 @@ class Store:
             raise Full("the disk is full; free some space or remove messages")
         wanted = 2 * (self.gate.pending + size)
         if self.disk.free() < wanted + self.options.headroom_bytes:
+            probe("a frame is too large for the disk")
             raise Full("the disk has no space for a frame of this size")
+        probe("a frame outgrows what is reserved")
         self.gate.limit = wanted
 
     def _check_space(self, size: int) -> None:
@@ -198,6 +201,7 @@ class Store:
             body.append(entry(CHECKPOINT, 0, number(self.checkpoints.mark_wanted)))
         body = [piece for piece in body if len(piece)]
         if not body and kind == TICK:
+            probe("a frame of memory only")
             return logs, []  # only memory logs changed
         if self._marks:
             body.insert(0, entry(WATERMARKS, 0, self._marks))
@@ -257,6 +261,7 @@ class Store:
     def fail(self, error: OSError) -> None:
         """A write or a sync failed: nothing more is acknowledged, and nothing is tried again."""
         if self.poisoned is None:
+            probe("the store is poisoned")
             self.poisoned = Poisoned(f"a write failed: {error}; restart to read again what is on disk")
             self.gate.closed = True
 
@@ -295,6 +300,7 @@ class Store:
         A frame with something in it is its owner's to close, who may have to add to it.
         """
         if not self.in_flight and not self.dirty and self.poisoned is None:
+            probe("a frame for the mark alone")
             self._seal(TICK)
 
     def _proven(self, checkpoint: int) -> None:
@@ -326,6 +332,7 @@ class Store:
             return
         low = self.disk.free() < self.options.headroom_bytes
         if not low and (self.behind.stuck or self.full):
+            probe("there is room again")
             self.behind.resume()
         self._set_full(low or self.behind.stuck)
         if not low:

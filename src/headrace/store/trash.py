@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.probes import probe
 from headrace.store.disk import Op
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Trash:
             ours = [name for name in names if OURS.fullmatch(name)]
             gone.update({f"{folder}/{name}": None for name in ours})
             if len(ours) == len(names):  # otherwise somebody put something else there: it stays
+                probe("a folder is removed")
                 empty.append(folder)
         for path in gone:
             self._store.behind.unsynced.pop(path, None)
