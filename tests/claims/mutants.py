@@ -1,20 +1,27 @@
-"""Bugs planted in the claims, one by one; their own tests must catch each: `python -m tests.claims.mutants [name ...]`."""
+"""Bugs planted in the claims, one by one; their own tests or simulated worlds must catch each:
+`python -m tests.claims.mutants [name ...]`.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.claims import consumer, sweeper, verdicts
+from headrace.claims import collector, consumer, producer, reference, registry, sweeper, verdicts
+from headrace.claims.wire import NoAnswer, Wire
+from headrace.errors import RequestError
+from sim.claimworlds import run
 from support.planting import Mutant, Patch, main
 
 FOLDER = Path(__file__).parent
 #: Real object stores need more memory than a planted bug may have.
 _PLAIN = "not azure and not s3 and not gcs"
+SEEDS = 200
 
 
 def tests(expression: str, *files: str) -> Callable[[], Iterator[int]]:
@@ -40,6 +47,13 @@ def tests(expression: str, *files: str) -> Callable[[], Iterator[int]]:
         yield 1
 
     return trial
+
+
+def worlds() -> Iterator[int]:
+    """Simulated worlds of claims, seed by seed."""
+    for seed in range(SEEDS):
+        run(seed)
+        yield 1
 
 
 def released_without_a_confirmed_ack(patch: Patch) -> None:
@@ -72,6 +86,99 @@ def checksums_not_compared(patch: Patch) -> None:
     patch(consumer, "_verified", lambda old: unverified)
 
 
+def released_before_the_ack(patch: Patch) -> None:
+    released_without_a_confirmed_ack(patch)
+
+
+def a_replaced_object_is_served(patch: Patch) -> None:
+    checksums_not_compared(patch)
+
+
+def the_unread_go_young(patch: Patch) -> None:
+    """A message that is gone young takes its claim with it, although a retry may need it."""
+    patch(
+        sweeper.Sweeper,
+        "is_forgotten",
+        lambda old: lambda self, entry, now_ns, floors: old(self, entry, now_ns + 10**18, floors),
+    )
+
+
+def no_grace_for_what_is_needed(patch: Patch) -> None:
+    def strict(old: Any) -> Any:
+        return lambda entry, ttl, now_ns, floors: old(entry, replace(ttl, grace_period=0), now_ns, floors)
+
+    patch(collector, "judge", strict)
+    patch(sweeper, "judge", strict)
+
+
+def no_retention(patch: Patch) -> None:
+    def hasty(old: Any) -> Any:
+        return lambda entry, ttl, now_ns, floors: old(
+            entry, replace(ttl, retention_after_read=0), now_ns, floors
+        )
+
+    patch(collector, "judge", hasty)
+    patch(sweeper, "judge", hasty)
+
+
+def listed_an_hour_too_early(patch: Patch) -> None:
+    """What a listing says is believed: an object is due when its hour begins, and nobody is asked."""
+    patch(sweeper, "_is_due", lambda old: lambda info, limit_ns: old(info, limit_ns + 2 * 3600 * 10**9))
+
+
+def used_again_without_a_word(patch: Patch) -> None:
+    """A retry finds the claim of the first attempt, and tells nobody that it is going to refer to it."""
+
+    async def earlier(self: Any, claim_id: str) -> Any:
+        found = await self._reusable(claim_id)
+        return found and producer._Attempt(found, is_new=False)
+
+    patch(producer.Producer, "_earlier", lambda old: earlier)
+
+
+def deleted_although_somebody_changed_it(patch: Patch) -> None:
+    def remove(old: Any) -> Any:
+        async def whatever(self: Any, entries: Any) -> Any:
+            await old(self, entries)
+            return list(entries)
+
+        return whatever
+
+    patch(registry.Registry, "remove", remove)
+
+
+def attempts_have_the_same_object(patch: Patch) -> None:
+    patch(
+        reference,
+        "key_of",
+        lambda old: (
+            lambda namespace, subject, expires_at, claim_id, attempt="": old(
+                namespace, subject, expires_at, claim_id
+            )
+        ),
+    )
+
+
+def the_unknown_is_taken_for_refused(patch: Patch) -> None:
+    def publish(old: Any) -> Any:
+        async def sure(self: Any, subject: str, *rest: Any) -> Any:
+            try:
+                return await old(self, subject, *rest)
+            except NoAnswer as error:
+                raise RequestError(503, 0, "nobody answered") from error
+
+        return sure
+
+    patch(Wire, "publish", publish)
+
+
+def orphans_stay(patch: Patch) -> None:
+    async def nothing(self: Any, *_: Any) -> None:
+        """Sweep no objects."""
+
+    patch(sweeper.Sweeper, "_sweep_objects", lambda old: nothing)
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.plant.__name__.replace("_", " "): mutant
     for mutant in (
@@ -82,6 +189,17 @@ MUTANTS: dict[str, Mutant] = {
             (tests("b8 or orphan or sweep", "test_defects.py", "test_scenarios.py", "test_faults.py"),),
         ),
         Mutant(checksums_not_compared, (tests("alter or checksum", "test_defects.py", "test_faults.py"),)),
+        Mutant(released_before_the_ack, (worlds,), True),
+        Mutant(a_replaced_object_is_served, (worlds,), True),
+        Mutant(the_unread_go_young, (worlds,)),
+        Mutant(no_grace_for_what_is_needed, (worlds,), True),
+        Mutant(no_retention, (worlds,)),
+        Mutant(listed_an_hour_too_early, (worlds,)),
+        Mutant(used_again_without_a_word, (worlds,), True),
+        Mutant(deleted_although_somebody_changed_it, (worlds,)),
+        Mutant(attempts_have_the_same_object, (worlds,)),
+        Mutant(the_unknown_is_taken_for_refused, (worlds,)),
+        Mutant(orphans_stay, (worlds,), True),
     )
 }
 

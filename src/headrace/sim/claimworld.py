@@ -256,6 +256,16 @@ async def _collect_twice(world: ClaimWorld) -> None:
         collector.do(world.rng.choice((collector.collect, collector.collect_due))())
 
 
+async def _race(world: ClaimWorld) -> None:
+    """What is about to be collected is published once more."""
+    for collector in world.processes["collector"]:
+        collector.do(collector.collect())
+    for parcel in world.parcels[-8:]:
+        producer = world.some("producer")
+        producer.do(producer.publish(parcel))
+        await asyncio.sleep(world.rng.uniform(0, 0.03))
+
+
 async def _delete(world: ClaimWorld) -> None:
     carried = world.ledger.carried()
     if carried:
@@ -312,6 +322,7 @@ ACTIONS: dict[str, tuple[Action, int]] = {
     "consume": (_consume, 25),
     "collect": (_collect, 8),
     "collect twice": (_collect_twice, 5),
+    "race": (_race, 4),
     "delete": (_delete, 4),
     "purge": (_purge, 1),
     "tamper": (_tamper, 2),

@@ -180,6 +180,7 @@ class SimTransport(Transport):
         self.dead = False
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        self._end()  # nats-py begins anew without closing when a connection stalls at its beginning
         await asyncio.sleep(self._host.rng.uniform(0.001, 0.5))
         if self.dead:
             self._reader = asyncio.get_running_loop().create_future()
