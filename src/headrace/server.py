@@ -338,11 +338,11 @@ class Server:
         """Publishers wait when any account's disk cannot keep up; asked after each chunk, so one is asked directly."""
         streams = list(self.accounts.streams())
         for jetstream in streams:
-            jetstream.on_relief(listener.relieve)
+            jetstream.pressure.on_relief(listener.relieve)
         if len(streams) == 1:
-            listener.pressed = streams[0].pressed
+            listener.pressed = streams[0].pressure.high
         else:
-            listener.pressed = lambda: any(jetstream.pressed() for jetstream in streams)
+            listener.pressed = lambda: any(jetstream.pressure.high() for jetstream in streams)
 
     async def _open_leafs(self) -> None:
         """Let other servers dial in, and dial those that this one is to join."""

@@ -49,12 +49,12 @@ def test_a_sequence_beyond_counting_is_refused(seq: int) -> None:
 
 
 def test_publishers_go_on_when_the_disk_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.broker.jetstream.PENDING_BYTES_MAX", 20_000)
+    monkeypatch.setattr("headrace.broker.pressure.PENDING_BYTES_MAX", 20_000)
     broker = start()
     relieved: list[bool] = []
-    broker.jetstream.on_relief(lambda: relieved.append(True))
+    broker.jetstream.pressure.on_relief(lambda: relieved.append(True))
     broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"])
-    while not broker.jetstream.pressed():
+    while not broker.jetstream.pressure.high():
         broker.publish("s.a", bytes(1000))
     broker.settle()
     broker.advance(SECOND)

@@ -29,6 +29,7 @@ from headrace.broker.flow import START_BYTES
 from headrace.broker.footprint import Footprint
 from headrace.broker.positions import KEY as ORIGINS_KEY
 from headrace.broker.positions import key_of as origins_key
+from headrace.broker.pressure import Pressure
 from headrace.broker.room import Room
 from headrace.broker.router import Hub
 from headrace.broker.schedules import KEY as SCHEDULES_KEY
@@ -43,10 +44,7 @@ from headrace.store import Log, Store
 
 _CONFIG = b"stream/"
 _DUPLICATES = b"ids/"
-#: Bytes admitted and not yet where they belong; beyond this publishers wait.
-PENDING_BYTES_MAX = 64 * 1024 * 1024
 _IDLE_NS = 50_000_000
-_RELIEF_NS = 10_000_000
 _FULL_NS = 1_000_000_000
 #: A clock that went back further than this was set; it is followed.
 _CLOCK_JUMP_NS = 1_000_000_000
@@ -104,8 +102,7 @@ class JetStream:
         self.later = wake
         self.ticker = Ticker(store, hub, wake, self._committed)
         self._idle_alarm: Handle | None = None
-        self._relief_alarm: Handle | None = None
-        self._relief: Callable[[], None] | None = None
+        self.pressure = Pressure(store, timers)
         self.advisories = Advisories(self)
         self.diary = Diary()
         self.staging = Staging(batch_limits)
@@ -147,30 +144,7 @@ class JetStream:
         """The time as the clock shows it."""
         return self._clock.now_ns()
 
-    # Pressure and rest
-
-    def pressed(self) -> bool:
-        """Whether more waits for the disk than should: publishers are to be held back.
-
-        Not while the disk is full: then nothing is admitted anyway, and what would help has to be heard.
-        """
-        if self.store.pending_bytes <= PENDING_BYTES_MAX or self.store.full:
-            return False
-        if self._relief_alarm is None:
-            self._relief_alarm = self.timers.after(_RELIEF_NS, self._look_relief)
-        return True
-
-    def on_relief(self, call: Callable[[], None]) -> None:
-        """Call whenever the disk has caught up enough."""
-        self._relief = call
-
-    def _look_relief(self) -> None:
-        """Publishers wait: let them go on as soon as half of it has arrived where it belongs."""
-        self._relief_alarm = None
-        if self.store.pending_bytes > PENDING_BYTES_MAX // 2 and not self.store.full:
-            self._relief_alarm = self.timers.after(_RELIEF_NS, self._look_relief)
-        elif self._relief is not None:
-            self._relief()
+    # Rest
 
     def _committed(self) -> None:
         if self._idle_alarm is None:
@@ -353,27 +327,22 @@ class JetStream:
     def schedules_key(log: Log) -> bytes:
         return SCHEDULES_KEY + b"%d/" % log.ident
 
+    def _by_ident(self, ident: bytes) -> Stream | None:
+        return next((s for s in self.streams.values() if s.log.ident == int(ident)), None)
+
     def _fold_duplicates(self, key: bytes) -> bytes:
-        ident = int(key[len(_DUPLICATES) :])
-        for stream in self.streams.values():
-            if stream.log.ident == ident and stream.duplicates is not None:
-                return stream.duplicates.snapshot()
-        return b""
+        stream = self._by_ident(key[len(_DUPLICATES) :])
+        return stream.duplicates.snapshot() if stream is not None and stream.duplicates is not None else b""
 
     def _fold_progress(self, key: bytes) -> bytes:
         ident, _, name = key[len(PROGRESS_KEY) :].partition(b"/")
-        for stream in self.streams.values():
-            if stream.log.ident == int(ident):
-                consumer = stream.readers.find(name.decode())
-                return consumer.progress.snapshot() if consumer is not None else b""
-        return b""
+        stream = self._by_ident(ident)
+        consumer = stream.readers.find(name.decode()) if stream is not None else None
+        return consumer.progress.snapshot() if consumer is not None else b""
 
     def _fold_origins(self, key: bytes) -> bytes:
-        ident = int(key[len(ORIGINS_KEY) :])
-        for stream in self.streams.values():
-            if stream.log.ident == ident:
-                return stream.sourcing.positions.snapshot()
-        return b""
+        stream = self._by_ident(key[len(ORIGINS_KEY) :])
+        return stream.sourcing.positions.snapshot() if stream is not None else b""
 
     def store_refusal(self, failure: StoreError) -> RequestError:
         """What a publisher is told when the store takes nothing more."""

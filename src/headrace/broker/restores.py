@@ -179,7 +179,7 @@ class Restore:
         if self._refusal is not None or self._closed or not self._queue:
             return
         jetstream = self._jetstream
-        if jetstream.pressed():
+        if jetstream.pressure.high():
             self._busy = True
             jetstream.timers.after(_PRESSED_NS, self._turn)
             return
