@@ -17,6 +17,8 @@ from headrace.probes import probe
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
+    from headrace.api.configs import StreamConfig
+    from headrace.broker.jetstream import JetStream
     from headrace.broker.stream import Stream
 
 HEADER_BYTES_MAX = 65_535
@@ -146,6 +148,24 @@ def check_rollup(stream: Stream, found: Mapping[bytes, bytes]) -> bytes:
         text = rollup.decode("utf-8", "replace")
         raise errors.error(10111, err=f'rollup value invalid: "{text}"')
     return rollup
+
+
+def needs_care(jetstream: JetStream, config: StreamConfig) -> bool:
+    """Whether even a message without headers has to pass the checks one by one."""
+    fills = config.max_msgs > 0 or config.max_bytes > 0 or config.discard_new_per_subject
+    return bool(
+        config.sealed
+        or config.max_msg_size >= 0
+        or (config.discard == "new" and fills)
+        or config.subject_delete_marker_ttl > 0
+        or config.allow_msg_counter
+        or config.allow_msg_schedules
+        or config.persist_mode == "async"
+        or config.retention == "interest"
+        or jetstream.bounded(config.storage)
+        or config.subject_transform
+        or config.republish
+    )
 
 
 def check_account(stream: Stream, subject: bytes, header: bytes, payload: bytes) -> None:

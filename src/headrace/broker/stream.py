@@ -22,6 +22,7 @@ from headrace.broker.duplicates import DuplicateWindow
 from headrace.broker.fast_batches import FastBatches
 from headrace.broker.mappings import mapping
 from headrace.broker.readers import Readers
+from headrace.broker.republish import Republisher
 from headrace.broker.retention import Retention
 from headrace.broker.schedules import Schedules
 from headrace.broker.sourcing import Sourcing
@@ -39,11 +40,6 @@ if TYPE_CHECKING:
 _NONE: Mapping[bytes, bytes] = {}
 #: What a record costs besides its contents.
 _RECORD_BYTES = 64
-
-
-def _bounded(config: StreamConfig) -> bool:
-    """Whether a full stream could refuse a message."""
-    return config.max_msgs > 0 or config.max_bytes > 0 or config.discard_new_per_subject
 
 
 class Stream:
@@ -105,7 +101,7 @@ class Stream:
         self.ack_prefix = self.lane.ack_prefix = f'{{"stream":"{self.name}",{place}"seq":'.encode()
         transform, republish = config.subject_transform, config.republish
         self._transform = mapping(transform.src, transform.dest) if transform else None
-        self._republish = mapping(republish.src, republish.dest) if republish else None
+        self._republish = Republisher(self.name_bytes, republish, self.ticker) if republish else None
         if not config.allow_atomic:
             self.batches.clear()
         if not config.allow_batched:
@@ -122,27 +118,11 @@ class Stream:
 
     def choose_lane(self) -> None:
         """Let messages that need no decision take the short way."""
-        self.lane.open = not self._needs_care(self.config)
+        self.lane.open = not admission.needs_care(self.jetstream, self.config)
 
     def _facts(self) -> Facts | None:
         """Where it keeps what has to survive; None for a stream in memory."""
         return None if self.config.storage == "memory" else self.jetstream.store.facts
-
-    def _needs_care(self, config: StreamConfig) -> bool:
-        """Whether even a message without headers has to pass the checks one by one."""
-        return bool(
-            config.sealed
-            or config.max_msg_size >= 0
-            or (config.discard == "new" and _bounded(config))
-            or config.subject_delete_marker_ttl > 0
-            or config.allow_msg_counter
-            or config.allow_msg_schedules
-            or config.persist_mode == "async"
-            or config.retention == "interest"
-            or self.jetstream.bounded(config.storage)
-            or self._transform
-            or self._republish
-        )
 
     def _configure_duplicates(self, window_ns: int) -> None:
         if window_ns <= 0:
@@ -336,7 +316,7 @@ class Stream:
         elif self.config.max_msgs_per_subject > 0:
             self.retention.trim_subject(subject)
         if self._republish is not None:
-            self._send_copy(subject, header, payload, seq, time_ns, previous)
+            self._republish.send(subject, header, payload, seq, time_ns, previous)
         if self.schedules is not None:
             self.schedules.stored(subject, header, seq, time_ns)
         return seq
@@ -362,25 +342,6 @@ class Stream:
         self.lane.last_message_id = message_id
         if message_id and self.duplicates is not None:
             self.duplicates.add(message_id, seq, time_ns)
-
-    def _send_copy(
-        self, subject: bytes, header: bytes, payload: bytes, seq: int, time_ns: int, previous: int
-    ) -> None:
-        """Republish, once the message is durable."""
-        target = self._republish(subject) if self._republish is not None else None
-        if target is None or self.config.republish is None:
-            return
-        only_headers = self.config.republish.headers_only
-        fields = [
-            (b"Nats-Stream", self.name_bytes),
-            (b"Nats-Subject", subject),
-            (b"Nats-Sequence", b"%d" % seq),
-            (b"Nats-Time-Stamp", times.text(time_ns).encode()),
-            (b"Nats-Last-Sequence", b"%d" % previous),
-        ]
-        if only_headers:
-            fields.append((b"Nats-Msg-Size", b"%d" % len(payload)))
-        self.ticker.hold(target, b"", headers.append(header, fields), b"" if only_headers else payload)
 
     # The tick
 
