@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from conformance.client import Client
+from conformance.servers import Server
 
 Make = Callable[..., dict[str, Any]]
 PREFIX = "$JS.EVENT.ADVISORY."
@@ -60,6 +62,26 @@ class TestAudit:
         caller = advisory["client"]
         assert (caller["acc"], caller["kind"], caller["client_type"]) == ("$G", "Client", "nats")
         assert (caller["id"], caller["host"]) == (client.info["client_id"], "127.0.0.1")
+        assert STAMP.fullmatch(caller["start"])
+        assert caller["start"][:19] <= advisory["timestamp"][:19]
+        client.api("STREAM.NAMES")
+        again = audits(client, sid, "$JS.API.STREAM.NAMES")[0]
+        assert again["client"]["start"] == caller["start"]
+
+    def test_how_long_an_answer_of_the_client_took(
+        self, server: Server, connect: Callable[..., Client]
+    ) -> None:
+        """Known from the first question of the server on, which it asks after a second or two."""
+        client = connect(server)
+        sid = client.subscribe(f"{PREFIX}API")
+        shown: dict[str, Any] = {}
+        deadline = time.monotonic() + 10
+        while "rtt" not in shown:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+            client.api("STREAM.NAMES")
+            shown = audits(client, sid, "$JS.API.STREAM.NAMES")[-1]["client"]
+        assert 0 < shown["rtt"] < 5_000_000_000
 
     @pytest.mark.parametrize(
         ("operation", "body", "count"),

@@ -146,6 +146,24 @@ class TestBatch:
         assert end.status == "204 EOB"
         assert end.headers == {"Nats-Num-Pending": str(pending), "Nats-Last-Sequence": str(seqs[-1])}
 
+    @pytest.mark.parametrize(
+        ("body", "pending"),
+        [
+            ({"seq": 1}, 9),
+            ({"seq": 8, "max_bytes": 1}, 2),
+            ({"next_by_subj": "{}.a"}, 3),
+            ({"last_by_subj": "{}.a"}, 9),
+            ({"start_time": "2020-01-01T00:00:00Z"}, 9),
+            ({"seq": 99}, 0),
+        ],
+    )
+    def test_less_than_none_is_the_end_at_once(
+        self, client: Client, filled: str, body: Any, pending: int
+    ) -> None:
+        answer = get(client, filled, body | {"batch": -1})
+        assert answer.status == "204 EOB"
+        assert answer.headers == {"Nats-Num-Pending": str(pending), "Nats-Last-Sequence": "0"}
+
     def test_pending_counts_down(self, client: Client, filled: str) -> None:
         *messages, _ = collect(client, filled, {"seq": 1, "batch": 4})
         assert [m.headers["Nats-Num-Pending"] for m in messages] == ["8", "7", "6", "5"]
@@ -167,6 +185,7 @@ class TestMultiLast:
             ({"multi_last": ["{}.*", "{}.a"]}, [7, 8]),
             ({"multi_last": ["{}.>"], "up_to_seq": 5}, [3, 4, 5]),
             ({"multi_last": ["{}.a", "{}.zz"]}, [7]),
+            ({"multi_last": ["{}.>"], "batch": -1}, [7, 8, 9]),
         ],
     )
     def test_in_order_of_sequence(self, client: Client, filled: str, body: Any, seqs: list[int]) -> None:

@@ -319,3 +319,5 @@ class TestManners:
             error_code(client.api(operation.format(name), {"peer": "x"} if "PEER" in operation else None))
             == 10010
         )
+        level = {"Nats-Required-Api-Level": "99"}  # of no account where there is nothing to ask for
+        assert error_code(client.request(API + operation.format(name), b"", level).json) == 10010

@@ -35,6 +35,9 @@ class Owner:
     def authenticate(self, fields: Mapping[str, Any]) -> None:
         return None
 
+    def now_ns(self) -> int:
+        return 0
+
     def connected(self) -> None: ...
 
     def info(self) -> bytes:

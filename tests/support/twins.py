@@ -82,6 +82,9 @@ class Owner:
         self.connects.append(fields)
         return self.identity
 
+    def now_ns(self) -> int:
+        return 0
+
     def connected(self) -> None:
         pass
 

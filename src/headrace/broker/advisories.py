@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.api import advisories as events
 from headrace.api.advisories import ClientInfo, Event, Stamp
+from headrace.api.times import text
+from headrace.broker.session import Session
 
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
@@ -55,4 +57,6 @@ class Advisories:
                 session.version,
             )
             client.user = session.identity.user if session.identity is not None else ""
+        if isinstance(session, Session):
+            client.start, client.rtt = text(session.since(self._jetstream.clock_ns())), session.rtt_ns
         return client

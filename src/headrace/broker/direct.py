@@ -124,6 +124,8 @@ class DirectGet:
             if not start:
                 return self._status(reply, _NOT_FOUND)
         pending = log.count(wanted, start)
+        if request.batch < 0:
+            return self._end(reply, pending, 0, b"")
         chunks = _matches(log, wanted, start, request.batch)
         last, pending = self._send_run(reply, request, chunks, pending)
         if not last:
@@ -154,7 +156,7 @@ class DirectGet:
         """Messages of a batch, at most as many and as large as asked; returns the last sequence and what is left."""
         log, ticker = self._stream.log, self._stream.ticker
         bytes_left = request.max_bytes or self._stream.jetstream.pending_max
-        count_left = request.batch or RESULTS_MAX
+        count_left = request.batch if request.batch > 0 else RESULTS_MAX
         fixed = None if request.no_hdr else self._fixed
         last = 0
         for seqs in chunks:

@@ -46,6 +46,7 @@ class Endpoint:
     names_more: int = 0  # how many more may follow; the last one may itself contain dots (a filter subject)
     audit: Literal["always", "errors", "never"] = "always"
     private: bool = False  # not counted, and without a reply subject nothing happens
+    levelled: bool = True  # asks first whether the client needs a higher API level
 
 
 class ApiDoor:
@@ -73,7 +74,7 @@ class ApiDoor:
         try:
             if jetstream.store.poisoned is not None:
                 raise jetstream.store.poisoned
-            if header and level_too_high(header):
+            if header and endpoint.levelled and level_too_high(header):
                 raise errors.error(10185)
             answer = endpoint.handler(jetstream, request)
         except (RequestError, StoreError) as failure:

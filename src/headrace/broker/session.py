@@ -89,10 +89,14 @@ class Session(DrainingPeer):
         "name",
         "owner",
         "permissions",
+        "pinged_ns",
         "pings_out",
         "protocol",
         "replies",
+        "rtt_ns",
+        "since_ns",
         "stamped",
+        "start_ns",
         "subs",
         "version",
     )
@@ -111,6 +115,11 @@ class Session(DrainingPeer):
         self.protocol = 0
         self.name = self.lang = self.version = ""
         self.activity = self.pings_out = 0
+        #: When it came and when it was last asked, in the owner's time; how long its answer took, 0 if not known yet.
+        self.start_ns = owner.now_ns()
+        self.pinged_ns = self.rtt_ns = 0
+        #: When it came, by the clock; 0 until somebody wants to know.
+        self.since_ns = 0
         self.stamped = False
         self._greeted = False
 
@@ -182,8 +191,22 @@ class Session(DrainingPeer):
             self._greeted = True
             self.send(self.owner.info())
 
+    def ping(self) -> None:
+        """Ask whether the client is there."""
+        self.pings_out += 1
+        self.pinged_ns = self.owner.now_ns()
+        self.send(frames.PING)
+
     def on_pong(self) -> None:
+        if self.pings_out:
+            self.rtt_ns = max(self.owner.now_ns() - self.pinged_ns, 1)
         self.pings_out = 0
+
+    def since(self, now_ns: int) -> int:
+        """When the client came, by a clock that shows `now_ns`; the same whenever it is asked."""
+        if not self.since_ns:
+            self.since_ns = now_ns - (self.owner.now_ns() - self.start_ns)
+        return self.since_ns
 
     def on_sub(self, subject: bytes, queue: bytes | None, sid: bytes) -> None:
         """Subscribe, or say why not; a sid in use stays what it is."""

@@ -183,7 +183,11 @@ ENDPOINTS: dict[tuple[str, ...], Endpoint] = {
     ("STREAM", "PURGE"): Endpoint("stream_purge_response", purge, 1),
     ("STREAM", "MSG", "GET"): Endpoint("stream_msg_get_response", get_message, 1, audit="errors"),
     ("STREAM", "MSG", "DELETE"): Endpoint("stream_msg_delete_response", delete_message, 1),
-    ("STREAM", "LEADER", "STEPDOWN"): Endpoint("stream_leader_stepdown_response", clustered_only, 1),
-    ("STREAM", "PEER", "REMOVE"): Endpoint("stream_remove_peer_response", clustered_only, 1),
-    ("CONSUMER", "LEADER", "STEPDOWN"): Endpoint("consumer_leader_stepdown_response", clustered_only, 2),
+    ("STREAM", "LEADER", "STEPDOWN"): Endpoint(
+        "stream_leader_stepdown_response", clustered_only, 1, levelled=False
+    ),
+    ("STREAM", "PEER", "REMOVE"): Endpoint("stream_remove_peer_response", clustered_only, 1, levelled=False),
+    ("CONSUMER", "LEADER", "STEPDOWN"): Endpoint(
+        "consumer_leader_stepdown_response", clustered_only, 2, levelled=False
+    ),
 }

@@ -21,7 +21,6 @@ from headrace.net.auth import Approach
 from headrace.net.doors import Door
 from headrace.net.nkeys import new_nonce
 from headrace.net.secure import Channel
-from headrace.protocol import frames
 
 if TYPE_CHECKING:
     from headrace.net.listener import Listener
@@ -341,8 +340,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.fail("Stale Connection")
                 return
             self._pinged = True
-            session.pings_out += 1
-            session.send(frames.PING)
+            session.ping()
         self._seen = seen
         listener.wheel.appoint(self, listener.options.ping_interval_s)
 
