@@ -3,7 +3,8 @@
 Owns the leases `$CLAIMS.reader.<stream>.<reader>` of this process's queries (see `headrace.claims.floors`). Invariants: a
 lease is there before the first position it protects is handed out; its floor only rises, and only to what Spark has
 finished; it is renewed while the query lives, and left to run out when it stops, so that a restart finds its claims.
-Where the server keeps no claims nothing is done. It has connections of its own: a refusal here must not end a query.
+Where the server keeps no claims it is asked again before each position that is handed out, and every few seconds: the first
+claim makes the registry. It has connections of its own: a refusal here must not end a query.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Lease:
             floor = self._floor
             try:
                 self._link = self._link or Link(self._options.address)
-                self._is_kept = _write(self._link, self._options, self._subject, floor)
-                self._told, self._told_s = floor, time.monotonic()
+                if _write(self._link, self._options, self._subject, floor):
+                    self._told, self._told_s = floor, time.monotonic()
             except Refused as error:
                 _log.warning(_UNPROTECTED, self._options.stream, error)
                 self._is_kept = False
