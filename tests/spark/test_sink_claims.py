@@ -31,7 +31,8 @@ def settings(name: str, tmp_path: Path) -> str:
 
 
 def objects(folder: Path) -> list[Path]:
-    return [path for path in (folder / "claims").rglob("*") if path.is_file() and len(path.name) == 32]
+    found = (path for path in (folder / "claims").rglob("*") if path.is_file())
+    return [path for path in found if len(path.name.partition(".")[0]) == 32]
 
 
 def sink(broker: Broker, name: str) -> None:
