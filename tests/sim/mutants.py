@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headrace.broker import batches, consumer, expiry, link, permissions, progress, readers, retention
+from headrace.broker import arrivals, batches, consumer, expiry, permissions, progress, readers, retention
 from headrace.broker.duplicates import DuplicateWindow
 from headrace.broker.ticks import Ticker
 from headrace.protocol import subjects
@@ -168,7 +168,7 @@ def origin_told_before_the_copy_is_durable(patch: Patch) -> None:
         block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
         self._jetstream.hub.publish(reply, b"", block % self._done, b"")
 
-    patch(link.Link, "_flow_request", lambda old: hasty)
+    patch(arrivals.Arrivals, "_flow_request", lambda old: hasty)
 
 
 def a_denial_lost_for_queue_groups(patch: Patch) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from headrace.broker.link import Link
+from headrace.broker.arrivals import Arrivals
 from headrace.sim.broker import SimBroker
 from headrace.sim.pair import SimPair
 
@@ -258,9 +258,9 @@ def test_a_reset_of_a_consumer_that_is_full_at_once(kind: str) -> None:
     for _ in range(5000):  # it acknowledges anew what it has
         copying.pair.pass_time(SECOND // 100)
         copying.pair.step()
-        if link._done[1] == 6:
+        if link._arrivals._done[1] == 6:
             break
-    assert link._done[1] == 6
+    assert link._arrivals._done[1] == 6
     copying.origin.api(
         "CONSUMER.RESET.O.U", seq=10
     )  # beyond what it has acknowledged, not beyond what it has
@@ -381,11 +381,11 @@ class TestMidWrite:
     def test_a_hasty_answer_is_caught(self, retention: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A planted bug: the answer to a flow-control request does not wait for the disk."""
 
-        def answer(link: Link, reply: bytes) -> None:
+        def answer(arrivals: Arrivals, reply: bytes) -> None:
             block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
-            link._jetstream.hub.publish(reply, b"", block % link._done, b"")
+            arrivals._jetstream.hub.publish(reply, b"", block % arrivals._done, b"")
 
-        monkeypatch.setattr(Link, "_flow_request", answer)
+        monkeypatch.setattr(Arrivals, "_flow_request", answer)
         for seed in range(80):
             copying = self.copying(retention, seed)
             crash_in_mid_write(copying)

@@ -1,9 +1,8 @@
-"""A link: one mirror or source at work. It sets up a consumer at the origin, checks that nothing is missing from what
-arrives, has it stored, and starts anew when something is.
+"""A link: one mirror or source at work. It sets up a consumer at the origin, and starts anew when something is missing
+from what arrives, or nothing does.
 
-Owns the conversation and its times; what a copy looks like is the intake's, how requests are worded the origin's.
-Invariants: a message is stored once and in order; a flow-control request is answered only when everything before it is
-durable here, because that answer lets the origin forget.
+Owns the conversation and its times; what is done with what arrives is for `arrivals`, what a copy looks like is the
+intake's, how requests are worded the origin's.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import msgspec
 
 from headrace.api import responses
 from headrace.broker.approach import Answer, approach_to
-from headrace.broker.deliveries import delivery_of, records_of
+from headrace.broker.arrivals import Arrivals
 from headrace.broker.inbox import Inbox
 from headrace.broker.intake import Intake
 from headrace.broker.origin import IDENTITY, Ask, Start
@@ -27,7 +26,6 @@ from headrace.protocol.bodies import UNREADABLE
 
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
-    from headrace.broker.progress_codec import Seqs
     from headrace.broker.timers import Handle
 
 SECOND = 1_000_000_000
@@ -35,9 +33,6 @@ THROTTLE_NS = 2 * SECOND
 BACKOFF_NS = 10 * SECOND
 BACKOFF_NS_MAX = 120 * SECOND
 SILENCE_NS = 10 * SECOND
-_STATUS = b"NATS/1.0 100 "
-_STALLED = b"Nats-Consumer-Stalled"
-_LAST_CONSUMER = b"Nats-Last-Consumer"
 _WRONG_IDENTITY = 10225
 
 
@@ -49,11 +44,9 @@ class Link:
     """The copying from one origin."""
 
     __slots__ = (
-        "_acked",
+        "_arrivals",
         "_asked_ns",
         "_consumer",
-        "_done",
-        "_dseq",
         "_failures",
         "_farewells",
         "_inbox",
@@ -62,16 +55,13 @@ class Link:
         "_probing",
         "_resume",
         "_road",
-        "_stem",
+        "_sink",
         "_timer",
         "_watch",
         "approach",
         "blocked",
         "error",
-        "heard_ns",
         "intake",
-        "lag",
-        "pending",
     )
 
     def __init__(self, jetstream: JetStream, intake: Intake) -> None:
@@ -79,24 +69,17 @@ class Link:
         self.intake = intake
         self.approach = approach_to(intake.origin)
         self.error: RequestError | None = None
-        self.lag = 0
-        self.pending = -1  # what the origin last said was left; -1 before it said anything
-        self.heard_ns = 0
         self.blocked = False  # the stream did not take a message
-        self._acked = (
-            -1
-        )  # the origin was told that everything up to this is stored; -1 before it said where it begins
-        self._resume = -1  # the same of the link before this one
+        self._arrivals = Arrivals(jetstream, self, intake)
+        self._resume = -1  # up to where the link before this one told its origin that all is stored
         self._asked_ns = 0
         self._failures = 0
         self._farewells: list[bytes] = []
         self._inbox: Inbox | None = None
         self._listening = b""
+        self._sink: Arrivals | Link = self._arrivals
         self._probing = False
         self._consumer = b""
-        self._stem = b"$JS.ACK."  # what numbers a message that is delivered for the first time begins with
-        self._dseq = 0
-        self._done = (0, 0)  # consumer and stream sequence up to which everything is stored
         self._timer: Handle | None = None
         self._watch: Handle | None = None
         self._road = Road(jetstream.hub, self._road_reopened)
@@ -118,7 +101,7 @@ class Link:
         """What was under way is gone: set up anew, whatever the wait was going to be."""
         probe("the way to the origin is open again")
         self._failures = 0
-        self._again()
+        self.start_anew()
 
     def retire(self) -> None:
         """The source was removed: its consumer goes too, if it was ours to make."""
@@ -136,7 +119,7 @@ class Link:
         """
         old.stop()
         self.intake.adopt(old.intake)
-        self._resume = old._acked
+        self._resume = old._arrivals.acked
         if old.approach.deletes and old.consumer != self.consumer:
             self._farewells.append(old.intake.origin.delete(old.consumer))
         self._farewells += old._farewells
@@ -146,18 +129,23 @@ class Link:
         """The name of the consumer at the origin, as far as it is known."""
         return self._consumer or self.approach.name.encode()
 
+    @property
+    def pending(self) -> int:
+        """What the origin last said was left; -1 before it said anything."""
+        return self._arrivals.pending
+
     def _send_delete(self, subject: bytes) -> None:
         self._jetstream.hub.publish(subject, b"", b"", b"")
 
     def shown(self, now_ns: int) -> responses.Origin:
         """For the stream's info."""
-        entry = self.intake.origin.entry
+        entry, arrivals = self.intake.origin.entry, self._arrivals
         return responses.Origin(
             entry.name,
             entry.external,
-            self.lag,
+            arrivals.lag,
             0 if self.intake.origin.mirror else self.intake.seq,
-            now_ns - self.heard_ns if self.heard_ns else -1,
+            now_ns - arrivals.heard_ns if arrivals.heard_ns else -1,
             self.error,
             entry.filter_subject,
             entry.subject_transforms,
@@ -215,7 +203,7 @@ class Link:
     def _refused(self, err_code: int) -> None:
         if err_code == _WRONG_IDENTITY:
             self.intake.forget()
-            self._again()
+            self.start_anew()
             return
         ask = self.approach.refused(err_code)
         if ask is None:
@@ -233,40 +221,42 @@ class Link:
         self._failures = 0
         self.error = None
         self._consumer = answer.name.encode()
-        self._stem = b"$JS.ACK.%s.%s.1." % (intake.origin.entry.name.encode(), self._consumer)
-        self._dseq = 0
         self._resume = -1
-        self._acked = answer.delivered.stream_seq
-        self._done = (0, self._acked)
         intake.reached(answer.delivered.stream_seq, known)
         while self._farewells:
             self._send_delete(self._farewells.pop())
-        self._listen(self.approach.deliver_subject(answer.config))
+        self._arrivals.begin(self._consumer, answer.delivered.stream_seq)
+        self._listen(self.approach.deliver_subject(answer.config), self._arrivals)
         self._watch = self._jetstream.timers.after(SILENCE_NS, self._look)
 
-    def _listen(self, subject: bytes) -> None:
-        self._unlisten()
-        self._listening = subject
+    def _listen(self, subject: bytes, sink: Arrivals | Link) -> None:
+        self._listening, self._sink = subject, sink
         if subject:
-            self._jetstream.hub.subscribe_internal(subject, self)
+            self._jetstream.hub.subscribe_internal(subject, sink)
 
     def _unlisten(self) -> None:
         subject, self._listening = self._listening, b""
-        self._probing = False
+        self._probing = self._arrivals.open = False
         if subject:
-            self._jetstream.hub.unsubscribe_internal(subject, self)
+            self._jetstream.hub.unsubscribe_internal(subject, self._sink)
 
     # Starting anew
 
     def _fail(self) -> None:
         """Try again later, and later each time; meanwhile listen for a consumer that others have to make."""
         self._failures += 1
-        self._again(min(BACKOFF_NS * self._failures, BACKOFF_NS_MAX))
+        self.start_anew(min(BACKOFF_NS * self._failures, BACKOFF_NS_MAX))
         if self.approach.probes:
-            self._listen(self.approach.probes)
+            self._listen(self.approach.probes, self)
             self._probing = True
 
-    def _again(self, backoff_ns: int = 0) -> None:
+    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """Something is delivered by a consumer that was not there: it is now."""
+        if self._probing:
+            self._probing = False
+            self._set_timer(jitter_ns())
+
+    def start_anew(self, backoff_ns: int = 0) -> None:
         """Set up anew, as soon as that is decent."""
         self._quiet()
         self._unlisten()
@@ -274,6 +264,12 @@ class Link:
         if delay_ns or not self.intake.origin.mirror:
             delay_ns += jitter_ns()
         self._set_timer(delay_ns)
+
+    def block(self) -> None:
+        """The stream cannot take what arrives; the origin will be asked for it again."""
+        probe("a copy cannot be stored")
+        self.start_anew()
+        self.blocked = True
 
     def relieved(self) -> None:
         """The stream has room again."""
@@ -289,9 +285,9 @@ class Link:
     def _look(self) -> None:
         """Every so often: is anybody there?"""
         self._watch = None
-        if self._now() - self.heard_ns > SILENCE_NS:
+        if self._now() - self._arrivals.heard_ns > SILENCE_NS:
             probe("the origin is silent")
-            self._again()
+            self.start_anew()
         else:
             self._watch = self._jetstream.timers.after(SILENCE_NS, self._look)
 
@@ -307,144 +303,3 @@ class Link:
 
     def _now(self) -> int:
         return self._jetstream.timers.now_ns()
-
-    # What arrives
-
-    def offer(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        """A message or a status on the deliver subject."""
-        if self._probing:
-            self._probing = False
-            self._set_timer(jitter_ns())
-        if self._timer is not None:
-            return  # about to start anew
-        self.heard_ns = self._now()
-        if not payload and header.startswith(_STATUS):
-            if reply:
-                self._flow_request(reply)
-            else:
-                self._heartbeat(header)
-            return
-        if reply.startswith(self._stem):
-            numbers = reply[len(self._stem) :].split(b".")
-            if len(numbers) == 4 and all(map(bytes.isdigit, numbers)):
-                seq, dseq, time_ns, pending = map(int, numbers)
-                self._take(seq, dseq, time_ns, pending, subject, header, payload)
-            return
-        delivery = delivery_of(reply)
-        if delivery is not None and delivery.consumer == self._consumer and delivery.times <= 1:
-            _, _, seq, dseq, time_ns, pending = delivery
-            self._take(seq, dseq, time_ns, pending, subject, header, payload)
-
-    def take_run(
-        self,
-        ack: bytes,
-        view: memoryview,
-        seqs: Seqs,
-        at: int,
-        most: int,
-        dseq: int,
-        pending: int,
-        size_max: int,
-    ) -> tuple[int, int]:
-        """What `offer` does for a run of stored records of an origin in this server; how many were taken and their size.
-
-        The records are those of `view` that are in `seqs` from `at` on; the first has consumer sequence `dseq`. `ack` is the
-        acknowledgement subject up to the stream sequence.
-        """
-        if self._timer is not None or dseq != self._dseq + 1 or ack.split(b".")[3] != self._consumer:
-            return 0, 0
-        if int(seqs[at]) <= self.intake.received:
-            return 0, 0
-        self.heard_ns = self._now()
-        count = size = 0
-        take = self.intake.take
-        try:
-            for seq, time_ns, subject, header, payload in records_of(view, seqs, at, most):
-                take(seq, time_ns, subject, header, payload)
-                count += 1
-                size += len(header) + len(payload)
-                if 0 <= size_max < size + count * _OVERHEAD:
-                    break
-        except (RequestError, StoreError):
-            self._blocked()
-        if count:
-            self._taken(self._dseq + count, int(seqs[at + count - 1]), pending - count)
-        return count, size + count * _OVERHEAD
-
-    def _take(
-        self,
-        seq: int,
-        dseq: int,
-        time_ns: int,
-        pending: int,
-        subject: bytes,
-        header: bytes,
-        payload: bytes,
-    ) -> None:
-        """Gap detection: sourcing.md, table 7.5, except that a source starts anew like a mirror when the consumer's count
-        goes back. The reference waits for a heartbeat, whose count may by then be the one it knows.
-        """
-        intake, following = self.intake, self._dseq + 1
-        if seq <= intake.received:
-            if dseq == following:
-                self._counted(following, seq)
-            elif dseq < following:
-                probe("the origin counts anew")
-                self._again()  # somebody reset the consumer: it counts from one again
-            return
-        if dseq != following and not (intake.origin.mirror and seq == intake.seq + 1):
-            probe("a gap in what arrives")
-            self._again()
-            return
-        try:
-            intake.take(seq, time_ns, subject, header, payload)
-        except (RequestError, StoreError):
-            self._blocked()
-            return
-        self._taken(dseq, seq, pending)
-
-    def _taken(self, dseq: int, seq: int, pending: int) -> None:
-        self._counted(dseq, seq)
-        self.pending = pending
-        self.lag = pending - 1 if pending > 0 else 0
-
-    def _counted(self, dseq: int, seq: int) -> None:
-        self._dseq = dseq
-        if self.intake.stored >= seq:
-            self._done = (dseq, seq)
-
-    def _blocked(self) -> None:
-        """The stream cannot take it now; the origin will be asked for it again."""
-        probe("a copy cannot be stored")
-        self._again()
-        self.blocked = True
-
-    def _heartbeat(self, header: bytes) -> None:
-        last = headers.get(header, _LAST_CONSUMER) or b""
-        if not last.isdigit():
-            return
-        if int(last) not in (0, self._dseq):
-            probe("a gap that a heartbeat tells of")
-            self._again()
-            return
-        stalled = headers.get(header, _STALLED)
-        try:
-            # With nothing left to come, or nothing for long, what is missing of a batch will not come either.
-            self.intake.give_up(idle=not stalled and self.pending == 0)
-        except (RequestError, StoreError):
-            self._blocked()
-            return
-        if self.intake.stored > self._done[1]:
-            self._done = (self._dseq, self.intake.stored)
-        if stalled:  # also before the first delivery: a reset consumer still waits for what it asked before
-            self._jetstream.ticker.send_settled(stalled, b"", b"", b"")
-
-    def _flow_request(self, reply: bytes) -> None:
-        """Everything that came before it becomes durable, then the answer leaves."""
-        block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
-        self._jetstream.ticker.send_settled(reply, b"", block % self._done, b"")
-        self._acked = max(self._acked, self._done[1])
-
-
-#: What a message of a run counts besides header and payload: deliver subject and acknowledgement subject.
-_OVERHEAD = 100
