@@ -81,11 +81,8 @@ class _Parser:
         self._environment = environment
         self._scopes = scopes
         self._lists = 0
-        self._seen = (
-            0,
-            1,
-            0,
-        )  # up to where lines were counted, the number of the line there, where it starts
+        #: Up to where lines were counted, the number of the line there, where it starts.
+        self._seen = (0, 1, 0)
 
     def top(self) -> Section:
         self._skip(_BETWEEN)

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.net.conf import ConfigError, Place, Section, parse
-from headrace.net.leaf_settings import leafnodes
 from headrace.net.options import LogFormat
 from headrace.net.settings_accounts import accounts, mappings
 from headrace.net.settings_doors import tls, websocket
+from headrace.net.settings_leafnodes import leafnodes
 from headrace.net.settings_trust import operator, resolver, resolver_preload
 from headrace.net.settings_users import authorization
 from headrace.net.values import (

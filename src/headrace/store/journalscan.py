@@ -36,9 +36,8 @@ class Scanned:
     frames: list[Frame] = field(default_factory=list)
     newest: int = 0  # highest number of an own frame, also of those the checkpoint holds
     torn: tuple[int, int] | None = None  # (offset, length) of an unfinished frame
-    begun: list[int] = field(
-        default_factory=list
-    )  # numbers, above the checkpoint, of own heads without a whole frame
+    #: Numbers, above the checkpoint, of own heads without a whole frame.
+    begun: list[int] = field(default_factory=list)
     moved: list[Frame] = field(default_factory=list)  # valid, above the checkpoint, but of another file
 
 

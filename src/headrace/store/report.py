@@ -30,15 +30,13 @@ class Report:
     checkpoint: int = 0  # the one recovery started from, 0 = a new store
     frames_replayed: int = 0
     clean: bool = False  # the last thing in the journal was a shutdown mark
-    tears: list[str] = field(
-        default_factory=list
-    )  # copied tails: an unfinished frame, nothing acknowledged lost
+    #: Copied tails: an unfinished frame, nothing acknowledged lost.
+    tears: list[str] = field(default_factory=list)
     repaired: list[str] = field(default_factory=list)  # one of two copies was bad, or a cache was rebuilt
     unknown: list[str] = field(default_factory=list)  # files nobody names; left alone
     damage: list[Damage] = field(default_factory=list)
-    offline: dict[str, str] = field(
-        default_factory=dict
-    )  # name (or ident) of a stream -> why it did not start
+    #: Name (or ident) of a stream -> why it did not start.
+    offline: dict[str, str] = field(default_factory=dict)
 
     def add(self, damage: Damage) -> None:
         """Notes damage once, however often it is met."""

@@ -338,9 +338,8 @@ class Store:
         if not low:
             self.journal.prepare()
         room = self.journal.room()
-        self.gate.limit = (
-            room - room // 4
-        )  # a quarter for what an append does not count: entries and watermarks
+        # A quarter is for what an append does not count: entries and watermarks.
+        self.gate.limit = room - room // 4
 
     def _set_full(self, full: bool) -> None:
         self.full = full
