@@ -37,13 +37,20 @@ class MemoryLog(Log):
         self.next_segment += 1
         return Segment(self.next_segment, self.columns)
 
-    def dropped(self, segment: Segment) -> None:
+    def _remove_all(self, seq: int) -> None:
+        super()._remove_all(seq)
+        self._tidy()
+
+    def _removed(self, segment: Segment) -> None:
+        super()._removed(segment)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """After a removal, never when a segment is dropped because it is full: then a message is being appended."""
         if self.crowded:
             self.forget_subjects()
 
     def thinned(self, segment: Segment) -> None:
-        if self.crowded:
-            self.forget_subjects()
         if segment.columns.alive_bytes * 2 >= segment.end:
             return
         at = self.sealed.index(segment)
