@@ -64,7 +64,7 @@ crash: setup ## two million crash points and every byte of a store rotten: hours
 	$(BIN)/python -m tests.crash.enumerate --jobs 2 $(ARGS)
 	$(BIN)/python -m tests.crash.rot --jobs 2
 
-sim: setup ## whole simulated brokers by seed (SEEDS=20000)
+sim: setup ## whole simulated brokers by seed, and every probe hit (SEEDS=20000)
 	$(BIN)/python -m tests.sim.worlds 0 $(or $(SEEDS),20000) --jobs 2
 
 fuzz: setup ## malformed input of every kind, by seed, from where out/fuzz.json ends (INPUTS=50000000, MINUTES=30 ends earlier)
