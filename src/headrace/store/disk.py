@@ -222,21 +222,28 @@ class FileDisk(Folder):
 
     @contextlib.contextmanager
     def _held(self, path: str, flags: int = os.O_RDWR) -> Iterator[_Handle]:
+        handle = self._take(path, flags)
+        try:
+            yield handle
+        finally:
+            self._give_back(handle)
+
+    def _take(self, path: str, flags: int = os.O_RDWR) -> _Handle:
         with self._handles_lock:
             handle = self._handles.pop(path, None)
             if handle is None:
                 handle = _Handle(os.open(self.root / path, flags | os.O_CLOEXEC, 0o644))
             self._handles[path] = handle  # most recently used last
             handle.users += 1
-        try:
-            yield handle
-        finally:
-            with self._handles_lock:
-                handle.users -= 1
-                if handle.forgotten and not handle.users:
-                    os.close(handle.fd)
-            if len(self._handles) > DESCRIPTORS_MAX:
-                self._close_oldest()
+        return handle
+
+    def _give_back(self, handle: _Handle) -> None:
+        with self._handles_lock:
+            handle.users -= 1
+            if handle.forgotten and not handle.users:
+                os.close(handle.fd)
+        if len(self._handles) > DESCRIPTORS_MAX:
+            self._close_oldest()
 
     def _close_oldest(self) -> None:
         with self._handles_lock:
@@ -269,17 +276,25 @@ class FileDisk(Folder):
                 _reserve(handle.fd, size)
 
     def _write(self, path: str, offset: int, data: Any) -> None:
-        with self._held(path) as handle:
+        # Twice a commit: without the context manager it takes half the time.
+        handle = self._take(path)
+        try:
             handle.unsynced = True
+            if isinstance(data, bytes) and os.pwrite(handle.fd, data, offset) == len(data):
+                return
             for part in [data] if not isinstance(data, list) else _batches(data):
                 offset += _write_all(handle.fd, part, offset)
+        finally:
+            self._give_back(handle)
 
     def _sync(self, path: str) -> None:
-        with self._held(path) as handle:
-            handle.unsynced = (
-                False  # before, not after: a write of the other lane during the sync counts as unsynced
-            )
+        handle = self._take(path)
+        try:
+            # Before, not after: a write of the other lane during the sync counts as unsynced.
+            handle.unsynced = False
             _fdatasync(handle.fd)
+        finally:
+            self._give_back(handle)
 
     def _syncdir(self, folder: str) -> None:
         fd = os.open(self.root / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
