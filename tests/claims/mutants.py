@@ -140,7 +140,7 @@ def deleted_although_somebody_changed_it(patch: Patch) -> None:
     def remove(old: Any) -> Any:
         async def whatever(self: Any, entries: Any) -> Any:
             await old(self, entries)
-            return list(entries)
+            return [(entry, 0) for entry in entries]
 
         return whatever
 

@@ -206,7 +206,7 @@ class Consumer:
         try:
             await self._store.delete([entry.object_key])
         except StoreError as error:
-            await self._keep(removed[0], error)
+            await self._keep(*removed[0], error)
             return True
         self._metrics.deleted.labels(entry.namespace).inc()
         age_s = (self._clock.now_ns() - entry.created_ns) / 1e9
@@ -216,14 +216,15 @@ class Consumer:
         await self._registry.stop_timers([entry])
         return True
 
-    async def _keep(self, removed: Entry, error: StoreError) -> None:
+    async def _keep(self, entry: Entry, tombstone: int, error: StoreError) -> None:
         """The store would not delete it: the collector tries again."""
-        self._metrics.delete_failures.labels(removed.namespace).inc()
-        _LOG.warning("claim %s could not be deleted, the collector tries again: %s", removed.claim_id, error)
-        await self._audit.tell(removed.namespace, removed.claim_id, "failed", step="delete", error=str(error))
+        self._metrics.delete_failures.labels(entry.namespace).inc()
+        _LOG.warning("claim %s could not be deleted, the collector tries again: %s", entry.claim_id, error)
+        await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="delete", error=str(error))
         now_ns = self._clock.now_ns()
-        released = replace(removed, state="released", released_ns=now_ns)
-        if await self._registry.put_back(released, keep_s(removed, self._config.ttl.grace_period, now_ns)):
+        released = replace(entry, state="released", released_ns=now_ns)
+        kept_s = keep_s(entry, self._config.ttl.grace_period, now_ns)
+        if await self._registry.put_back(released, tombstone, kept_s):
             await self._registry.arm(released, RECHECK_S)
 
 

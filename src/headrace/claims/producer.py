@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -341,15 +341,15 @@ class Producer:
             entry = entry if entry.revision else await self._registered(entry)
         except (NoAnswer, RequestError):
             return  # its timer or its hour ends it
-        if entry.revision:
-            removed = await self._registry.remove([entry])
-            if not removed:
-                return
-            entry = removed[0]
+        removed = await self._registry.remove([entry]) if entry.revision else []
+        if entry.revision and not removed:
+            return
         try:
             await self._store.delete([entry.object_key])
         except StoreError as error:
-            await self._keep(entry, error)
+            self._metrics.delete_failures.labels(entry.namespace).inc()
+            await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="undo", error=str(error))
+            await self._put_back(removed)
             return
         if entry.revision:
             await self._registry.stop_timers([entry])
@@ -360,13 +360,11 @@ class Producer:
         found = await self._registry.find(entry.namespace, entry.claim_id)
         return found if found is not None and found.object_key == entry.object_key else entry
 
-    async def _keep(self, removed: Entry, error: StoreError) -> None:
+    async def _put_back(self, removed: Sequence[tuple[Entry, int]]) -> None:
         """The store would not delete it: its timer runs, and the collector tries again."""
-        self._metrics.delete_failures.labels(removed.namespace).inc()
-        await self._audit.tell(removed.namespace, removed.claim_id, "failed", step="undo", error=str(error))
-        if removed.revision:
+        for entry, tombstone in removed:
             with suppress(NoAnswer, RequestError):
-                await self._registry.put_back(removed, self._keep_s(removed))
+                await self._registry.put_back(entry, tombstone, self._keep_s(entry))
 
     async def _forget(self, entry: Entry) -> None:
         if await self._registry.remove([entry]):

@@ -181,9 +181,9 @@ class Registry:
         found = (_entry(item) for item in (await self.wire.last_of(STREAM, subjects)).values())
         return {entry.claim_id: entry for entry in found if entry}
 
-    async def remove(self, entries: Sequence[Entry]) -> list[Entry]:
+    async def remove(self, entries: Sequence[Entry]) -> list[tuple[Entry, int]]:
         """Forget claims, before their objects are deleted; those that this call, and nobody else, removed, with the
-        sequence of that. Whoever changed a claim's facts meanwhile keeps it.
+        sequences of their tombstones. Whoever changed a claim's facts meanwhile keeps it.
         """
         answers = await self.wire.publish_all(
             (
@@ -194,16 +194,16 @@ class Registry:
             for entry in entries
         )
         return [
-            replace(entry, revision=int(answer["seq"]))
+            (entry, answer["seq"])
             for entry, answer in zip(entries, answers, strict=True)
             if answer is not None and "error" not in answer
         ]
 
-    async def put_back(self, removed: Entry, keep_s: float) -> Entry | None:
-        """Facts as they were, of a claim that was removed and whose object would not go; None if they are others now."""
-        back = await self.change(removed, keep_s)
+    async def put_back(self, entry: Entry, tombstone: int, keep_s: float) -> Entry | None:
+        """Facts again, of a claim that was removed and whose object would not go; None if there are others now."""
+        back = await self.change(replace(entry, revision=tombstone), keep_s)
         # The tombstone may have run out meanwhile.
-        return back or await self.change(replace(removed, revision=0), keep_s)
+        return back or await self.change(replace(entry, revision=0), keep_s)
 
     async def stop_timers(self, entries: Iterable[Entry]) -> None:
         """Nothing is due any more for claims that were removed before their time; a timer that goes on does no harm."""

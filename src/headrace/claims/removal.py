@@ -66,20 +66,21 @@ class Remover:
         """Remove claims (entry, event); those that are gone now and those that are not, because the store would not
         delete their objects or somebody changed them meanwhile.
         """
-        entries = {entry.object_key: entry for entry, _ in doomed}
         events = {entry.object_key: event for entry, event in doomed}
-        taken = {entry.object_key: entry for entry in await self._registry.remove(list(entries.values()))}
+        entries = [entry for entry, _ in doomed]
+        taken = {entry.object_key: tombstone for entry, tombstone in await self._registry.remove(entries)}
         # An object whose time is over and that nobody knows goes in any case.
-        mine = [entry for key, entry in entries.items() if key in taken or not entry.revision]
+        mine = [entry for entry in entries if entry.object_key in taken or not entry.revision]
         gone, failed = await self._delete_objects(mine)
-        await self._put_back([taken[entry.object_key] for entry in failed if entry.revision], now_ns)
+        await self._put_back([(entry, taken[entry.object_key]) for entry in failed if entry.revision], now_ns)
         removed = [entry for entry in gone if entry.object_key in taken]
         await self._tell(removed, events, now_ns)
         collected = sum(events[entry.object_key] == "collected" for entry in removed)
         self._count(collected, len(removed) - collected, report)
         report.failed += len(failed)
-        changed = [entry for key, entry in entries.items() if key not in taken and entry.revision]
-        return gone, failed + changed
+        if len(taken) < len(entries):
+            failed += [entry for entry in entries if entry.object_key not in taken and entry.revision]
+        return gone, failed
 
     async def _tell(self, removed: Sequence[Entry], events: Mapping[str, str], now_ns: int) -> None:
         lifetime = self._metrics.lifetime.labels(self._config.namespace)
@@ -89,11 +90,12 @@ class Remover:
                 entry.namespace, entry.claim_id, events[entry.object_key], key=entry.object_key
             )
 
-    async def _put_back(self, entries: Sequence[Entry], now_ns: int) -> None:
+    async def _put_back(self, removed: Sequence[tuple[Entry, int]], now_ns: int) -> None:
         """Facts of what is still there; if that fails the key's hour ends it."""
-        for entry in entries:
+        for entry, tombstone in removed:
+            kept_s = keep_s(entry, self._config.ttl.grace_period, now_ns)
             try:
-                await self._registry.put_back(entry, keep_s(entry, self._config.ttl.grace_period, now_ns))
+                await self._registry.put_back(entry, tombstone, kept_s)
             except (NoAnswer, RequestError) as error:
                 _LOG.warning("claim %s is left to the sweep: %s", entry.claim_id, error)
 
