@@ -1,7 +1,7 @@
 """A whole run of a whole broker from one seed: clients, streams, consumers, batches, lifetimes, copies to another server.
 
-Owns the choice of options, of events and of faults. Invariant: the seed decides everything, so two runs give the same
-digest. Swarm testing: each seed switches some kinds of event off, because a run with everything on rarely goes deep
+Owns the course of it: what there is says `setting`, what can happen `events`. Invariant: the seed decides everything, so
+two runs give the same digest. Swarm testing: each seed switches some kinds of event off, because a run with everything on rarely goes deep
 anywhere. First come faults, and nothing that was promised may break (`Ledger`); then everything is healed, and all that
 waits must come to its end.
 """
