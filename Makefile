@@ -64,8 +64,9 @@ crash: setup ## two million crash points and every byte of a store rotten: hours
 	$(BIN)/python -m tests.crash.enumerate --jobs 2 $(ARGS)
 	$(BIN)/python -m tests.crash.rot --jobs 2
 
-sim: setup ## whole simulated brokers by seed, and every probe hit (SEEDS=20000)
+sim: setup ## whole simulated brokers by seed, and every probe hit (SEEDS=20000); worlds of claims (CLAIM_SEEDS=1000)
 	$(BIN)/python -m tests.sim.worlds 0 $(or $(SEEDS),20000) --jobs 2
+	$(BIN)/python -m tests.sim.claimworlds 0 $(or $(CLAIM_SEEDS),1000) --jobs 2
 
 fuzz: setup ## malformed input of every kind, by seed, from where out/fuzz.json ends (INPUTS=50000000, MINUTES=30 ends earlier)
 	$(BIN)/python bench/fuzz.py --inputs $(or $(INPUTS),50000000) --minutes $(or $(MINUTES),0)

@@ -1,0 +1,16 @@
+"""The worlds of claims catch bugs: some planted ones, quickly; `make mutants` tries all."""
+
+import pytest
+
+from claims.mutants import MUTANTS
+from support.planting import in_child
+
+QUICK = [name for name, mutant in MUTANTS.items() if mutant.quick]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    caught = in_child(MUTANTS[name])
+    assert caught.dead, f"{name}: {caught}"
