@@ -1,9 +1,9 @@
 """A whole run of a whole broker from one seed: clients, streams, consumers, batches, lifetimes, copies to another server.
 
 Owns the course of it: what there is says `setting`, what can happen `events`. Invariant: the seed decides everything, so
-two runs give the same digest. Swarm testing: each seed switches some kinds of event off, because a run with everything on rarely goes deep
-anywhere. First come faults, and nothing that was promised may break (`Ledger`); then everything is healed, and all that
-waits must come to its end.
+two runs give the same digest. Swarm testing: each seed switches some kinds of event off, because a run with everything on
+rarely goes deep anywhere. First come faults, and nothing that was promised may break (`Ledger`); then everything is
+healed, and all that waits must come to its end.
 """
 
 from __future__ import annotations
