@@ -240,7 +240,6 @@ class SimPair:
     def _back(self, broker: SimBroker, end: Callable[[], SimDisk]) -> SimBroker:
         self.cut()
         self._notice(all_of_them=True)
-        broker.hub.table.clear()  # the collector does not see what the kernel's cache holds
         return reopened(end(), self.rng, lambda disk: self._open(disk, broker.name))
 
     def close(self) -> None:
