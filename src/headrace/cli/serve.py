@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from headrace import COMPATIBLE_VERSION, __version__
 from headrace.cli.flags import USAGE, Action, CommandLine, UsageError, parse
+from headrace.cli.memory import keep_heap_whole
 from headrace.errors import HeadraceError
 from headrace.net.logs import Log, WrittenLog
 from headrace.net.options import Options, OptionsError
@@ -132,6 +133,7 @@ async def _main(line: CommandLine, options: Options, log: Log) -> int:
     stop = asyncio.Event()
     _trap(server, stop, log, line)
     await server.start()
+    keep_heap_whole()
     # What was made while starting lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
