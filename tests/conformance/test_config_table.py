@@ -166,6 +166,9 @@ def judged_stream(
     return accepted(made), made
 
 
+CIRCLE: Judgement = (500, 10052, "detected cycle")
+
+
 def _origins(reference: Client) -> dict[str, configs.StreamConfig]:
     existing: dict[str, configs.StreamConfig] = {}
     bodies: list[dict[str, Any]] = [
@@ -196,6 +199,8 @@ def test_streams_are_judged_as_the_reference_judges_them(reference: Client, seed
                 break
             expected, _ = theirs(reference, f"STREAM.{operation}.Q", encode(step), b',"created":"')
             judgement, made = judged_stream(encode(step), existing, operation)
+            if judgement == CIRCLE != expected:
+                break  # only ours sees where messages would go round: docs/compatibility.md
             assert judgement == expected, f"seed {seed}, number {number}: {operation} {str(step)[:2000]}"
             if made is None:
                 break
