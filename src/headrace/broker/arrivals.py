@@ -72,7 +72,7 @@ class Arrivals:
         """A message or a status on the deliver subject."""
         if not self.open:
             return
-        self.heard_ns = self._jetstream.clock_ns()
+        self.heard_ns = self._jetstream.timers.now_ns()
         if not payload and header.startswith(_STATUS):
             if reply:
                 self._flow_request(reply)
@@ -110,7 +110,7 @@ class Arrivals:
             return 0, 0
         if int(seqs[at]) <= self._intake.received:
             return 0, 0
-        self.heard_ns = self._jetstream.clock_ns()
+        self.heard_ns = self._jetstream.timers.now_ns()
         count = size = 0
         take = self._intake.take
         try:

@@ -384,10 +384,10 @@ class Consumer:
             return
         facts = self.jetstream.store.facts
         if progress.afresh:
-            facts.put(self._keys[1], progress.snapshot())
+            facts.put(self._keys[1], progress.snapshot(self.jetstream.timers.behind_ns))
             progress.forget_changes()
         else:
-            facts.note(self._keys[1], progress.delta())
+            facts.note(self._keys[1], progress.delta(self.jetstream.timers.behind_ns))
 
     # Telling
 

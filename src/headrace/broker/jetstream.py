@@ -338,7 +338,7 @@ class JetStream:
         ident, _, name = key[len(PROGRESS_KEY) :].partition(b"/")
         stream = self._by_ident(ident)
         consumer = stream.readers.find(name.decode()) if stream is not None else None
-        return consumer.progress.snapshot() if consumer is not None else b""
+        return consumer.progress.snapshot(self.timers.behind_ns) if consumer is not None else b""
 
     def _fold_origins(self, key: bytes) -> bytes:
         stream = self._by_ident(key[len(ORIGINS_KEY) :])

@@ -249,8 +249,10 @@ class Progress:
 
     # Writing down
 
-    def delta(self) -> bytes:
-        """What changed since the last call, to be written down."""
+    def delta(self, behind_ns: int = 0) -> bytes:
+        """What changed since the last call, to be written down. Deadlines become dates: the clock is `behind_ns` behind
+        the time they are in, and only the clock outlives the process.
+        """
         fresh, consumer = self._take_fresh()
         gone = np.array(sorted(set(self._acked)), dtype=np.uint64)
         if len(gone) and len(fresh):
@@ -261,22 +263,23 @@ class Progress:
         if self.afresh and len(self.initial):
             delta.initial, delta.resume = codec.pack_set(self.initial), self.resume
         delta.counts = [(seq, self.counts.get(seq, 0)) for seq in sorted(self._counted)]
-        delta.runs = merged(self._runs)
-        delta.own = [(seq, deadline) for seq, deadline in self._own.items() if seq in self.pending]
+        delta.runs = _dated(merged(self._runs), behind_ns)
+        delta.own = [(seq, due_ns - behind_ns) for seq, due_ns in self._own.items() if seq in self.pending]
         delta.afresh = self.afresh
         self._written()
         return codec.encode(delta)
 
-    def snapshot(self) -> bytes:
-        """Everything, on top of nothing."""
+    def snapshot(self, behind_ns: int = 0) -> bytes:
+        """Everything, on top of nothing; `behind_ns` as for `delta`."""
         count = len(self.pending)
         stream = np.fromiter(self.pending, dtype=np.uint64, count=count)
         consumer = np.fromiter(self.pending.values(), dtype=np.uint64, count=count)
         delta = self._delta(EMPTY, stream, consumer)
         delta.initial, delta.resume = codec.pack_set(self.initial), self.resume
         delta.counts = sorted(self.counts.items())
-        delta.runs = self.deadlines.runs()
-        delta.own = [(seq, deadline) for seq, deadline in self.deadlines.own.items() if seq in self.pending]
+        own = self.deadlines.own
+        delta.runs = _dated(self.deadlines.runs(), behind_ns)
+        delta.own = [(seq, due_ns - behind_ns) for seq, due_ns in own.items() if seq in self.pending]
         delta.afresh = True
         return codec.encode(delta)
 
@@ -339,6 +342,10 @@ class Progress:
         if len(self.initial):
             self.initial = self.initial[self.initial > self.stream_seq] if self.consumer_seq else self.initial
         self._written()
+
+
+def _dated(runs: list[tuple[int, int, int]], behind_ns: int) -> list[tuple[int, int, int]]:
+    return [(due_ns - behind_ns, first, last) for due_ns, first, last in runs]
 
 
 def merged(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -119,8 +119,8 @@ class Producer:
         and if neither does, its timer runs.
         """
         entry = await self._reusable(claim_id)
-        # Marked as changed, so that the earlier attempt cannot withdraw it any more.
-        kept = await self._changed(entry) if entry is not None else None
+        # So that the earlier attempt cannot withdraw it any more, and a reader of one message does not end it for both.
+        kept = await self._changed(replace(entry, shared=True)) if entry is not None else None
         if kept is not None:
             return kept, False
         return await self._store_and_register(subject, payload, headers or {}, claim_id, True), True
@@ -304,7 +304,11 @@ class Producer:
 
     async def _share(self, attempt: _Attempt) -> bool:
         """The message may be there already, and a stream may have forgotten its id: whether it can be sent again."""
-        if not attempt.entry.shared:
+        if attempt.entry.shared:
+            attempt.is_sole = (
+                False  # by now it may have been sent three times, and the stream forget in between
+            )
+        else:
             entry = replace(attempt.entry, shared=True)
             kept = await self._registry.change(entry, self._keep_s(entry))
             if kept is None:

@@ -150,8 +150,11 @@ class FileLog(Log):
             self.shelf.discard(self.columns_path(segment))
         self.begin_generation()
         for segment in sealed:
+            # Columns that were scanned around damage would pass for those of a whole segment.
+            whole = segment.saved or not segment.damaged
             segment.saved = False
-            self.closed(segment)
+            if whole:
+                self.closed(segment)
 
     # Checkpoints
 

@@ -17,6 +17,7 @@ from headrace.store.questions import Questions
 from headrace.store.records import BLOCK_BYTES, Array, Block, Gate, unpack
 from headrace.store.segments import Buffer, Segment
 
+ROWS_PER_SUBJECT = 64  # looked at for each subject that is forgotten, at most
 SHORT_RUN = 64  # removals of fewer sequences are replayed one by one, in the kernel
 
 
@@ -209,8 +210,14 @@ class Log(Questions):
 
     @property
     def crowded(self) -> bool:
-        """Whether most of the subjects it knows are those of messages that are gone."""
-        return len(self.table) >= self.subjects_min and len(self.table) > 2 * self.num_subjects
+        """Whether most of the subjects it knows are those of messages that are gone, and many enough to be worth a
+        look at every row.
+        """
+        gone = len(self.table) - self.num_subjects
+        if gone < self.subjects_min or gone <= self.num_subjects:
+            return False
+        rows = sum(segment.columns.rows for segment in (*self.sealed, self.active))
+        return gone * ROWS_PER_SUBJECT >= rows
 
     def forget_subjects(self) -> None:
         """Those without a live message; the others get new ids. Not while a message is being appended."""

@@ -138,3 +138,35 @@ def test_a_batch_that_nobody_goes_on_with(broker: SimBroker, open_batch: Callabl
     set_back(broker)
     broker.advance(11 * SECOND)
     assert len(stream.batches) + len(stream.fast) == 0
+
+
+def test_redelivery_after_a_restart(broker: SimBroker) -> None:
+    """A deadline that was made in the time that went on is a date once the process is gone."""
+    ear = consumer(broker, ack_wait=5 * SECOND)
+    broker.publish("s.a", b"1")
+    set_back(broker)
+    pull(broker, expires=600 * SECOND)
+    broker.advance(6 * SECOND)
+    assert len(ear.take()) == 2
+    again = SimBroker(broker.disk.kill(), StoreOptions(), SimClock(broker.clock.now_ns()))
+    again.start()
+    ear = Ear(again, b"dlv")
+    pull(again, expires=600 * SECOND)
+    again.advance(6 * SECOND)
+    assert [payload for _, payload in ear.take()][:1] == [b"1"]
+
+
+def test_a_mirror_hears_its_origin(broker: SimBroker) -> None:
+    made = broker.call("STREAM.CREATE.M", name="M", mirror={"name": "S"})
+    assert "error" not in made
+    broker.publish("s.a", b"1")
+    broker.advance(5 * SECOND)
+    before = set(broker.jetstream.streams["S"].consumers)
+    set_back(broker)
+    broker.advance(120 * SECOND)
+    broker.publish("s.a", b"2")
+    broker.advance(5 * SECOND)
+    info = broker.call("STREAM.INFO.M")
+    assert info["state"]["messages"] == 2
+    assert info["mirror"]["active"] < 60 * SECOND
+    assert set(broker.jetstream.streams["S"].consumers) == before, "it began anew"

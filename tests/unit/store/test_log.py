@@ -267,3 +267,49 @@ def test_a_filter_over_many_segments_remembers_its_few_rows(tmp_path: Path) -> N
         assert (log.next(f, 9), log.prev(f, 1500), log.count(f, 9)) == (1501, 8, 1)
         log.remove(1501)
         assert (log.next(f, 9), log.count(f, 1), log.last_of(b"rare")) == (0, 1, 8)
+
+
+def test_damage_is_not_forgotten_with_subjects(tmp_path: Path) -> None:
+    """What was read around a damaged block is not saved as if it were all that there is."""
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        for number in range(120):
+            log.append(b"once.%d" % number, b"", b"x" * 90, 1)
+        commit(store)
+    folder = tmp_path / "streams" / "00000001"
+    segment = min(folder.glob("*.seg"))
+    data = bytearray(segment.read_bytes())
+    data[700] ^= 1
+    segment.write_bytes(data)
+    for columns in folder.glob("*.col"):
+        columns.unlink()
+    with opened(tmp_path) as store:
+        assert store.report().damage
+        log = store.logs["S"]
+        log.remove_many(range(40, 110))
+        for _ in range(3):
+            store.checkpoint()
+            commit(store)
+    with opened(tmp_path) as store:
+        assert store.report().damage
+        store.compactor.step()
+        commit(store)
+        for _ in range(3):
+            store.checkpoint()
+            commit(store)
+    assert segment.exists()
+
+
+def test_many_rows_are_not_looked_at_for_few_subjects(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        for number in range(8):
+            log.append(b"once.%d" % number, b"", b"", 1)
+        log.append_many([(b"a", b"", b"")] * 2_000, 1)
+        log.remove_many(range(1, 9))
+        assert not log.crowded
+        log.remove_below(1_900)
+        commit(store)
+        store.checkpoint()
+        commit(store)
+        assert len(log.table) <= 9
