@@ -32,12 +32,11 @@ class Synced(NamedTuple):
 
 
 def made(disk: Disk) -> list[Op]:
-    """Operations that make the file, or what is missing of it, so that writing to it never needs space."""
-    size, found = SLOTS * SLOT_BYTES, disk.exists(PATH)
-    if found and disk.size(PATH) >= size:
+    """Operations that make the file where there is none yet, so that writing to it never needs space."""
+    if disk.exists(PATH):
         return []
-    created: list[Op] = [] if found else [("create", PATH, size)]
-    return [*created, ("write", PATH, 0, bytes(size)), ("sync", PATH), ("syncdir", "journal")]
+    size = SLOTS * SLOT_BYTES
+    return [("create", PATH, size), ("write", PATH, 0, bytes(size)), ("sync", PATH), ("syncdir", "journal")]
 
 
 def said(store: int, number: int, marks: bytes) -> Op:
