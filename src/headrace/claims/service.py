@@ -8,7 +8,7 @@ ends with it at once. It knows nothing of the broker but its address.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import nats
@@ -42,10 +42,8 @@ class Collectors:
     async def stop(self) -> None:
         """End, in the middle of whatever is under way: all of it can be done again."""
         task, self._task = self._task, None
-        # A cancellation gets lost where an answer comes in the same moment (asyncio.wait_for before 3.12): ask again.
-        while task is not None and not task.done():
-            task.cancel()
-            await asyncio.wait([task], timeout=_INSIST_S)
+        if task is not None:
+            await _end(task)
 
     def exported(self) -> bytes:
         """The metrics, in the text format of Prometheus."""
@@ -54,7 +52,7 @@ class Collectors:
     async def _run(self) -> None:
         connection = await self._connected()
         try:
-            await asyncio.gather(*(self._keep(connection, config) for config in self._configs))
+            await until_cancelled(*(self._keep(connection, config) for config in self._configs))
         finally:
             # Not flushed: the server may be gone already, and acks that were not sent mean another look.
             await connection.close()
@@ -90,3 +88,24 @@ class Collectors:
 
     async def _troubled(self, error: Exception) -> None:
         """nats-py would write a trace of each; what matters shows in what we try."""
+
+
+async def until_cancelled(*work: Awaitable[None]) -> None:
+    """Do things that go on until they are cancelled, and see to it that all of them end then."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION) if tasks else ((), ())
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            await _end(task)
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancel until it has ended. A cancellation gets lost where an answer comes in the same moment (`asyncio.wait_for`
+    before 3.12).
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_INSIST_S)

@@ -85,6 +85,7 @@ def collect(
 
     async def work(connection: Connection) -> int:
         from headrace.claims import Metrics
+        from headrace.claims.service import until_cancelled
 
         metrics = Metrics()
         if metrics_port:
@@ -103,7 +104,7 @@ def collect(
             failed += report.failed
             _tell(item.namespace, report, dry_run)
             await claims.close()
-        await asyncio.gather(*watching)
+        await until_cancelled(*watching)
         return int(failed > 0)
 
     _run(server, work)
