@@ -1,10 +1,10 @@
 """Worlds of claims by seed: producers, consumers, collectors, bad days of an object store, crashes; judged by the ledger."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
+
+from support.digests import digests
 
 from .claimworlds import run
 
@@ -26,15 +26,4 @@ def test_every_promise_holds_for_every_seed(
 @pytest.mark.parametrize("seed", [2, 7])
 def test_a_seed_decides_everything(seed: int) -> None:
     """Also under another order of hashes, which differs from process to process."""
-    code = f"from sim.claimworlds import run; print(run({seed}))"
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": hashing, "PYTHONPATH": "tests"},
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for hashing in ("1", "2")
-    }
-    assert digests == {run(seed) + "\n"}
+    assert digests("sim.claimworlds", seed) == {run(seed)}

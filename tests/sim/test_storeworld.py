@@ -1,13 +1,12 @@
 """Whole runs by seed: changes, crashes and recoveries in any order, checked against the model."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
 from headrace.sim.checks import Violation
 from headrace.sim.storeworld import StoreWorld
+from support.digests import digests
 
 from .options import SIZES
 
@@ -44,18 +43,7 @@ def test_what_was_found_is_not_found_again(seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_seed_decides_everything(seed: int) -> None:
     """Also under another order of hashes, which differs from process to process."""
-    code = f"from sim.test_storeworld import run; print(run({seed}))"
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": hashing, "PYTHONPATH": "tests"},
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for hashing in ("1", "2")
-    }
-    assert digests == {run(seed) + "\n"}
+    assert digests("sim.test_storeworld", seed) == {run(seed)}
 
 
 def test_the_options_of_a_seed_are_told() -> None:
