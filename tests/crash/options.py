@@ -15,6 +15,7 @@ TINY = StoreOptions(
     headroom_bytes=64 * KIB,
     cache_bytes=16 * KIB,
     behind_bytes=8 * KIB,
+    sparse_rows=8,
     subjects_min=3,
 )
 

@@ -15,6 +15,7 @@ SIZES = (
         headroom_bytes=64 * KIB,
         cache_bytes=16 * KIB,
         behind_bytes=8 * KIB,
+        sparse_rows=8,
         subjects_min=3,
     ),
     StoreOptions(
@@ -27,6 +28,7 @@ SIZES = (
         headroom_bytes=256 * KIB,
         cache_bytes=64 * KIB,
         behind_bytes=32 * KIB,
+        sparse_rows=50,
         subjects_min=20,
     ),
 )

@@ -149,7 +149,7 @@ class Checkpointer:
                 self._take_shard(number)
             elif not log.gone:
                 self._take_stream(log)
-        store.behind.pump()  # the columns of those that forgot subjects
+        store.behind.pump()  # what was sealed early, and the columns of those that forgot subjects
         if not self._todo:
             self._tick = store.frame - 1
             self._ticket = store.behind.added
@@ -162,6 +162,9 @@ class Checkpointer:
         return (log.changed_frame if log is not None else shards[number].changed_frame) == self._store.frame
 
     def _take_stream(self, log: FileLog) -> None:
+        if log.sparse:
+            probe("a segment is sealed early")
+            log.shed_rows()
         if log.crowded and not self._store.compactor.works_on(log):
             log.forget_subjects()
         ref = self._section(log.capture())

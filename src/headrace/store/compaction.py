@@ -67,12 +67,23 @@ class Compactor:
 
     def step(self) -> None:
         """Starts the next job, if none is under way."""
-        while self._job is None and self._wanted and not self._store.full and self._store.poisoned is None:
-            log, segment = self._wanted.pop(next(iter(self._wanted)))
-            if log.gone or segment not in log.sealed or not _ready(segment):
-                continue
+        while self._job is None and not self._store.full and self._store.poisoned is None:
+            found = self._next()
+            if found is None:
+                return
+            log, segment = found
             self._job = _Job(self._store, log, self._run(log, segment), self._finished)
             self._job.advance()
+
+    def _next(self) -> tuple[FileLog, FileSegment] | None:
+        """What is wanted and can be read; the blocks of others have yet to reach their files."""
+        for path, (log, segment) in list(self._wanted.items()):
+            useless = log.gone or segment not in log.sealed or segment.damaged
+            if useless or _ready(segment):
+                del self._wanted[path]
+            if not useless and _ready(segment):
+                return log, segment
+        return None
 
     def _run(self, log: FileLog, segment: FileSegment) -> list[FileSegment]:
         """A segment and the neighbours that are small or sparse too, as far as all fit into one."""

@@ -21,6 +21,8 @@ from headrace.store.segments import FileSegment, Segment, State
 from headrace.store.shelf import Shelf
 from headrace.store.states import SegmentState, StreamState
 
+SPARSE = 4  # rows for one that lives, from which on a growing segment is sparse
+
 
 class FileLog(Log):
     """See `Log`; `saved_tick` is the tick whose state the newest checkpoint section of this log holds."""
@@ -133,6 +135,21 @@ class FileLog(Log):
     def columns_path(self, segment: FileSegment) -> str:
         """Where the columns of a segment are, or will be."""
         return columns_path(self.ident, segment.number, self.generation)
+
+    # Rows
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the growing segment has many rows and most of them are dead: they take memory until it is sealed."""
+        columns = self.columns
+        return columns.rows >= self.shelf.options.sparse_rows and columns.alive * SPARSE <= columns.rows
+
+    def shed_rows(self) -> None:
+        """Seals the growing segment before it is full. Not while a message is being appended."""
+        segment = self.active
+        self.split()
+        if segment.columns.alive:
+            self.thinned(segment)
 
     # Subjects
 

@@ -65,6 +65,16 @@ def test_a_second_connect_starts_over(desk: Desk) -> None:
     assert client.session.subs == {}
 
 
+def test_interest_is_given_up_by_the_slice(desk: Desk) -> None:
+    client, other = desk.client(), desk.client()
+    client.say(b"".join(b"SUB a.%d %d\r\n" % (number, number) for number in range(200)) + b"SUB a.* w\r\n")
+    assert other.say(b"SUB a.7 1\r\n") == b""
+    assert [client.session.part(100) for _ in range(3)] == [False, False, True]
+    assert desk.hub.subscriptions == 1
+    assert other.say(b"PUB a.7 0\r\n\r\n") == b"MSG a.7 1 0\r\n\r\n"
+    assert client.say(b"") == b""
+
+
 def test_info_follows_the_first_ping_of_a_new_protocol(desk: Desk) -> None:
     info = b'INFO {"connect_info":true} \r\n'
     new = desk.client(b'CONNECT {"verbose":false,"protocol":1}\r\n')

@@ -20,6 +20,7 @@ TINY = StoreOptions(
     headroom_bytes=0,
     cache_bytes=16 << 10,
     behind_bytes=4 << 10,
+    sparse_rows=8,
     subjects_min=3,
 )
 

@@ -1,6 +1,7 @@
 """The store as a whole: frames, facts, checkpoints, poison, full disks, restarts."""
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -289,6 +290,51 @@ def test_sparse_segments_are_merged_and_their_files_go(tmp_path: Path) -> None:
         log = store.logs["S"]
         assert {seq: log.get(seq) for seq in log.seqs(None, 0, 2_000).tolist()} == expected
         assert store.report().healthy
+
+
+def test_a_growing_segment_does_not_keep_the_rows_of_the_dead(tmp_path: Path) -> None:
+    """Short-lived messages beside a few that stay: what is in memory follows those that live."""
+    options = replace(TINY, segment_bytes=1 << 20, segment_rows=100_000, sparse_rows=64)
+    store = open_store(tmp_path, options)
+    log = store.create("S")
+    most = 0
+    for turn in range(40):
+        for number in range(50):
+            log.append(b"s.%d" % (number % 7), b"", b"%d.%d" % (turn, number), 1)
+        commit(store)
+        log.remove_many(range(turn * 50 + 1, turn * 50 + 50))
+        store.checkpoint()
+        commit(store)
+        most = max(most, log.columns.rows)
+    assert most < 200
+    assert len(log.sealed) <= 4, "the few that stay are brought together"
+    expected = {seq: log.get(seq) for seq in range(50, 2_001, 50)}
+    kill(store)
+    with opened(tmp_path, options) as store:
+        log = store.logs["S"]
+        assert {seq: log.get(seq) for seq in log.seqs(None, 0, 3_000).tolist()} == expected
+        assert store.report().healthy
+
+
+def test_a_growing_segment_of_which_nothing_lives_goes_whole(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        for _ in range(20):
+            log.append(b"s", b"", b"x", 1)
+        commit(store)
+        log.remove_below(21)
+        store.checkpoint()
+        commit(store)
+        assert (log.columns.rows, log.sealed) == (0, [])
+        for _ in range(2):  # the file goes when a checkpoint that does not name it is proven
+            log.append(b"s", b"", b"y", 1)
+            commit(store)
+            store.checkpoint()
+            commit(store)
+        assert len([name for name in store.disk.list("streams/00000001") if name.endswith(".seg")]) <= 1
+    with opened(tmp_path) as store:
+        log = store.logs["S"]
+        assert (log.first_seq, log.last_seq, log.messages) == (21, 22, 2)
 
 
 def test_pinned_files_stay(tmp_path: Path) -> None:
