@@ -67,6 +67,10 @@ ATTACKS: dict[str, tuple[str, Callable[[Any, float], Any]]] = {
     ),
     "drip": ("500 send a byte a second", lambda v, s: attacks.dripping(v, int(500 * s), 1.0)),
     "churn": ("20,000 come and go", lambda v, s: attacks.churn(v, int(20_000 * s))),
+    "churn1k": (
+        "1,000 a second come and go",
+        lambda v, s: attacks.churn(v, int(10_000 * s), at_once=5, per_s=1_000),
+    ),
     "malformed": (
         "2,000 malformed greetings and lines",
         lambda v, s: attacks.malformed(v, max(1, int(100 * s))),
@@ -151,6 +155,7 @@ async def measure(name: str, victim: Victim, scale: float, rounds: int) -> dict[
         "busy_p50_ms": round(statistics.median(busy) * 1e3, 2),
         "quiet_p99_ms": round(p99(quiet) * 1e3, 1),
         "busy_p99_ms": round(p99(busy) * 1e3, 1),
+        "throughput_kept": round(statistics.mean(quiet) / statistics.mean(busy), 2),
         "asked": len(busy),
         "memory_grown_mib": round((peak - memory) / MIB, 1),
         "descriptors_left": victim.descriptors() - descriptors,

@@ -91,10 +91,11 @@ async def dripping(scene: Scene, count: int, pause_s: float) -> tuple[float, Cou
     return lasted, heard
 
 
-async def churn(scene: Scene, count: int) -> int:
+async def churn(scene: Scene, count: int, at_once: int = 50, per_s: float = 1e9) -> int:
     """Connect and go away at once, over and over, some in the middle of a word; how many got in."""
-    came = 0
-    for start in range(0, count, 50):
+    came, begun = 0, time.monotonic()
+    for start in range(0, count, at_once):
+        await asyncio.sleep(begun + start / per_s - time.monotonic())
 
         async def one(number: int) -> None:
             nonlocal came
@@ -104,7 +105,7 @@ async def churn(scene: Scene, count: int) -> int:
             came += 1
             peer.close()
 
-        await asyncio.gather(*(one(number) for number in range(start, min(count, start + 50))))
+        await asyncio.gather(*(one(number) for number in range(start, min(count, start + at_once))))
     return came
 
 
