@@ -88,13 +88,10 @@ def make(maker: Maker) -> bytes:
 def check(block: bytes) -> None:
     found = _compiled(block)
     assert found == _pure(block), "the kernels differ"
-    code, _ = headers.status_of(block)
-    assert code >= 0
     pairs = headers.pairs(block)
     for name in (b"Nats-TTL", b"Nats-Msg-Id", b"A"):
         first = headers.get(block, name)
         same = [value for key, value in pairs if key == name]
-        assert headers.get_all(block, name) == same
         assert (first is not None) == bool(same), f"{name!r} is there for one reader only"
         if first is not None:
             assert first.strip(b" \t") == same[0]
@@ -112,5 +109,6 @@ def _change(block: bytes) -> None:
     assert b"Nats-Stream: S\r\n" in longer
     if block.startswith(b"NATS/1.0\r\n") and block.endswith(b"\r\n\r\n"):
         again = headers.replace(block, b"Nats-TTL", b"7")
-        assert headers.get_all(again, b"Nats-TTL") == [b"7"], "replaced, it is not what it was set to"
+        set_to = [value for name, value in headers.pairs(again) if name == b"Nats-TTL"]
+        assert set_to == [b"7"], "replaced, it is not what it was set to"
         assert _compiled(again)[b"Nats-TTL"] == _pure(again)[b"Nats-TTL"] == b"7"

@@ -13,7 +13,7 @@ from headrace.broker.pulls import Pulls
 from headrace.errors import ProtocolError
 from headrace.net.conf import ConfigError, parse
 from headrace.net.settings import interpret, load
-from headrace.protocol import headers, leaf
+from headrace.protocol import leaf
 from headrace.protocol import websocket as ws
 from headrace.protocol.leaf import LeafParser
 from headrace.sim import SimDisk
@@ -66,10 +66,6 @@ def test_what_follows_the_last_block_of_a_compressed_message_is_not_kept() -> No
     finally:
         tracemalloc.stop()
     assert held < 256 * 1024
-
-
-def test_a_status_with_any_number_of_digits_can_be_read() -> None:
-    assert headers.status_of(b"NATS/1.0 " + b"9" * 5000 + b"\r\n\r\n") == (0, b"")
 
 
 @pytest.mark.parametrize("twin", TWINS)

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 LINE = b"NATS/1.0"
 CRLF = b"\r\n"
-_DIGITS_MAX = 9
 Pairs = Iterable[tuple[bytes, bytes]]
 
 
@@ -26,11 +25,6 @@ def get(block: bytes, name: bytes) -> bytes | None:
     start = at + len(name) + 3
     end = block.find(CRLF, start)
     return (block[start:] if end < 0 else block[start:end]).lstrip(b" ")
-
-
-def get_all(block: bytes, name: bytes) -> list[bytes]:
-    """Every value of a header, in order."""
-    return [value for key, value in pairs(block) if key == name]
 
 
 def pairs(block: bytes) -> list[tuple[bytes, bytes]]:
@@ -55,12 +49,6 @@ def build(headers: Pairs, status: bytes = b"") -> bytes:
 def status(code: int, text: str = "", headers: Pairs = ()) -> bytes:
     """A block whose first line carries a status, such as `NATS/1.0 404 No Messages`."""
     return build(headers, b"%d %s" % (code, text.encode()) if text else b"%d" % code)
-
-
-def status_of(block: bytes) -> tuple[int, bytes]:
-    """Code and text of the first line; (0, b"") when it carries none."""
-    code, _, text = block.partition(CRLF)[0][len(LINE) :].strip().partition(b" ")
-    return (int(code), text.strip()) if code.isdigit() and len(code) <= _DIGITS_MAX else (0, b"")
 
 
 def append(block: bytes, headers: Pairs) -> bytes:

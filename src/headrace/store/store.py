@@ -52,7 +52,6 @@ class Store:
         self.poisoned: StoreError | None = None
         self.full = False
         self.on_commit: Callable[[int], None] = lambda frame: None
-        self.pinned: set[str] = set()
         self.gate = Gate(self.make_room)
         self.facts = Facts(self.gate)
         self.journal = Journal(disk, ident, options, self.fail)
@@ -316,10 +315,6 @@ class Store:
         """Files were unlinked: there may be space again."""
         self.noticed(error)
         self._measure()
-
-    def unpinned(self) -> None:
-        """Names were taken out of `pinned`: what only they held may go."""
-        self.trash.empty(self.checkpoints.proven)
 
     def out_of_space(self, error: OSError) -> None:
         """Background work found the disk full."""

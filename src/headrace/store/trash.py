@@ -49,17 +49,13 @@ class Trash:
         """Whether a checkpoint is worth while for the space alone."""
         if not self._items:
             return False
-        waiting = sum(item.size for item in self._items.values() if item.path not in self._store.pinned)
+        waiting = sum(item.size for item in self._items.values())
         return waiting >= self._store.options.checkpoint_bytes or (self._store.full and waiting > 0)
 
     def empty(self, checkpoint: int) -> None:
         """Unlinks what this proven checkpoint does not name."""
         disk = self._store.disk
-        ready = {
-            path: item
-            for path, item in self._items.items()
-            if item.needed <= checkpoint and path not in self._store.pinned
-        }
+        ready = {path: item for path, item in self._items.items() if item.needed <= checkpoint}
         self._items = {path: item for path, item in self._items.items() if path not in ready}
         gone = {path: None for path, item in ready.items() if not item.folder and disk.exists(path)}
         empty: list[str] = []

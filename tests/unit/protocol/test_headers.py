@@ -13,7 +13,6 @@ def test_get_is_exact_and_takes_the_first() -> None:
     assert headers.get(BLOCK, b"nats-ttl") is None
     assert headers.get(BLOCK, b"TTL") is None
     assert headers.get(b"", b"A") is None
-    assert headers.get_all(BLOCK, b"A") == [b"b", b"c"]
 
 
 def test_get_on_a_broken_block() -> None:
@@ -31,9 +30,6 @@ def test_build_and_pairs() -> None:
 def test_status() -> None:
     assert headers.status(404, "No Messages") == b"NATS/1.0 404 No Messages\r\n\r\n"
     assert headers.status(100, "x", [(b"A", b"b")]) == b"NATS/1.0 100 x\r\nA: b\r\n\r\n"
-    assert headers.status_of(b"NATS/1.0 408 Request Timeout\r\n\r\n") == (408, b"Request Timeout")
-    assert headers.status_of(b"NATS/1.0 503\r\n\r\n") == (503, b"")
-    assert headers.status_of(BLOCK) == (0, b"")
 
 
 def test_append_and_strip() -> None:

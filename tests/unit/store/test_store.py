@@ -337,24 +337,6 @@ def test_a_growing_segment_of_which_nothing_lives_goes_whole(tmp_path: Path) -> 
         assert (log.first_seq, log.last_seq, log.messages) == (21, 22, 2)
 
 
-def test_pinned_files_stay(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
-        log = store.create("S")
-        log.append_many([(b"a", b"", b"x" * 100)] * 200, 1)
-        commit(store)
-        path = log.sealed[0].path
-        store.pinned.add(path)
-        log.remove_below(200)
-        for _ in range(2):
-            store.checkpoint()
-            commit(store)
-        assert store.disk.exists(path)
-        store.pinned.clear()
-        store.unpinned()
-        store.disk.drain()
-        assert not store.disk.exists(path)
-
-
 def test_flush_brings_everything_into_segment_files(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         log = store.create("S")
