@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.router import Hub
+from headrace.broker.router import Hub, Later
 
 if TYPE_CHECKING:
     from headrace.broker.jetstream import JetStream
@@ -62,6 +62,7 @@ class Accounts:
     def __init__(self, system: str = SYSTEM) -> None:
         self._by_name: dict[str, Account] = {}
         self._wake: Callable[[], None] | None = None
+        self._later: Later | None = None
         self.dirty: list[Any] = []
         self.main = self.make(GLOBAL)
         self.system = self.make(system)
@@ -71,7 +72,7 @@ class Accounts:
         account = self._by_name.get(name)
         if account is None:
             account = self._by_name[name] = Account(name, Hub(dirty=self.dirty))
-            account.hub.wake_by(self._wake)
+            account.hub.wake_by(self._wake, self._later)
         return account
 
     def get(self, name: str) -> Account | None:
@@ -83,11 +84,11 @@ class Accounts:
     def __iter__(self) -> Iterator[Account]:
         return iter(tuple(self._by_name.values()))
 
-    def wake_by(self, call: Callable[[], None] | None) -> None:
-        """Call when the first session has output, whichever account it comes from."""
-        self._wake = call
+    def wake_by(self, call: Callable[[], None] | None, later: Later | None = None) -> None:
+        """Call when the first session has output, whichever account it comes from; see `Hub.wake_by`."""
+        self._wake, self._later = call, later
         for account in self:
-            account.hub.wake_by(call)
+            account.hub.wake_by(call, later)
 
     @property
     def subscriptions(self) -> int:

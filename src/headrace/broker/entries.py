@@ -105,6 +105,8 @@ def sort_out(entries: list[Entry], subject: bytes) -> tuple[list[Any], list[list
             far.append(entry)
         elif not isinstance(entry, Subscription):
             sinks.append(entry.at(subject) if isinstance(entry, Passage) else entry)
+        elif entry.closed:
+            continue  # its client has left
         elif entry.queue is None:
             plain.append(entry)
         else:

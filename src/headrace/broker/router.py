@@ -8,6 +8,7 @@ sockets and no time.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,9 +19,12 @@ from headrace.protocol import subjects
 
 #: Beyond this, forgetting every route is cheaper than looking for those concerned.
 LEAVE_ONE_BY_ONE_MAX = 64
+LET_GO_MAX = 250  # in one go: about a millisecond
 CLIENT_ROUTES_MAX = 16384
 
 
+#: Calls something when others have had their turn.
+Later = Callable[[Callable[[], None]], object]
 Watcher = Callable[[bytes], None]
 Observer = Callable[[bytes, Any, int], None]
 
@@ -47,6 +51,8 @@ class Hub:
         self._observers: list[Watcher] = []
         #: Called with pattern, entry and how many there are more, at every change of an entry.
         self.on_entry: list[Observer] = []
+        self._later: Later | None = None
+        self._leaving: deque[Subscription] = deque()
         #: What is wanted here besides the entries: told to other servers, of no effect here.
         self.declared: set[bytes] = set()
 
@@ -68,11 +74,30 @@ class Hub:
         self.subscriptions -= 1
 
     def leave(self, subs: Sequence[Subscription]) -> None:
-        """A client is gone with all its interest."""
-        if len(subs) > LEAVE_ONE_BY_ONE_MAX:
-            self.forget_routes()
+        """A client is gone with all its interest: nothing is delivered to it any more.
+
+        The index lets go of many by and by, where there is a loop to come back from: others are not to wait for it.
+        """
+        if len(subs) <= LEAVE_ONE_BY_ONE_MAX:
+            for sub in subs:
+                self.unsubscribe(sub)
+            return
         for sub in subs:
-            self.unsubscribe(sub)
+            sub.closed = True
+        self.forget_routes()
+        self._leaving += subs
+        if len(self._leaving) == len(subs):
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Take some of those who left out of the index. No route knows them, so none has to be forgotten."""
+        for _ in range(min(len(self._leaving), LET_GO_MAX if self._later else len(self._leaving))):
+            sub = self._leaving.popleft()
+            self._take_out(sub.pattern, sub)
+            self.tell(sub.pattern)
+            self.subscriptions -= 1
+        if self._leaving and self._later:
+            self._later(self._let_go)
 
     def forget_routes(self) -> None:
         """What decides about routes besides interest has changed: make them anew."""
@@ -178,9 +203,10 @@ class Hub:
         self.client_table.wake = self.table.wake
         self._tables = (self.table, self.client_table)
 
-    def wake_by(self, call: Callable[[], None] | None) -> None:
-        """Call when the first session has output."""
+    def wake_by(self, call: Callable[[], None] | None, later: Later | None = None) -> None:
+        """Call when the first session has output. Without `later` everything is done at once."""
         self.table.wake = self.client_table.wake = call
+        self._later = later
 
     # Delivery
 
@@ -215,6 +241,10 @@ class Hub:
             observe(pattern, entry, weight_of(entry))
 
     def _discard(self, pattern: bytes, entry: Entry) -> None:
+        self._take_out(pattern, entry)
+        self._changed(pattern)
+
+    def _take_out(self, pattern: bytes, entry: Entry) -> None:
         if subjects.literal(pattern):
             there = self._literals[pattern]
             there.remove(entry)
@@ -224,7 +254,6 @@ class Hub:
         else:
             self._root.place(pattern).remove(entry)
             self._prune(subjects.tokens(pattern))
-        self._changed(pattern)
         for observe in self.on_entry:
             observe(pattern, entry, -weight_of(entry))
 

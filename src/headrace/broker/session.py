@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -129,14 +128,6 @@ class Session(DrainingPeer):
         gone, self.subs = self.subs, {}
         self.hub.leave(list(gone.values()))
         self.drained()
-
-    def part(self, most: int) -> bool:
-        """Give up so many subscriptions; whether none is left."""
-        some = list(islice(self.subs.values(), most))
-        for sub in some:
-            del self.subs[sub.sid]
-        self.hub.leave(some)
-        return not self.subs
 
     def complain(self, text: str | bytes) -> None:
         """Send an error that does not end the connection."""

@@ -29,7 +29,6 @@ FIRST_PING_S = 2.0
 FIRST_PING_SPREAD = 0.2
 LINGER_S = 2.0
 TLS_HANDSHAKE = 0x16
-PART_MAX = 250  # subscriptions given up in one go: about a millisecond
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -216,15 +215,8 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = True
         self._parser = None
         self._set_expiry(0)
-        self._part()
-
-    def _part(self) -> None:
-        """Somebody with many subscriptions leaves by and by: others are not to wait for it."""
-        if self.session.part(PART_MAX):
-            self.session.close()
-            self._listener.dismiss(self)
-        else:
-            self._listener.loop.call_soon(self._part)
+        self.session.close()
+        self._listener.dismiss(self)
 
     # Output
 

@@ -93,7 +93,7 @@ class Listener:
         )
         self.port = self._server.sockets[0].getsockname()[1]
         self.door = self._make_door(self.tls)
-        self.accounts.wake_by(self._wake)
+        self.accounts.wake_by(self._wake, self.loop.call_soon)
         await self._server.start_serving()
 
     async def start_web(self, tls: ssl.SSLContext | None) -> None:

@@ -63,6 +63,7 @@ class Checkpointer:
         self._at = 0
         self._start_frame = 0
         self._tick = 0
+        self._ends = 0  # the frame in which a stream ends that this checkpoint does not name any more
         self._ticket = 0
         self._syncing = False
         self._fresh_streams: dict[int, StreamEntry] = {}
@@ -87,6 +88,7 @@ class Checkpointer:
         self._start_frame = store.journal.number
         self._tick = store.frame - 1
         self._ticket = store.behind.added
+        self._mind_deletions()
         stale = self._stale_files()
         for log in store.file_logs():
             entry = self.streams.get(log.ident)
@@ -111,6 +113,12 @@ class Checkpointer:
             elif known is not None:
                 self._fresh_shards[number] = ShardEntry(number, self._start_frame, known.ref)
 
+    def _mind_deletions(self) -> None:
+        """A stream is not named any more, but its end may have to be committed yet: a root without it comes after that."""
+        if self._store.deleting:
+            probe("a checkpoint waits for the end of a stream")
+            self._ends = self._store.frame
+
     def _stale_files(self) -> set[int]:
         named = sorted({entry.ref.checkpoint for entry in self._entries()})
         return set(named[: max(len(named) - FILES_MAX, 0)])
@@ -127,7 +135,7 @@ class Checkpointer:
         if self._todo:
             return
         store = self._store
-        if store.committed < self._tick or store.behind.finished < self._ticket:
+        if store.committed < max(self._tick, self._ends) or store.behind.finished < self._ticket:
             return
         self._syncing = True
         unsynced, store.behind.unsynced = store.behind.unsynced, {}
@@ -147,7 +155,9 @@ class Checkpointer:
                 self._todo.append((log, number))
             elif log is None:
                 self._take_shard(number)
-            elif not log.gone:
+            elif log.gone:
+                self._mind_deletions()
+            else:
                 self._take_stream(log)
         store.behind.pump()  # what was sealed early, and the columns of those that forgot subjects
         if not self._todo:

@@ -25,6 +25,7 @@ from headrace.store.segments import FileSegment, Segment, State
 if TYPE_CHECKING:
     from headrace.store.store import Store
 
+MUCH_LARGER = 4
 STEP_BLOCKS = 8  # read on the core's thread in one go
 
 
@@ -35,6 +36,7 @@ class Compactor:
         self._store = store
         self._wanted: dict[str, tuple[FileLog, FileSegment]] = {}
         self._job: _Job | None = None
+        self.stopped = False
 
     @property
     def busy(self) -> bool:
@@ -67,7 +69,7 @@ class Compactor:
 
     def step(self) -> None:
         """Starts the next job, if none is under way."""
-        while self._job is None and not self._store.full and self._store.poisoned is None:
+        while self._job is None and not (self.stopped or self._store.full or self._store.poisoned):
             found = self._next()
             if found is None:
                 return
@@ -86,23 +88,30 @@ class Compactor:
         return None
 
     def _run(self, log: FileLog, segment: FileSegment) -> list[FileSegment]:
-        """A segment and the neighbours that are small or sparse too, as far as all fit into one."""
-        limit = self._store.options.segment_bytes
+        """A segment and the neighbours that are sparse too, or not much larger, as far as all fit into one."""
         at = log.sealed.index(segment)
         lo = hi = at
         total = segment.columns.alive_bytes
-        while lo > 0 and self._small(log.sealed[lo - 1], limit - total):
+        while lo > 0 and self._suits(log.sealed[lo - 1], total):
             lo -= 1
             total += log.sealed[lo].columns.alive_bytes
-        while hi + 1 < len(log.sealed) and self._small(log.sealed[hi + 1], limit - total):
+        while hi + 1 < len(log.sealed) and self._suits(log.sealed[hi + 1], total):
             hi += 1
             total += log.sealed[hi].columns.alive_bytes
         return cast("list[FileSegment]", log.sealed[lo : hi + 1])
 
-    def _small(self, segment: Segment, room: int) -> bool:
+    def _suits(self, segment: Segment, total: int) -> bool:
+        """Whether a neighbour is to be merged with what has `total` bytes alive; a large one is not copied for little."""
         assert isinstance(segment, FileSegment)
+        options = self._store.options
         alive = segment.columns.alive_bytes
-        return _ready(segment) and alive <= room and alive < self._store.options.segment_bytes // 2
+        if (
+            not _ready(segment)
+            or alive + total > options.segment_bytes
+            or alive >= options.segment_bytes // 2
+        ):
+            return False
+        return alive <= MUCH_LARGER * total or alive < options.compact_live * segment.end
 
     def _finished(self) -> None:
         self._job = None

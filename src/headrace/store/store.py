@@ -98,6 +98,11 @@ class Store:
         return bool(self.gate.dirty or self.facts.entries or self._creates or self._deletes)
 
     @property
+    def deleting(self) -> bool:
+        """Whether a stream ends with the frame under construction."""
+        return bool(self._deletes)
+
+    @property
     def pending_bytes(self) -> int:
         """Bytes admitted and not yet where they belong: for back-pressure."""
         return self.gate.pending + self.shelf.large_bytes + self._flight_bytes + self.behind.pending_bytes
@@ -367,7 +372,7 @@ class Store:
         """Commits what is under construction, writes a checkpoint and the shutdown mark; blocks."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self.compactor.stopped = True
         self.disk.drain()
         if self.poisoned is None and self.dirty and not self.in_flight:
             self._seal(TICK)

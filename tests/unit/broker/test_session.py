@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from support.twins import TWINS, Anybody, Desk, load
@@ -65,14 +67,27 @@ def test_a_second_connect_starts_over(desk: Desk) -> None:
     assert client.session.subs == {}
 
 
-def test_interest_is_given_up_by_the_slice(desk: Desk) -> None:
+@pytest.mark.parametrize("sliced", [False, True])
+def test_who_leaves_is_gone_at_once_and_lets_go_by_and_by(desk: Desk, sliced: bool) -> None:
+    turns: list[Callable[[], None]] = []
+    desk.hub.wake_by(None, turns.append if sliced else None)
+    told: list[bytes] = []
+    desk.hub.observe(told.append)
     client, other = desk.client(), desk.client()
-    client.say(b"".join(b"SUB a.%d %d\r\n" % (number, number) for number in range(200)) + b"SUB a.* w\r\n")
-    assert other.say(b"SUB a.7 1\r\n") == b""
-    assert [client.session.part(100) for _ in range(3)] == [False, False, True]
-    assert desk.hub.subscriptions == 1
-    assert other.say(b"PUB a.7 0\r\n\r\n") == b"MSG a.7 1 0\r\n\r\n"
+    client.say(b"".join(b"SUB a.%d g %d\r\n" % (number, number) for number in range(600)) + b"SUB a.* w\r\n")
+    other.say(b"SUB a.599 g 1\r\n")
+    told.clear()
+    client.session.close()
+    for _ in range(4):  # the member that is left gets everything
+        assert other.say(b"PUB a.599 0\r\n\r\n") == b"MSG a.599 1 0\r\n\r\n"
+    assert not desk.hub.interest(b"a.7")
     assert client.say(b"") == b""
+    for turn in turns:  # grows meanwhile
+        turn()
+    assert len(turns) == (2 if sliced else 0)
+    assert len(told) == 601
+    assert desk.hub.subscriptions == 1
+    assert [pattern for pattern, _ in desk.hub.entries()] == [b"a.599"]
 
 
 def test_info_follows_the_first_ping_of_a_new_protocol(desk: Desk) -> None:

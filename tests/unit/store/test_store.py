@@ -331,10 +331,77 @@ def test_a_growing_segment_of_which_nothing_lives_goes_whole(tmp_path: Path) -> 
             commit(store)
             store.checkpoint()
             commit(store)
-        assert len([name for name in store.disk.list("streams/00000001") if name.endswith(".seg")]) <= 1
+        assert [name for name in store.disk.list("streams/00000001") if name.endswith(".seg")] == []
     with opened(tmp_path) as store:
         log = store.logs["S"]
         assert (log.first_seq, log.last_seq, log.messages) == (21, 22, 2)
+
+
+def test_a_checkpoint_waits_for_every_block_before_it() -> None:
+    """What is useless in the queue does not count as written before what stands in front of it is."""
+    disk = SimDisk(1)
+    store = Store.open(disk, Ticking(), replace(TINY, checkpoint_bytes=1 << 30, headroom_bytes=0))
+    kept, doomed, other = (store.create(name) for name in ("KEPT", "DOOMED", "OTHER"))
+    doomed.append(b"s", b"", b"x", 1)
+    commit(store)
+    other.append(b"s", b"", b"x" * 500, 1)
+    other.cut()
+    store.behind.pump()  # under way: what follows waits in the queue
+    kept.append(b"s", b"", b"acknowledged", 1)
+    store.seal()
+    while store.in_flight:
+        assert disk.step("commit") or disk.step("")
+    kept.cut()
+    store.checkpoint()
+    doomed.cut()
+    store.delete(doomed)
+    while not store.checkpoints._syncing and (disk.step("") or disk.step("behind")):
+        pass
+    assert store.checkpoints._syncing
+    assert not kept.active.pending, "a checkpoint is made durable before a block that it names is written"
+
+
+def test_a_checkpoint_waits_for_the_end_of_a_stream_it_does_not_name() -> None:
+    disk = SimDisk(1)
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    log.append(b"s", b"", b"acknowledged", 1)
+    commit(store)
+    store.delete(log)  # with the frame under construction, which is never sealed
+    store.checkpoint()
+    disk.drain()
+    assert list(Store.open(disk.kill(), Ticking(), TINY).logs) == ["S"]
+
+
+def test_what_is_wanted_before_it_is_written_is_merged_later(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        log = store.create("S")
+        log.append_many([(b"a", b"", b"x" * 100)] * 45, 1)
+        log.remove_many(range(3, 45))
+        log.append_many([(b"a", b"", b"x" * 100)] * 30, 1)
+        assert log.sealed
+        assert log.sealed[0].pending
+        log.remove(1)
+        number = log.sealed[0].number
+        store.compactor.step()
+        for _ in range(3):
+            commit(store)
+            store.compactor.step()
+        assert log.sealed[0].number != number
+
+
+def test_nothing_is_merged_after_the_last_word(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    log = store.create("S")
+    for _ in range(20):
+        log.append(b"s", b"", b"x" * 90, 1)
+    commit(store)
+    log.remove_many(range(2, 21))
+    commit(store)
+    store.close()
+    store.disk.close()
+    named = {f"{segment.number:08x}.seg" for segment in log.files()}
+    assert {path.name for path in (tmp_path / "streams" / "00000001").glob("*.seg")} <= named
 
 
 def test_flush_brings_everything_into_segment_files(tmp_path: Path) -> None:
