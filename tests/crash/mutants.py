@@ -389,6 +389,29 @@ def ids_of_another_generation(patch: Patch) -> None:
     patch(filelog.FileLog, "forget_subjects", lambda real: Log.forget_subjects)
 
 
+def counted_before_its_turn(patch: Patch) -> None:
+    """What is useless in the queue counts as written while what stands in front of it is under way."""
+
+    def mutate(old: Any) -> Any:
+        def take(self: Any) -> Any:
+            taken = old(self)
+            while self._queue and (
+                self._queue[0].log.gone
+                or (self._queue[0].block is None and not self._wants_columns(self._queue[0]))
+            ):
+                self._skip(self._queue.popleft())
+            return taken
+
+        return take
+
+    patch(behind.Behind, "_next", mutate)
+
+
+def deletion_before_its_frame(patch: Patch) -> None:
+    """A checkpoint without a stream is durable before the frame that ends it."""
+    patch(checkpoint.Checkpointer, "_ended", lambda old: lambda self: 0)
+
+
 def scripted(*labels: str) -> Callable[[], Iterator[int]]:
     return lambda: points(*labels)
 
@@ -425,6 +448,8 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(dead_again_alive, (scripted("compact/0"), all_points)),
         Mutant(stale_columns_trusted, (rot,)),
         Mutant(ids_of_another_generation, (scripted("keys/0", "keys/1", "keys/2"),), True),
+        Mutant(counted_before_its_turn, (scripted("crowd/32", "crowd/35"),)),
+        Mutant(deletion_before_its_frame, (scripted("crowd/22"),)),
     )
 }
 

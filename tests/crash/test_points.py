@@ -16,7 +16,7 @@ from .workloads import SCRIPTED, words
 QUOTA = 500
 PARTS = 64
 #: Workloads that found a bug with another seed than the first; they stay.
-FOUND = ("lifetimes/100",)
+FOUND = ("lifetimes/100", "crowd/22", "crowd/32")
 
 #: They share the machine with everything else.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

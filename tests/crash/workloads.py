@@ -220,6 +220,34 @@ def keys(driver: Driver, rng: Random) -> None:
     driver.settle()
 
 
+def crowd(driver: Driver, rng: Random) -> None:
+    """Streams come and go while a checkpoint is under way and blocks wait to be written."""
+    for _ in range(7):
+        for name in "ABCD":
+            if name not in driver.model.logs:
+                driver.create(name)
+            some(driver, rng, name, rng.randrange(6), 1_500)
+        driver.seal()
+        driver.begin_checkpoint()
+        _steps(driver, rng.randrange(8))
+        for name in rng.sample("ABCD", 2):
+            some(driver, rng, name, rng.randrange(8), 1_500)
+            if rng.random() < 0.5:
+                driver.delete(name)
+            else:
+                driver.remove_below(name, driver.modelled(name).last_seq + 1)
+            _steps(driver, rng.randrange(4))
+        if rng.random() < 0.5:
+            driver.seal()
+        _steps(driver, rng.randrange(20))
+    driver.settle()
+
+
+def _steps(driver: Driver, count: int) -> None:
+    for _ in range(count):
+        driver.step()
+
+
 def restart(driver: Driver, rng: Random) -> None:
     """Clean shutdowns in between."""
     driver.create("A")
@@ -298,6 +326,7 @@ SCRIPTED: dict[str, Workload] = {
         advance,
         pins,
         keys,
+        crowd,
         restart,
         everything,
     )
@@ -318,6 +347,7 @@ LETTERS: dict[str, Callable[[Driver], object]] = {
     "d": lambda driver: driver.drop(b"k2"),
     "c": lambda driver: driver.checkpoint(),
     "x": lambda driver: (driver.delete("B"), driver.create("B", first_seq=9)),
+    "y": lambda driver: (driver.delete("B"), driver.begin_checkpoint(), driver.create("B", first_seq=5)),
     "m": lambda driver: driver.append("M"),
     "k": lambda driver: driver.compact(),
     "z": lambda driver: driver.restart(),

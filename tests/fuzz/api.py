@@ -216,9 +216,20 @@ def _body(maker: Maker, path: str, words: list[str]) -> bytes:
     return maker.damaged(encoded, _WORDS) if maker.chance(0.3) else encoded
 
 
-def _overhears(config: Any) -> bool:
-    """Whether a stream keeps what the server says of requests: then it grows with each."""
-    return any(subjects.collides(subject.encode(), b"$JS.EVENT.>") for subject in config.subjects)
+def _overhearing(configs: list[Any]) -> set[str]:
+    """The streams that keep what the server says of requests, or copy those that do: they grow with each."""
+    found: set[str] = set()
+    while True:
+        more = {config.name for config in configs if _overhears(config, found)}
+        if more == found:
+            return found
+        found = more
+
+
+def _overhears(config: Any, others: set[str]) -> bool:
+    origins = {source.name for source in (*config.sources, *([config.mirror] if config.mirror else []))}
+    heard = any(subjects.collides(subject.encode(), b"$JS.EVENT.>") for subject in config.subjects)
+    return heard or bool(origins & others)
 
 
 class Room:
@@ -259,15 +270,17 @@ class Room:
 
     def _state(self) -> Any:
         """What requests may change, as far as it is cheap to look at."""
+        streams = self.broker.jetstream.streams.values()
+        restless = _overhearing([stream.config for stream in streams])
         return [
             (
                 stream.name,
                 stream.config,
-                *((log.first_seq, log.last_seq, log.messages) if not _overhears(stream.config) else ()),
+                *((log.first_seq, log.last_seq, log.messages) if stream.name not in restless else ()),
                 sorted(stream.consumers),
                 [consumer.config for consumer in stream.consumers.values()],
             )
-            for stream in self.broker.jetstream.streams.values()
+            for stream in streams
             for log in (stream.log,)
         ]
 

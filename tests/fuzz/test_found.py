@@ -44,6 +44,12 @@ def test_a_leafnode_greeting_nested_deep_does_too() -> None:
         _object(DEEP)
 
 
+@pytest.mark.parametrize("key", ["write_deadline", "lame_duck_duration"])
+def test_a_duration_beyond_all_numbers_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        settings(f"{key}: {'9' * 400}")
+
+
 def test_a_websocket_key_outside_ascii_is_refused() -> None:
     head = "GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: \xff\r\n\r\n"
     with pytest.raises(ws.Refusal, match="invalid websocket key"):

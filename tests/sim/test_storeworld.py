@@ -34,7 +34,7 @@ def test_every_promise_holds_for_every_seed(
         run(seed)
 
 
-@pytest.mark.parametrize("seed", [1410, 500_324, 500_570])
+@pytest.mark.parametrize("seed", [503, 1410])
 def test_what_was_found_is_not_found_again(seed: int) -> None:
     """Seeds beyond the first ones that found something: docs/reliability.md."""
     run(seed)

@@ -38,7 +38,7 @@ def fail(place: Place, text: str) -> NoReturn:
 def read(reader: Read, value: object, key: str, place: Place) -> Any:
     try:
         return reader(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         shown = "this" if key.lower() in _SECRETS else repr(value)
         fail(place, f"{key!r} cannot be {shown}: {error}")
 

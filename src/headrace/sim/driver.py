@@ -193,6 +193,10 @@ class Driver:
         self.tick()
         self.until(lambda: bool(done))
 
+    def begin_checkpoint(self) -> None:
+        """Begins one and does not wait for it."""
+        self.store.checkpoint()
+
     def compact(self) -> None:
         """Lets merging of sparse segments come to its end."""
         self.store.compactor.step()

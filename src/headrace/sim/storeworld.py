@@ -35,6 +35,9 @@ class StoreWorldOptions:
     crash_share: float
     kill_share: float
     seal_share: float
+    delete_share: float
+    steps_max: int
+    patient: bool
     payload_max: int
     store: StoreOptions
 
@@ -52,6 +55,9 @@ def derive(seed: int, store: StoreOptions) -> StoreWorldOptions:
         crash_share=rng.choice((0.0, 0.01, 0.03, 0.1)),
         kill_share=rng.choice((0.0, 0.01, 0.05)),
         seal_share=rng.choice((0.1, 0.4, 0.8)),
+        delete_share=rng.choice((0.1, 0.5)),
+        steps_max=rng.choice((2, 4, 12)),
+        patient=rng.random() < 0.3,
         payload_max=rng.choice((40, 40, 1_000, 8_000, 80_000)),
         store=store,
     )
@@ -97,7 +103,7 @@ class StoreWorld:
         ACTIONS[name](self)
         if self.rng.random() < self.options.seal_share:
             self.driver.seal()
-        for _ in range(self.rng.randrange(4)):
+        for _ in range(self.rng.randrange(self.options.steps_max)):
             self.driver.step()
 
     def restart(self, disk: SimDisk, how: str) -> None:
@@ -145,7 +151,7 @@ def _create(world: StoreWorld) -> None:
 
 
 def _delete(world: StoreWorld) -> None:
-    if world.driver.model.logs and world.rng.random() < 0.2:
+    if world.driver.model.logs and world.rng.random() < world.options.delete_share:
         world.driver.delete(world.stream())
 
 
@@ -181,7 +187,11 @@ def _facts(world: StoreWorld) -> None:
 
 
 def _checkpoint(world: StoreWorld) -> None:
-    world.driver.checkpoint()
+    """Patient worlds wait for its end; in others it goes on while more happens, or a crash."""
+    if world.options.patient:
+        world.driver.checkpoint()
+    else:
+        world.driver.begin_checkpoint()
 
 
 def _compact(world: StoreWorld) -> None:

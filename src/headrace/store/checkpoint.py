@@ -64,6 +64,7 @@ class Checkpointer:
         self._start_frame = 0
         self._tick = 0
         self._ends = 0  # the frame in which a stream ends that this checkpoint does not name any more
+        self._taken: list[FileLog] = []
         self._ticket = 0
         self._syncing = False
         self._fresh_streams: dict[int, StreamEntry] = {}
@@ -88,7 +89,8 @@ class Checkpointer:
         self._start_frame = store.journal.number
         self._tick = store.frame - 1
         self._ticket = store.behind.added
-        self._mind_deletions()
+        if store.deleting:
+            self._ends = store.frame
         stale = self._stale_files()
         for log in store.file_logs():
             entry = self.streams.get(log.ident)
@@ -113,11 +115,16 @@ class Checkpointer:
             elif known is not None:
                 self._fresh_shards[number] = ShardEntry(number, self._start_frame, known.ref)
 
-    def _mind_deletions(self) -> None:
-        """A stream is not named any more, but its end may have to be committed yet: a root without it comes after that."""
-        if self._store.deleting:
+    def _ended(self) -> int:
+        """The frame that must be durable before the root is, because a stream ends in it.
+
+        A root that does not name the stream would end it earlier. One that names it relies on blocks that are not
+        written any more.
+        """
+        taken = max((log.ended for log in self._taken if log.gone), default=0)
+        if max(self._ends, taken) > self._store.committed:
             probe("a checkpoint waits for the end of a stream")
-            self._ends = self._store.frame
+        return max(self._ends, taken)
 
     def _stale_files(self) -> set[int]:
         named = sorted({entry.ref.checkpoint for entry in self._entries()})
@@ -135,7 +142,7 @@ class Checkpointer:
         if self._todo:
             return
         store = self._store
-        if store.committed < max(self._tick, self._ends) or store.behind.finished < self._ticket:
+        if store.committed < max(self._tick, self._ended()) or store.behind.finished < self._ticket:
             return
         self._syncing = True
         unsynced, store.behind.unsynced = store.behind.unsynced, {}
@@ -156,7 +163,7 @@ class Checkpointer:
             elif log is None:
                 self._take_shard(number)
             elif log.gone:
-                self._mind_deletions()
+                self._ends = max(self._ends, log.ended)
             else:
                 self._take_stream(log)
         store.behind.pump()  # what was sealed early, and the columns of those that forgot subjects
@@ -180,6 +187,7 @@ class Checkpointer:
         ref = self._section(log.capture())
         self._fresh_streams[log.ident] = StreamEntry(log.ident, log.name, self._store.journal.number, ref)
         log.saved_tick = self._store.frame - 1
+        self._taken.append(log)
 
     def _take_shard(self, number: int) -> None:
         ref = self._section(msgspec.msgpack.encode(self._store.facts.capture(number)))

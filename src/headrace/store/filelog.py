@@ -42,6 +42,7 @@ class FileLog(Log):
         self.folder_synced = False
         self.saved_tick = -1
         self.gone = False
+        self.ended = 0  # the frame in which it was deleted
         super().__init__(
             shelf.gate,
             ident,

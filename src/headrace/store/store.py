@@ -132,6 +132,7 @@ class Store:
             log.forget()
         if isinstance(log, FileLog):
             log.gone = True
+            log.ended = self.frame
             log.gate = self._no_more
             self.shelf.larges = [large for large in self.shelf.larges if large[0] is not log]
             self.shelf.large_bytes = sum(block.used for _, _, block in self.shelf.larges)

@@ -337,6 +337,13 @@ def test_a_growing_segment_of_which_nothing_lives_goes_whole(tmp_path: Path) -> 
         assert (log.first_seq, log.last_seq, log.messages) == (21, 22, 2)
 
 
+def _seal_alone(store: Store, disk: SimDisk) -> None:
+    """Commits, while nothing is written behind."""
+    store.seal()
+    while store.in_flight:
+        assert disk.step("commit") or disk.step("")
+
+
 def test_a_checkpoint_waits_for_every_block_before_it() -> None:
     """What is useless in the queue does not count as written before what stands in front of it is."""
     disk = SimDisk(1)
@@ -348,13 +355,12 @@ def test_a_checkpoint_waits_for_every_block_before_it() -> None:
     other.cut()
     store.behind.pump()  # under way: what follows waits in the queue
     kept.append(b"s", b"", b"acknowledged", 1)
-    store.seal()
-    while store.in_flight:
-        assert disk.step("commit") or disk.step("")
+    _seal_alone(store, disk)
     kept.cut()
     store.checkpoint()
     doomed.cut()
     store.delete(doomed)
+    _seal_alone(store, disk)
     while not store.checkpoints._syncing and (disk.step("") or disk.step("behind")):
         pass
     assert store.checkpoints._syncing
