@@ -204,7 +204,7 @@ class Soak:
         connection = await connect(self.url)
         store = {"path": str(self.folder / "claims")}
         config = ClaimConfig("soak", threshold=64 * 1024, store=store)
-        claims = await Claims.open(connection, config, streams=["CLAIMED"])
+        claims = await Claims.open(connection, config, streams=["CLAIMED"], timeout_s=PATIENCE_S)
         reader = await connection.jetstream().pull_subscribe("claimed", "READER", stream="CLAIMED")
         while self.going:
             number = self.done["claims"]
@@ -215,7 +215,7 @@ class Soak:
             async def work(received: Any, got: list[bytes] = got) -> None:
                 got.append(bytes(received.data))
 
-            for message in await reader.fetch(1, timeout=20):
+            for message in await reader.fetch(1, timeout=PATIENCE_S):
                 await claims.consumer.handle(message, work)
             if got != [data]:
                 self.lost.append(f"claim {number} did not come back as it was")
@@ -296,7 +296,10 @@ def main() -> int:
         folder = Path(name)
         with serving(folder, "-js", "-sd", "data") as running:
             soak = Soak(running.url, running.process.pid, folder)
-            asyncio.run(soak.run(arguments.minutes))
+            try:
+                asyncio.run(soak.run(arguments.minutes))
+            except Exception as error:  # what was seen until then is worth keeping
+                soak.lost.append(f"ended early: {type(error).__name__}: {error}")
             figures = soak.figures(arguments.minutes)
     arguments.figures.parent.mkdir(exist_ok=True)
     arguments.figures.write_text(json.dumps(figures))

@@ -9,6 +9,7 @@ from random import Random
 from headrace.sim.driver import Driver
 
 Workload = Callable[[Driver, Random], None]
+Step = Callable[[Driver, Random, str], None]
 
 SUBJECTS = (b"a", b"a.b", b"orders.eu.1", b"orders.us.2")
 HEADER = b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n"
@@ -260,12 +261,21 @@ def restart(driver: Driver, rng: Random) -> None:
 
 def everything(driver: Driver, rng: Random) -> None:
     """A random walk over all changes."""
+    _walk(driver, rng, STEPS)
+
+
+def turmoil(driver: Driver, rng: Random) -> None:
+    """The same, while checkpoints are under way."""
+    _walk(driver, rng, (*STEPS, *HASTE, *HASTE))
+
+
+def _walk(driver: Driver, rng: Random, steps: tuple[Step, ...]) -> None:
     driver.create("A")
     for _ in range(60):
         if not driver.model.logs:
             driver.create("A")
         name = rng.choice(sorted(driver.model.logs))
-        rng.choice(STEPS)(driver, rng, name)
+        rng.choice(steps)(driver, rng, name)
         if rng.random() < 0.4:
             driver.seal()
     driver.settle()
@@ -289,7 +299,6 @@ def _note(driver: Driver, rng: Random, name: str) -> None:
         driver.put(b"k", b"v")
 
 
-Step = Callable[[Driver, Random, str], None]
 STEPS: tuple[Step, ...] = (
     lambda driver, rng, name: some(driver, rng, name, 3),
     lambda driver, rng, name: some(driver, rng, name, 2, 3_000),
@@ -307,6 +316,11 @@ STEPS: tuple[Step, ...] = (
     lambda driver, rng, name: driver.checkpoint(),
     lambda driver, rng, name: driver.settle(),
     lambda driver, rng, name: driver.compact(),
+)
+
+HASTE: tuple[Step, ...] = (
+    lambda driver, rng, name: driver.begin_checkpoint(),
+    lambda driver, rng, name: _steps(driver, rng.randrange(12)),
 )
 
 SCRIPTED: dict[str, Workload] = {
@@ -329,6 +343,7 @@ SCRIPTED: dict[str, Workload] = {
         crowd,
         restart,
         everything,
+        turmoil,
     )
 }
 
