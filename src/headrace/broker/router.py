@@ -84,6 +84,7 @@ class Hub:
             return
         for sub in subs:
             sub.closed = True
+        self.subscriptions -= len(subs)
         self.forget_routes()
         self._leaving += subs
         if len(self._leaving) == len(subs):
@@ -95,7 +96,6 @@ class Hub:
             sub = self._leaving.popleft()
             self._take_out(sub.pattern, sub)
             self.tell(sub.pattern)
-            self.subscriptions -= 1
         if self._leaving and self._later:
             self._later(self._let_go)
 
