@@ -115,9 +115,9 @@ def confirmed_before_it_is_durable(patch: Patch) -> None:
 
 def acknowledgements_not_written_down(patch: Patch) -> None:
     def delta(old: Any) -> Any:
-        def forgetful(self: Any) -> bytes:
+        def forgetful(self: Any, *arguments: Any) -> bytes:
             self._acked = []
-            return bytes(old(self))
+            return bytes(old(self, *arguments))
 
         return forgetful
 
