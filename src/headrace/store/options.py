@@ -23,7 +23,5 @@ class StoreOptions:
     cache_bytes: int = 32 * MIB  # verified blocks kept in memory
     compact_live: float = 0.5  # a sealed segment with a smaller live share is merged
     behind_bytes: int = 4 * MIB  # written to segments in one submission
-    sparse_rows: int = (
-        1 << 16
-    )  # a growing segment with so many, most of them dead, is sealed by the next checkpoint
+    sparse_rows: int = 1 << 14  # of a growing segment, most of them dead: the next checkpoint seals it
     subjects_min: int = 4096  # of which nothing lives, before a stream forgets them
