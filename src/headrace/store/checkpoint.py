@@ -249,7 +249,7 @@ class Checkpointer:
         self._files.append(self.number)
         self._starts[self.number] = self._start_frame
         self.mark_wanted = self.number
-        self._parts = []
+        self._parts, self._taken = [], []
 
     def no_space(self, error: OSError) -> None:
         """Blocks that this checkpoint waits for cannot be written."""

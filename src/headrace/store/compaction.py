@@ -25,7 +25,7 @@ from headrace.store.segments import FileSegment, Segment, State
 if TYPE_CHECKING:
     from headrace.store.store import Store
 
-MUCH_LARGER = 4
+MUCH_LARGER = 4  # times; such a neighbour is copied only if it is sparse itself
 STEP_BLOCKS = 8  # read on the core's thread in one go
 
 
