@@ -12,7 +12,7 @@ from headrace.spark import schema as schemas
 from headrace.spark.offsets import DataLoss
 from headrace.spark.options import source_options
 from headrace.spark.streaming import StreamStreamReader
-from spark.conftest import Broker
+from spark.conftest import Broker, eventually
 
 
 def reader(broker: Broker, name: str, **options: Any) -> StreamStreamReader:
@@ -73,6 +73,6 @@ def test_a_pin_ends_with_its_lease(own_broker: Broker, name: str) -> None:
     broker.fill(name, 1)
     broker.api(f"STREAM.PIN.{name}", {"lease": 0.001})
     kept = broker.api(f"STREAM.PIN.{name}", {"lease": 60})["pin"]
-    assert pins(broker) == [kept]
+    eventually(lambda: pins(broker) == [kept])
     broker.api(f"STREAM.UNPIN.{name}", {"pin": kept})
     assert pins(broker) == []
