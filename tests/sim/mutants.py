@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
-from headrace.broker import arrivals, batches, consumer, expiry, permissions, progress, readers, retention
+from headrace.broker import (
+    arrivals,
+    batches,
+    consumer,
+    counters,
+    expiry,
+    fast_batches,
+    permissions,
+    progress,
+    readers,
+    retention,
+    schedules,
+)
 from headrace.broker.duplicates import DuplicateWindow
 from headrace.broker.ticks import Ticker
 from headrace.protocol import subjects
@@ -197,6 +210,49 @@ def allowed_before_it_is_denied(patch: Patch) -> None:
     patch(permissions.Permissions, "_decide", decide)
 
 
+def one_reader_done_is_enough(patch: Patch) -> None:
+    patch(readers.Readers, "_unneeded", lambda old: lambda self, seqs: seqs)
+
+
+def a_schedule_ends_in_a_later_frame(patch: Patch) -> None:
+    def stored(old: Any) -> Any:
+        def late(self: Any, subject: bytes, header: bytes, seq: int, time_ns: int) -> None:
+            found = self.learn(subject, header, seq, time_ns)
+            if b"Nats-Scheduler" in found:
+                purge = self._stream.retention.purge
+                self._stream.jetstream.timers.after(1, lambda: purge(found[b"Nats-Scheduler"], 0, 0))
+
+        return late
+
+    patch(schedules.Schedules, "stored", stored)
+
+
+def schedules_forgotten_at_a_restart(patch: Patch) -> None:
+    patch(
+        schedules.Schedules,
+        "__init__",
+        lambda old: lambda self, stream, facts, key: old(self, stream, None, key),
+    )
+
+
+def a_sum_that_begins_anew(patch: Patch) -> None:
+    def look_up(old: Any) -> Any:
+        def stale(self: Any, subject: bytes) -> Any:
+            log = self._stream.log
+            return old(self, subject) if log.count_of(subject) < 9 else (Decimal(0), {})
+
+        return stale
+
+    patch(counters.Totals, "_look_up", look_up)
+
+
+def a_fast_batch_told_before_it_is_durable(patch: Patch) -> None:
+    def answer(old: Any) -> Any:
+        return lambda self, reply, text: self._stream.jetstream.hub.publish(reply, b"", b"", text)
+
+    patch(fast_batches.FastBatches, "_answer", answer)
+
+
 def permission_rules() -> Iterator[int]:
     """Every small set of rules against the plain model."""
     for judge in (test_publishing, lambda: test_subscribing_with_one_rule_each(True)):
@@ -222,6 +278,11 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(purge_ignores_its_filter, (worlds(need="purge"),)),
         Mutant(two_kept_of_a_subject, (worlds(),), True),
         Mutant(origin_told_before_the_copy_is_durable, (copies("user-managed", "workqueue"),)),
+        Mutant(one_reader_done_is_enough, (worlds(need="heed"),), True),
+        Mutant(a_schedule_ends_in_a_later_frame, (worlds(need="plan"),)),
+        Mutant(schedules_forgotten_at_a_restart, (worlds(need="plan"),), True),
+        Mutant(a_sum_that_begins_anew, (worlds(need="count"),), True),
+        Mutant(a_fast_batch_told_before_it_is_durable, (worlds(need="stream"),)),
         Mutant(a_denial_lost_for_queue_groups, (permission_rules,), True),
         Mutant(a_narrower_denial_not_withheld, (permission_rules,), True),
         Mutant(allowed_before_it_is_denied, (permission_rules,), True),

@@ -6,6 +6,7 @@ only begins something: bytes are put on their way, a fault waits for its call.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from headrace.sim.clients import SimClient
 from headrace.sim.clock import SECOND_NS
 from headrace.sim.faults import Fault
 from headrace.sim.pair import SimPair
-from headrace.sim.setting import EXTRA, MARKER_TTL_S, PULLED, STREAMS, SUBJECTS
+from headrace.sim.parts import PARTS
+from headrace.sim.setting import EXTRA, HEEDED, MARKER_TTL_S, PULLED, STREAMS, SUBJECTS
 
 if TYPE_CHECKING:
     from headrace.sim.ledger import Sent
@@ -181,6 +183,33 @@ def _extra(world: World) -> None:
             client.request(f"x.{rng.randrange(SUBJECTS)}", payload, lambda arrival: None)
 
 
+def _heed(world: World) -> None:
+    """Messages for whoever needs them, somebody who takes some, or one more who needs some for a while."""
+    rng, luck = world.rng, world.rng.random()
+    passing = [name for name in world.near.jetstream.streams[HEEDED].consumers if name.startswith("passing")]
+    if luck < 0.4:
+        for _ in range(rng.randrange(1, 6)):
+            send(world, world.client(), HEEDED, f"i.{rng.randrange(SUBJECTS)}", {})
+    elif luck < 0.9:
+        consumer = rng.choice(["one", "other", *passing])
+        world.reader.pull(world.user(consumer), HEEDED, consumer, rng.randrange(1, 8), picky=True)
+    elif passing:
+        world.client().request(f"$JS.API.CONSUMER.DELETE.{HEEDED}.{passing[0]}", b"", lambda arrival: None)
+    else:
+        name = f"passing{world.ledger.order}"
+        config = {
+            "durable_name": name,
+            "ack_policy": "explicit",
+            "filter_subject": rng.choice(("i.1", "i.3")),
+        }
+        body = json.dumps({"stream_name": HEEDED, "config": config}).encode()
+        world.client().request(f"$JS.API.CONSUMER.CREATE.{HEEDED}.{name}", body, lambda arrival: None)
+
+
+def _part(name: str) -> Callable[[World], None]:
+    return lambda world: world.parts[name].act(world)
+
+
 # Time and faults
 
 
@@ -268,6 +297,8 @@ def _tear(world: World, site: SimPair) -> None:
         site.crash_far()
 
 
+#: What has to do with something that only some worlds have.
+FURTHER: dict[str, Callable[[Any], None]] = {"heed": _heed, **{name: _part(name) for name in PARTS}}
 #: Every kind of event that can be switched off.
 ACTIONS: dict[str, Callable[[Any], None]] = {
     "publish": _plain,

@@ -7,7 +7,7 @@ copy of the server's rules beyond the ones it judges by, and it must not know di
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from headrace.protocol import subjects
@@ -63,7 +63,7 @@ class Removals:
     deleted: set[int] = field(default_factory=set)
     deleted_surely: set[int] = field(default_factory=set)
     purges: list[Purge] = field(default_factory=list)
-    acked: set[int] = field(default_factory=set)
+    acked: dict[str, set[int]] = field(default_factory=dict)  # by consumer
     acked_surely: set[int] = field(default_factory=set)
 
 
@@ -76,6 +76,7 @@ class Rules:
     queue: bool = False
     ttl: bool = False
     moved: bool = False  # another stream takes it away; whether it arrives there is judged there
+    readers: Mapping[str, tuple[bytes, ...]] | None = None  # it keeps what one of these consumers still needs
 
 
 class Ledger:
@@ -123,6 +124,10 @@ class Ledger:
         made = Purge(pattern, client, {m.seq for m in known if _purges(pattern, m)})
         self.removals[stream].purges.append(made)
         return made
+
+    def acknowledge(self, stream: str, consumer: str, seq: int) -> None:
+        """A consumer's client is about to say that it is done with a message."""
+        self.removals[stream].acked.setdefault(consumer, set()).add(seq)
 
     def leave(self, client: int) -> None:
         """A client is gone: what it asked for has happened by now, or never will."""
@@ -223,7 +228,7 @@ class Ledger:
 
     def _may_be_gone(self, message: Sent, seq: int, held: dict[int, Sent], last_seq: int) -> bool:
         rules, removals = self.rules[message.stream], self.removals[message.stream]
-        if rules.moved or seq in removals.deleted or (rules.queue and seq in removals.acked):
+        if rules.moved or seq in removals.deleted or self._done(message, seq):
             return True
         if any(message.order <= purge.until and _purges(purge.pattern, message) for purge in removals.purges):
             return True
@@ -232,6 +237,14 @@ class Ledger:
         if rules.messages_max and max(last_seq, max(held, default=0)) - seq >= rules.messages_max:
             return True
         return rules.per_subject and self._replaced(message, seq)
+
+    def _done(self, message: Sent, seq: int) -> bool:
+        """Whether everybody for whom the stream kept it may be done with it."""
+        rules, acked = self.rules[message.stream], self.removals[message.stream].acked
+        if rules.readers is not None:
+            needing = (name for name, wanted in rules.readers.items() if message.subject in wanted)
+            return all(seq in acked.get(name, ()) for name in needing)
+        return rules.queue and any(seq in seqs for seqs in acked.values())
 
     def _replaced(self, message: Sent, seq: int) -> bool:
         return any(
@@ -243,6 +256,8 @@ class Ledger:
         rules = self.rules[message.stream]
         if rules.ttl and message.ttl_ns and now_ns > message.told_ns + message.ttl_ns + LATE_NS:
             return True
+        if rules.readers is not None:
+            return True  # everybody is done by then
         newer = (s for s, other in held.items() if other.subject == message.subject and s > message.seq)
         return rules.per_subject and any(newer)
 

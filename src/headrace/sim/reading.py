@@ -171,7 +171,7 @@ class Reader:
     def _respond(self, client: SimClient, key: Key, seq: int, reply: bytes) -> None:
         luck = 0.0 if self.diligent else self._rng.random()
         if luck < 0.5:
-            self._ledger.removals[key[0]].acked.add(seq)
+            self._ledger.acknowledge(*key, seq)
 
             def confirmed(arrival: Arrival) -> None:
                 if arrival.header:
@@ -182,14 +182,14 @@ class Reader:
 
             client.request(reply.decode(), b"+ACK", confirmed)
         elif luck < 0.7:
-            self._ledger.removals[key[0]].acked.add(seq)
+            self._ledger.acknowledge(*key, seq)
             client.publish(reply.decode(), b"+ACK")
         elif luck < 0.8:
             client.publish(reply.decode(), self._rng.choice((b"-NAK", b'-NAK {"delay":1500000000}')))
         elif luck < 0.85:
             client.publish(reply.decode(), b"+WPI")
         elif luck < 0.9:
-            self._ledger.removals[key[0]].acked.add(seq)
+            self._ledger.acknowledge(*key, seq)
             if luck < 0.87:
                 client.publish(reply.decode(), b"+TERM tired of it")
             else:

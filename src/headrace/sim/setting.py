@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
-from headrace.api.limits import Limits
+from headrace.api.limits import NO_LIMITS, Limits
 from headrace.broker.batches import BatchLimits
 from headrace.broker.permissions import Permissions
 from headrace.sim.broker import Bounds
 from headrace.sim.clients import Who
 from headrace.sim.clock import SECOND_NS
 from headrace.sim.ledger import WINDOW_NS, Rules
+from headrace.sim.parts import PARTS
 from headrace.store import StoreOptions
 
 #: Shorter lives are raised to it.
@@ -36,9 +37,17 @@ STREAMS: dict[str, tuple[Rules, dict[str, Any]]] = {
     "L": (Rules(messages_max=8), {"subjects": ["l.>"], "max_msgs": 8}),
     "N": (Rules(), {"subjects": ["n.>"], "max_msgs": 6, "discard": "new"}),
     "Q": (Rules(moved=True), {"subjects": ["q.>"], "retention": "workqueue", "allow_atomic": True}),
+    "I": (
+        Rules(readers={"one": (b"i.0", b"i.1"), "other": (b"i.1", b"i.2")}),
+        {"subjects": ["i.>"], "retention": "interest"},
+    ),
 }
 #: Comes and goes.
 EXTRA = "X"
+#: Keeps what its consumers still need; some of them come and go. Only some worlds have it.
+HEEDED = "I"
+#: What else only some worlds have: events, each with a stream of its own.
+FURTHER = ("heed", *PARTS)
 #: Consumers by stream; the push one gets what it is sent, the others ask.
 CONSUMERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "P": (
@@ -66,12 +75,16 @@ CONSUMERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ),
     ),
     "W": (("worker", {"ack_policy": "explicit", "ack_wait": 3 * SECOND_NS}),),
+    "I": (
+        ("one", {"ack_policy": "explicit", "ack_wait": 3 * SECOND_NS, "filter_subjects": ["i.0", "i.1"]}),
+        ("other", {"ack_policy": "explicit", "ack_wait": 2 * SECOND_NS, "filter_subjects": ["i.1", "i.2"]}),
+    ),
 }
 PULLED = tuple(
     (stream, name)
     for stream, consumers in CONSUMERS.items()
     for name, config in consumers
-    if "deliver_subject" not in config
+    if "deliver_subject" not in config and stream != HEEDED
 )
 
 _RIGHTS = Permissions(
@@ -103,9 +116,16 @@ class WorldOptions:
     crash_share: float
     payload_max: int
     pair: bool
+    parts: tuple[str, ...]
     lossy: bool  # the connection between the servers loses a message now and then
     bounds: Bounds
     store: StoreOptions
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Those of the table that there are."""
+        absent = ("" if self.pair else "Q") + ("" if "heed" in self.parts else HEEDED)
+        return tuple(name for name in STREAMS if name not in absent)
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
@@ -115,7 +135,7 @@ def derive(seed: int, store: StoreOptions, actions: Iterable[str]) -> WorldOptio
     """The options of a seed; of the actions some, always those without which there is nothing to see."""
     rng = Random(f"options {seed}")
     chosen = tuple(name for name in actions if name in ("publish", "pull") or rng.random() < 0.7)
-    return WorldOptions(
+    made = WorldOptions(
         events=rng.randrange(120, 400),
         actions=chosen,
         clients=rng.randrange(1, 5),
@@ -124,10 +144,20 @@ def derive(seed: int, store: StoreOptions, actions: Iterable[str]) -> WorldOptio
         crash_share=rng.choice((0.0, 0.01, 0.03)),
         payload_max=rng.choice((20, 20, 400, 6_000)),
         pair=rng.random() < 0.4,
+        parts=(),
         lossy=rng.random() < 0.5,
         bounds=_bounds(rng),
         store=_sizes(store, rng),
     )
+    return _with_parts(made, Random(f"parts {seed}"))
+
+
+def _with_parts(made: WorldOptions, rng: Random) -> WorldOptions:
+    """The same with some of what is not in every world; none where an account's limits could stop what falls due."""
+    if made.bounds.account != NO_LIMITS:
+        return made
+    parts = tuple(name for name in FURTHER if rng.random() < 0.2)
+    return replace(made, parts=parts, actions=made.actions + parts * 2)
 
 
 def _sizes(store: StoreOptions, rng: Random) -> StoreOptions:
@@ -141,9 +171,9 @@ def _sizes(store: StoreOptions, rng: Random) -> StoreOptions:
 
 
 def _bounds(rng: Random) -> Bounds:
-    account = Limits()
+    account = NO_LIMITS
     if rng.random() < 0.15:
-        account = Limits(max_streams=len(STREAMS), max_storage=rng.choice((4_000, 30_000)))
+        account = Limits(max_streams=len(STREAMS) - 1, max_storage=rng.choice((4_000, 30_000)))
     return Bounds(
         account=account,
         batches=BatchLimits(per_stream=rng.choice((2, 50)), messages=rng.choice((6, 1000))),

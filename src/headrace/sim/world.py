@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -18,11 +19,12 @@ from headrace.sim.checks import Violation, audit
 from headrace.sim.clients import ANYBODY, SimClient
 from headrace.sim.clock import SECOND_NS
 from headrace.sim.crowd import Crowd, Extra
-from headrace.sim.events import ACTIONS
+from headrace.sim.events import ACTIONS, FURTHER
 from headrace.sim.ledger import Ledger, ident_of
 from headrace.sim.pair import SimPair
+from headrace.sim.parts import PARTS
 from headrace.sim.reading import Reader
-from headrace.sim.setting import CONSUMERS, EXTRA, GUEST, STREAMS, derive
+from headrace.sim.setting import CONSUMERS, EXTRA, GUEST, HEEDED, STREAMS, derive
 from headrace.sim.site import LoneSite
 from headrace.store import StoreOptions
 
@@ -40,6 +42,7 @@ class World:
         self.ledger = Ledger({name: rules for name, (rules, _) in STREAMS.items()})
         self.reader = Reader(self.ledger, self.rng)
         self.crowd, self.extra = Crowd(), Extra()
+        self.parts = {name: PARTS[name]() for name in self.options.parts if name in PARTS}
         kind = SimPair if self.options.pair else LoneSite
         self.site: SimPair | LoneSite = kind(f"site {seed}", self.options.store, self.options.bounds)
         self.clients: list[SimClient] = []
@@ -72,13 +75,13 @@ class World:
         if isinstance(self.site, SimPair):
             self.site.join()
             self.site.settle()
-        for name, (_, config) in STREAMS.items():
-            if name != "Q" or self.options.pair:
-                self.call(self.near, f"STREAM.CREATE.{name}", name=name, **config)
-        for stream, consumers in CONSUMERS.items():
-            for name, config in consumers:
-                body = {"stream_name": stream, "config": {"durable_name": name, **config}}
-                self.call(self.near, f"CONSUMER.CREATE.{stream}.{name}", **body)
+        for name in self.options.streams:
+            self.call(self.near, f"STREAM.CREATE.{name}", name=name, **STREAMS[name][1])
+        for part in self.parts.values():
+            self.call(self.near, f"STREAM.CREATE.{part.config['name']}", **part.config)
+        for stream, name, config in self._consumers():
+            body = {"stream_name": stream, "config": {"durable_name": name, **config}}
+            self.call(self.near, f"CONSUMER.CREATE.{stream}.{name}", **body)
         if isinstance(self.site, SimPair):
             external = {"api": "$JS.NEAR.API", "deliver": ""}
             mirror = {"name": "P", "external": external}
@@ -89,6 +92,11 @@ class World:
             if self.options.lossy:
                 self.site.losing = lambda *_: self.rng.random() < 0.1
         self.gather()
+
+    def _consumers(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        for stream in self.options.streams:
+            for name, config in CONSUMERS.get(stream, ()):
+                yield stream, name, config
 
     def call(self, broker: SimBroker, endpoint: str, **body: Any) -> Any:
         answer = self.site.call(broker, endpoint, **body)
@@ -142,7 +150,7 @@ class World:
             return
         name = self.rng.choice(self.options.actions)
         self._note("do", name)
-        ACTIONS[name](self)
+        (ACTIONS.get(name) or FURTHER[name])(self)
         for _ in range(self.rng.randrange(self.options.steps_max)):
             if not self.step():
                 break
@@ -215,6 +223,8 @@ class World:
                 self._note(when, name, repr(_contents(stream.log)))
         if EXTRA in self.near.jetstream.streams:
             self.extra.judge(self.near.jetstream.streams[EXTRA].log)
+        for part in self.parts.values():
+            part.judge(self, self.near.jetstream.streams[part.config["name"]].log, calm=calm)
         self._judge_limits()
         audit(self.near.store)
 
@@ -248,9 +258,12 @@ class World:
         self.advance(HEAL_NS)
         if self.options.guests:
             self.crowd.judge(self)
-        for stream, consumers in CONSUMERS.items():
-            for name, _ in consumers:
-                self._drain(stream, name)
+        if HEEDED in self.options.streams:
+            for name in list(self.near.jetstream.streams[HEEDED].consumers):
+                if name.startswith("passing"):
+                    self.call(self.near, f"CONSUMER.DELETE.{HEEDED}.{name}")
+        for stream, name, _ in self._consumers():
+            self._drain(stream, name)
         self.advance(10 * SECOND_NS)
         if any(client.waiting for client in self.clients):
             raise Violation(f"C11: {[client.waiting for client in self.clients]} requests are not answered")
