@@ -44,6 +44,6 @@ def crowded_peer(subs: list[Any]) -> Any:
 def crowded(peers: Iterable[Any]) -> Any:
     """One of the peers that has enough to take for now, None if there is none."""
     for peer in peers:
-        if peer.blocked or len(peer.out) > CROWDED_BYTES:
+        if peer.blocked or len(peer.out) + peer.parted > CROWDED_BYTES:
             return peer
     return None

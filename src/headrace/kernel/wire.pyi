@@ -7,6 +7,8 @@ HEAD: int
 
 class Peer:
     out: bytearray
+    @property
+    def parted(self) -> int: ...
     headers: bool
     echo: bool
     verbose: bool
@@ -24,6 +26,7 @@ class Peer:
     def touch(self) -> None: ...
     def send(self, data: bytes | bytearray) -> None: ...
     def take(self) -> bytearray: ...
+    def take_parts(self) -> list[bytes | bytearray]: ...
 
 class Subscription:
     delivered: int

@@ -47,6 +47,8 @@ cdef enum:
 cdef enum:
     DIGITS_MAX = 9
     VERB_MAX = 8
+    # Payloads of this size on are not copied for each of several receivers.
+    SHARED_MIN = 16384
 
 UNKNOWN = "Unknown Protocol Operation"
 TOO_LONG = "maximum control line exceeded"
@@ -173,11 +175,14 @@ cdef inline char *put(char *to, const char *data, Py_ssize_t size) noexcept nogi
 cdef class Peer:
     """What the kernel knows of one client: its output, its settings, its counters.
 
-    `out` may be appended to by anyone who then calls `touch()`. A subclass brings the control operations. `table` may
-    be exchanged for one that shares its list of dirty peers.
+    `out` may be appended to by anyone who then calls `touch()`. What stands before it, `parted` bytes in all, are the
+    payloads that several peers share and what was written between them. A subclass brings the control operations.
+    `table` may be exchanged for one that shares its list of dirty peers.
     """
 
     cdef public bytearray out
+    cdef list parts
+    cdef readonly Py_ssize_t parted
     cdef public bint headers, echo, verbose, pedantic, no_responders, ready, guarded, dirty
     cdef public long long in_msgs, in_bytes, out_msgs, out_bytes
     cdef public RouteTable table
@@ -200,9 +205,30 @@ cdef class Peer:
     cpdef bytearray take(self):
         """Hand over the output; what comes next goes into a new one."""
         cdef bytearray out = self.out
+        if self.parted:
+            return bytearray().join(self.take_parts())
         self.out = bytearray()
         self.dirty = False
         return out
+
+    cpdef list take_parts(self):
+        """The same without putting the parts together."""
+        cdef list parts = self.parts if self.parted else []
+        parts.append(self.out)
+        self.parts = None
+        self.parted = 0
+        self.out = bytearray()
+        self.dirty = False
+        return parts
+
+    cdef share(self, bytes payload):
+        """Go on with a payload that others are sent, too."""
+        if self.parts is None:
+            self.parts = []
+        self.parts.append(self.out)
+        self.parts.append(payload)
+        self.parted += PyByteArray_GET_SIZE(self.out) + PyBytes_GET_SIZE(payload)
+        self.out = bytearray()
 
 
 cdef class Subscription:
@@ -508,11 +534,14 @@ cdef class RouteTable:
         cdef Subscription sub
         cdef Peer muted = source if source is not None and not source.echo else None
         cdef list plain = route.plain, groups = route.groups, sinks = route.sinks, group
+        cdef bytes shared = None
+        if pub.total - pub.header >= SHARED_MIN and len(plain) > 1:
+            shared = PyBytes_FromStringAndSize(payload, pub.total - pub.header) if body is None else body
         for i in range(len(plain)):
             sub = <Subscription>plain[i]
             if sub.peer is muted or sub.closed:
                 continue
-            received += self.hand(sub, pub, header, payload)
+            received += self.hand(sub, pub, header, payload, shared)
         if groups:
             for group in groups:
                 count = len(group)
@@ -524,7 +553,7 @@ cdef class RouteTable:
                     sub = <Subscription>group[(start + j) % count]
                     if sub.peer is muted or sub.closed:
                         continue
-                    if self.hand(sub, pub, header, payload):
+                    if self.hand(sub, pub, header, payload, shared):
                         received += 1
                         break
         if sinks:
@@ -541,8 +570,12 @@ cdef class RouteTable:
                 received += 1 if count_there is None else <Py_ssize_t>count_there
         return received
 
-    cdef Py_ssize_t hand(self, Subscription sub, Publication *pub, const char *header, const char *payload) except -1:
-        """Write a message into one receiver's output: MSG, or HMSG when it has headers and the receiver wants them."""
+    cdef Py_ssize_t hand(self, Subscription sub, Publication *pub, const char *header, const char *payload,
+                         bytes shared) except -1:
+        """Write a message into one receiver's output: MSG, or HMSG when it has headers and the receiver wants them.
+
+        `shared` is the payload once more, where it is large and others get it, too.
+        """
         cdef Peer peer = sub.peer
         cdef Py_ssize_t body = pub.total - pub.header
         cdef Py_ssize_t sid = PyBytes_GET_SIZE(sub.sid)
@@ -557,7 +590,9 @@ cdef class RouteTable:
             PyBytes_FromStringAndSize(pub.reply.at, pub.reply.size),
         ):
             return 0
-        room = 4 + pub.subject.size + 1 + sid + 1 + 2 + body + 2
+        room = 4 + pub.subject.size + 1 + sid + 1 + 2
+        if shared is None:
+            room += body + 2
         if pub.reply.size:
             room += pub.reply.size + 1
         if headed:
@@ -592,8 +627,12 @@ cdef class RouteTable:
         to = put(to, b"\r\n", 2)
         if headed:
             to = put(to, header, pub.header)
-        to = put(to, payload, body)
-        put(to, b"\r\n", 2)
+        if shared is None:
+            to = put(to, payload, body)
+            put(to, b"\r\n", 2)
+        else:
+            peer.share(shared)
+            peer.out += b"\r\n"
         if not peer.dirty:
             self.note(peer)
         peer.out_msgs += 1

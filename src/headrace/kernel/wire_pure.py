@@ -25,6 +25,8 @@ FREE_VERBS = (b"CONNECT", b"PING", b"PONG", b"+OK")
 VERBS = FREE_VERBS + BLANK_VERBS
 ARGLESS = (b"PING", b"PONG", b"+OK")
 REFUSED = (b"$NRG.", b"_GR_.")
+#: Payloads of this size on are not copied for each of several receivers.
+SHARED_MIN = 16384
 RESERVED = (b"_R_.", b"_GR_.", b"$JS.ACK.", b"$JS.API.")
 DIGITS_MAX = 9
 VERB_MAX = 8
@@ -71,7 +73,8 @@ def touched(pattern: list[bytes], key: list[bytes], kind: int) -> bool:
 class Peer:
     """What the kernel knows of one client: its output, its settings, its counters.
 
-    `out` may be appended to by anyone who then calls `touch()`. A subclass brings the control operations.
+    `out` may be appended to by anyone who then calls `touch()`. What stands before it, `parted` bytes in all, are the
+    payloads that several peers share and what was written between them. A subclass brings the control operations.
     `table` may be exchanged for one that shares its list of dirty peers.
     """
 
@@ -86,6 +89,8 @@ class Peer:
         "out",
         "out_bytes",
         "out_msgs",
+        "parted",
+        "parts",
         "pedantic",
         "ready",
         "table",
@@ -95,6 +100,8 @@ class Peer:
     def __init__(self, table: RouteTable) -> None:
         self.table = table
         self.out = bytearray()
+        self.parts: list[bytes | bytearray] = []
+        self.parted = 0
         self.echo = self.verbose = self.pedantic = True
         self.headers = self.no_responders = self.ready = self.guarded = self.dirty = False
         self.in_msgs = self.in_bytes = self.out_msgs = self.out_bytes = 0
@@ -112,9 +119,24 @@ class Peer:
 
     def take(self) -> bytearray:
         """Hand over the output; what comes next goes into a new one."""
+        if self.parted:
+            return bytearray().join(self.take_parts())
         out, self.out = self.out, bytearray()
         self.dirty = False
         return out
+
+    def take_parts(self) -> list[bytes | bytearray]:
+        """The same without putting the parts together."""
+        parts = [*self.parts, self.out]
+        self.out, self.parts, self.parted = bytearray(), [], 0
+        self.dirty = False
+        return parts
+
+    def share(self, payload: bytes) -> None:
+        """Go on with a payload that others are sent, too."""
+        self.parts += (self.out, payload)
+        self.parted += len(self.out) + len(payload)
+        self.out = bytearray()
 
 
 class Subscription:
@@ -274,13 +296,16 @@ class RouteTable:
         received = 0
         muted = source if source is not None and not source.echo else None
         plain, groups, sinks = route.plain, route.groups, route.sinks
+        shared = len(payload) >= SHARED_MIN and len(plain) > 1
         for sub in plain:
             if sub.peer is not muted and not sub.closed:
-                received += self._hand(sub, pub, header, payload)
+                received += self._hand(sub, pub, header, payload, shared)
         for group in groups:
             start = random.randrange(len(group))
             for sub in group[start:] + group[:start]:
-                if sub.peer is not muted and not sub.closed and self._hand(sub, pub, header, payload):
+                if sub.peer is muted or sub.closed:
+                    continue
+                if self._hand(sub, pub, header, payload, shared):
                     received += 1
                     break
         for sink in sinks:
@@ -288,7 +313,7 @@ class RouteTable:
             received += 1 if count is None else count
         return received
 
-    def _hand(self, sub: Subscription, pub: Publication, header: bytes, payload: bytes) -> int:
+    def _hand(self, sub: Subscription, pub: Publication, header: bytes, payload: bytes, shared: bool) -> int:
         """Write a message into one receiver's output: MSG, or HMSG if it has headers and they are wanted."""
         peer = sub.peer
         subject, reply, header_digits, total_digits, header_size, total = pub
@@ -296,12 +321,17 @@ class RouteTable:
             return 0
         target = b"%s %s %s " % (subject, sub.sid, reply) if reply else b"%s %s " % (subject, sub.sid)
         if header_size and peer.headers:
-            peer.out += b"HMSG %s%s %s\r\n%s%s\r\n" % (target, header_digits, total_digits, header, payload)
+            peer.out += b"HMSG %s%s %s\r\n%s" % (target, header_digits, total_digits, header)
             peer.out_bytes += total
         else:
             digits = b"%d" % len(payload) if header_size else total_digits
-            peer.out += b"MSG %s%s\r\n%s\r\n" % (target, digits, payload)
+            peer.out += b"MSG %s%s\r\n" % (target, digits)
             peer.out_bytes += len(payload)
+        if shared:
+            peer.share(payload)
+        else:
+            peer.out += payload
+        peer.out += b"\r\n"
         peer.touch()
         peer.out_msgs += 1
         sub.delivered += 1

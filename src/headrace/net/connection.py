@@ -12,7 +12,7 @@ import random
 import ssl
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from headrace.broker import Identity, Session
 from headrace.errors import ProtocolError
@@ -54,6 +54,8 @@ class Connection(asyncio.BufferedProtocol):
         "start_s",
     )
 
+    #: Whether what several clients share goes out as it is; otherwise it has to be put into a form of its own.
+    in_parts: ClassVar[bool] = True
     session: Session
     _transport: asyncio.Transport
 
@@ -222,10 +224,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         """Send what the session has to say; a client that does not keep up is cut off."""
-        out = self.session.take()
-        if not out or self._transport.is_closing():
-            return
-        self._send_plain(self._framed(out))
+        if self.session.parted and self.in_parts and self._channel is None:
+            parts = self.session.take_parts()
+            if self._transport.is_closing():
+                return
+            self._transport.writelines(parts)
+            self._note_backlog()
+        else:
+            out = self.session.take()
+            if not out or self._transport.is_closing():
+                return
+            self._send_plain(self._framed(out))
         if self.session.waiting and not self.session.blocked:
             self.session.drained()
 
@@ -246,9 +255,11 @@ class Connection(asyncio.BufferedProtocol):
     def _send(self, data: bytes | bytearray) -> None:
         if not data:
             return
-        transport = self._transport
-        transport.write(data)
-        pending = transport.get_write_buffer_size()
+        self._transport.write(data)
+        self._note_backlog()
+
+    def _note_backlog(self) -> None:
+        pending = self._transport.get_write_buffer_size()
         if pending:
             self._listener.backlog(self, pending)
 
@@ -268,7 +279,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def bytes_pending(self) -> int:
         """What waits to be sent."""
-        return len(self.session.out) + self._transport.get_write_buffer_size()
+        return len(self.session.out) + self.session.parted + self._transport.get_write_buffer_size()
 
     def pause_reading(self) -> None:
         if not self._transport.is_closing():

@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.net.connection import Connection
 from headrace.net.doors import Door
@@ -42,6 +42,8 @@ class WebConnection(Connection):
     """A browser's client, as a rule."""
 
     __slots__ = ("_cookies", "_farewell", "_frames", "_head", "_settings")
+
+    in_parts: ClassVar[bool] = False
 
     def __init__(self, listener: Listener, door: Door, settings: WebSocketOptions) -> None:
         super().__init__(listener, door)

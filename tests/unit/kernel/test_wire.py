@@ -133,6 +133,33 @@ def test_publish_from_inside(desk: Desk) -> None:
     assert client.heard() == b"MSG a.d 1 1\r\n1\r\nMSG a.e 1 r 1\r\n3\r\n"
 
 
+def test_a_large_payload_is_kept_once_for_all(desk: Desk) -> None:
+    one, two, plain = desk.client(), desk.client(), desk.client(b'CONNECT {"verbose":false}\r\n')
+    for client in (one, two, plain):
+        client.say(b"SUB a 1\r\n")
+    large = b"x" * 20_000
+    said = b"PUB a 1\r\ny\r\nPUB a 20000\r\n%b\r\nHPUB a 12 20012\r\nNATS/1.0\r\n\r\n%b\r\nPUB a 1\r\nz\r\n"
+    wanted = said.replace(b"PUB a ", b"MSG a 1 ") % (large, large)
+    assert one.say(said % (large, large), 7_000) == wanted
+    assert plain.heard() == wanted.replace(b"HMSG a 1 12 20012\r\nNATS/1.0\r\n\r\n", b"MSG a 1 20000\r\n")
+    assert two.session.parted + len(two.session.out) == len(wanted)
+    assert two.session.out_bytes == 40_014
+    parts = two.session.take_parts()
+    assert b"".join(parts) == wanted
+    assert (two.session.parted, two.session.dirty, two.session.take()) == (0, False, b"")
+    desk.hub.publish(b"a", b"", b"", large)
+    shared = [client.session.take_parts()[1] for client in (one, two, plain)]
+    assert all(part is large for part in shared)
+
+
+def test_one_receiver_of_a_large_payload_has_it_to_itself(desk: Desk) -> None:
+    one = desk.client()
+    one.say(b"SUB a 1\r\n")
+    desk.hub.publish(b"a", b"", b"", b"x" * 20_000)
+    assert one.session.parted == 0
+    assert len(one.heard()) == 20_017
+
+
 def test_counters(desk: Desk) -> None:
     one, two = desk.client(), desk.client()
     one.say(b"SUB a 1\r\n")

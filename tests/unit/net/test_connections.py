@@ -38,6 +38,20 @@ async def test_info_has_the_fields_in_the_reference_order(start: Start) -> None:
     await wire.close()
 
 
+async def test_large_messages_to_many_arrive_whole_and_in_order(start: Start) -> None:
+    listener = await start()
+    readers = [await Wire.dial(listener) for _ in range(5)]
+    for reader in readers:
+        assert await reader.ask(b"SUB a 1\r\n") == b""
+    sizes = (10, 300_000, 20_000, 0, 900_000, 1)
+    writer = await Wire.dial(listener)
+    writer.send(b"".join(b"PUB a %d\r\n%b\r\n" % (size, b"x" * size) for size in sizes))
+    for reader in readers:
+        for size in sizes:
+            assert await reader.line() == b"MSG a 1 %d\r\n" % size
+            assert await reader.line() == b"x" * size + b"\r\n"
+
+
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
