@@ -879,6 +879,8 @@ cdef class Packer:
             at = <Py_ssize_t>(source.c_offset[i] - place)
             if at < 0 or at + <Py_ssize_t>source.c_size[i] > size:
                 raise ValueError("a row points outside of its block")
+            if self.columns.rows and source.c_seq(i) - self.columns.base > 0xFFFFFFFF:
+                raise ValueError("rows are too far apart for one segment")
             self.take(<const char *>&view[at], source.c_size[i], source.c_subject[i])
 
 

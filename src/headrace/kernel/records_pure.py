@@ -519,6 +519,8 @@ class Packer:
             offset, size, sid = source.row(i)[:3]
             if offset < place or offset - place + size > len(view):
                 raise ValueError("a row points outside of its block")
+            if self.columns.rows and source.seq(i) - self.columns.base > _FAR:
+                raise ValueError("rows are too far apart for one segment")
             self._take(view[offset - place : offset - place + size], sid)
 
 

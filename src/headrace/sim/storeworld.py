@@ -22,6 +22,8 @@ from headrace.store import StoreOptions
 NAMES = ("A", "B", "C", MEMORY)
 SUBJECTS = (b"a", b"a.b", b"orders.eu.1", b"orders.us.2", b"x.y.z")
 HEADER = b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n"
+#: Instead of a few sequences, so many are skipped in worlds where they are far apart.
+FAR = {5: 1 << 31, 6: (1 << 32) - 3, 7: 1 << 32, 8: (1 << 32) + 1, 9: 1 << 40}
 
 Action = Callable[["StoreWorld"], None]
 
@@ -39,6 +41,7 @@ class StoreWorldOptions:
     steps_max: int
     patient: bool
     payload_max: int
+    far: bool  # sequences are skipped by more than a segment can hold
     store: StoreOptions
 
     def __str__(self) -> str:
@@ -59,6 +62,7 @@ def derive(seed: int, store: StoreOptions) -> StoreWorldOptions:
         steps_max=rng.choice((2, 4, 12)),
         patient=rng.random() < 0.3,
         payload_max=rng.choice((40, 40, 1_000, 8_000, 80_000)),
+        far=Random(f"far {seed}").random() < 0.2,
         store=store,
     )
 
@@ -164,7 +168,10 @@ def _remove(world: StoreWorld) -> None:
 def _remove_below(world: StoreWorld) -> None:
     name = world.stream()
     model = world.driver.modelled(name)
-    world.driver.remove_below(name, world.rng.randrange(model.first_seq, model.last_seq + 4))
+    seq = world.rng.randrange(model.first_seq, model.last_seq + 4)
+    if world.options.far and model.messages:
+        seq = min(model.messages, key=lambda each: abs(each - seq))
+    world.driver.remove_below(name, seq)
 
 
 def _replace(world: StoreWorld) -> None:
@@ -172,8 +179,10 @@ def _replace(world: StoreWorld) -> None:
 
 
 def _advance(world: StoreWorld) -> None:
-    name = world.stream()
-    world.driver.advance(name, world.driver.modelled(name).last_seq + world.rng.randrange(10))
+    name, skipped = world.stream(), world.rng.randrange(10)
+    if world.options.far:
+        skipped = FAR.get(skipped, skipped)
+    world.driver.advance(name, world.driver.modelled(name).last_seq + skipped)
 
 
 def _facts(world: StoreWorld) -> None:

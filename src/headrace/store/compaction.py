@@ -20,7 +20,7 @@ from headrace.store.behind import block_parts, make_file
 from headrace.store.disk import Op
 from headrace.store.filelog import FileLog
 from headrace.store.records import Packer
-from headrace.store.segments import FileSegment, Segment, State
+from headrace.store.segments import FileSegment, Segment, State, within_reach
 
 if TYPE_CHECKING:
     from headrace.store.store import Store
@@ -92,10 +92,13 @@ class Compactor:
         at = log.sealed.index(segment)
         lo = hi = at
         total = segment.columns.alive_bytes
-        while lo > 0 and self._suits(log.sealed[lo - 1], total):
+        while lo > 0 and self._suits(log.sealed[lo - 1], total) and within_reach(log.sealed[lo - 1], segment):
             lo -= 1
             total += log.sealed[lo].columns.alive_bytes
+        first = log.sealed[lo]
         while hi + 1 < len(log.sealed) and self._suits(log.sealed[hi + 1], total):
+            if not within_reach(first, log.sealed[hi + 1]):
+                break
             hi += 1
             total += log.sealed[hi].columns.alive_bytes
         return cast("list[FileSegment]", log.sealed[lo : hi + 1])
@@ -147,7 +150,7 @@ class _Job:
         try:
             for place in self._places[self._at : self._at + STEP_BLOCKS]:
                 self._copy(*place)
-        except Corrupt:
+        except (Corrupt, OSError):
             self._give_up()  # what cannot be read stays where it is
             return
         self._at += STEP_BLOCKS

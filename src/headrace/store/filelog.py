@@ -17,7 +17,7 @@ from headrace.store.format import BLOCK_BYTES, columns_path, large_entry, stream
 from headrace.store.log import Log
 from headrace.store.records import Block, Columns
 from headrace.store.report import Damage
-from headrace.store.segments import FileSegment, Segment, State
+from headrace.store.segments import REACH, FileSegment, Segment, State
 from headrace.store.shelf import Shelf
 from headrace.store.states import SegmentState, StreamState
 
@@ -81,6 +81,8 @@ class FileLog(Log):
         """Straight to the segment, once, and synced before the frame that refers to it."""
         size = 32 + len(subject) + len(header) + len(payload)
         self.shelf.check_space(size)
+        if self.columns.rows and self.last_seq + 1 - self.columns.base > REACH:
+            self.split()  # before the segment is chosen that the frame refers to
         self.cut()
         segment = cast("FileSegment", self.active)
         direct = segment.state in (State.READY, State.CLAIMED) or (

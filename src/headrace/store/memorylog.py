@@ -9,7 +9,7 @@ from __future__ import annotations
 from headrace.store.log import Log
 from headrace.store.options import StoreOptions
 from headrace.store.records import Block, Gate, Packer
-from headrace.store.segments import Segment
+from headrace.store.segments import Segment, within_reach
 
 SEGMENT_BYTES_MAX = 4 << 20  # packed again in one go, so small
 
@@ -55,8 +55,10 @@ class MemoryLog(Log):
             return
         at = self.sealed.index(segment)
         run = [segment]
-        if at and self.sealed[at - 1].columns.alive_bytes * 2 < self.segment_bytes:
-            run.insert(0, self.sealed[at - 1])
+        before = self.sealed[at - 1] if at else segment
+        small = before.columns.alive_bytes * 2 < self.segment_bytes
+        if before is not segment and small and within_reach(before, segment):
+            run.insert(0, before)
         self.exchange(run, [self._packed(run)])
 
     def _packed(self, run: list[Segment]) -> Segment:

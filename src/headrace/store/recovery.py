@@ -39,6 +39,8 @@ JUMP = 1024  # frame numbers left out, so that a torn frame can never pass for a
 FLUSH_BYTES = 32 << 20
 _TORN = re.compile(r"[0-9a-f]{16}\.[0-9]+\.torn")
 _STREAM = re.compile(r"[0-9a-f]{8}")
+#: A folder with a higher number was not made by a store.
+IDENT_MAX = 1 << 31
 
 
 def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
@@ -75,6 +77,7 @@ class _Recovery:
             store = Store(self.disk, self.options, found.store, self.report)
         self._make_folders()
         last = self._restore(store, found) if found is not None else self._scan(store, 0)
+        self._pass_used_idents(store)
         self._settle(store, found)
         self._start_journal(store, last)
         store.checkpoints.run_now()
@@ -86,6 +89,11 @@ class _Recovery:
         missing = [folder for folder in FOLDERS if not self.disk.exists(folder)]
         ops: list[Op] = [("mkdir", folder) for folder in missing]
         self.disk.run([*ops, ("syncdir", "")])
+
+    def _pass_used_idents(self, store: Store) -> None:
+        """A stream whose creation never became durable may have files already: nobody is to find them as their own."""
+        used = [int(name, 16) for name in self.disk.list("streams") if _STREAM.fullmatch(name)]
+        store.next_ident = max([store.next_ident, *(ident + 1 for ident in used if ident < IDENT_MAX)])
 
     def _scan(self, store: Store, after: int) -> int:
         self.files = scan_journal(self.disk, store.ident, after)

@@ -18,6 +18,8 @@ from headrace.store.format import BLOCK_BYTES, SEGMENT_HEADER_BYTES, identity, o
 from headrace.store.records import Block, Columns
 
 Buffer = bytes | bytearray | memoryview
+#: A segment's rows keep their sequences as distances from the first, which have 32 bits.
+REACH = 0xFFFFFFFF
 
 
 class State(Enum):
@@ -106,6 +108,11 @@ class Segment:
     def find(self, offset: int) -> tuple[Buffer, int]:
         """(bytes, place of their first byte) of the block that holds the record at an offset."""
         return self.fetch(self.block_of(offset))
+
+
+def within_reach(first: Segment, last: Segment) -> bool:
+    """Whether the rows of both can be in one segment."""
+    return last.last - first.columns.base <= REACH
 
 
 class FileSegment(Segment):

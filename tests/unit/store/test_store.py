@@ -668,3 +668,51 @@ def test_small_segments_left_by_restarts_are_merged(tmp_path: Path) -> None:
         assert len(log.sealed) <= 2
         assert log.seqs(None, 0, 1_000).tolist() == list(range(1, 161))
         assert all(log.get(seq) is not None for seq in range(1, 161))
+
+
+def test_a_stream_that_never_became_durable_leaves_its_files_to_nobody() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    other = store.create("other")
+    commit(store)
+    other.append(b"s", b"", b"x", 1)
+    store.seal()
+    lost = store.create("lost")
+    for number in range(110):
+        lost.append(b"old.%d" % (number % 8), b"", b"x" * 20, 5, 7)
+    while disk.step():
+        pass  # the frame that is under way is committed; of the stream, only what is behind the journal is written
+    assert disk.list(f"streams/{lost.ident:08x}")
+    disk = disk.kill()
+    store = Store.open(disk, Ticking(), TINY)
+    made = store.create("made")
+    assert made.ident > lost.ident
+    commit(store)
+    for _ in range(2):
+        for number in range(110):
+            made.append(b"new.%d" % (number % 8), b"", b"y" * 20, 9_000)
+        commit(store)
+    store.close()
+    assert not disk.list(f"streams/{lost.ident:08x}")
+    found = Store.open(disk, Ticking(), TINY).logs["made"]
+    assert {found.time_of(seq) for seq in (1, 64, 220)} == {9_000}
+
+
+def test_a_merge_that_cannot_read_is_given_up_and_the_frame_counts() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), replace(TINY, cache_bytes=0))
+    told: list[int] = []
+    store.on_commit = told.append
+    log = store.create("S")
+    for _ in range(200):
+        log.append(b"s", b"", b"x" * 200, 1)
+        commit(store)
+    thinned = log.sealed[1]
+    disk.faults.add(Fault(errno.EIO, 1, ("read",), "streams/"))
+    log.remove_many([seq for seq in range(thinned.columns.base, thinned.last) if seq % 8])
+    frame = store.seal()
+    disk.drain()
+    assert disk.faults.hits == 1
+    assert frame in told
+    assert not store.compactor.busy
+    assert store.poisoned is None
