@@ -398,6 +398,23 @@ class TestOperations:
         assert (await kv.status()).values == 1
         assert await kv.keys() == ["kept"]
 
+    @pytest.mark.parametrize("history", [1, 5])
+    async def test_purge_deletes_leaves_what_is_put_meanwhile(
+        self, make: Make, history: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kv = await make(history=history)
+        await kv.put("k", b"old")
+        await kv.delete("k")
+        purge = kv._js.purge_stream
+
+        async def late(*arguments: Any, **more: Any) -> Any:
+            await kv.put("k", b"new")
+            return await purge(*arguments, **more)
+
+        monkeypatch.setattr(kv._js, "purge_stream", late)
+        assert await kv.purge_deletes(olderthan=-1)
+        assert (await kv.get("k")).value == b"new"
+
 
 class TestMany:
     async def test_put_many(self, make: Make) -> None:

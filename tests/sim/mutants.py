@@ -153,7 +153,7 @@ def one_passed_over_after_a_restart(patch: Patch) -> None:
 
 
 def done_but_still_in_the_queue(patch: Patch) -> None:
-    patch(readers.Readers, "release", lambda old: lambda self, consumer, seqs: old(self, consumer, seqs[1:]))
+    patch(readers.Readers, "release", lambda old: lambda self, seqs: old(self, seqs[1:]))
 
 
 def one_too_many_dropped(patch: Patch) -> None:

@@ -88,7 +88,8 @@ class Acks:
             self.through(seq, max(cseq, progress.floor()[0]))
             return
         most, pending = consumer.config.max_ack_pending, len(progress.pending)
-        if progress.ack(seq):
+        given_up = seq in progress.counts  # delivered as often as allowed, and now done all the same
+        if progress.ack(seq) or given_up:
             consumer.acked([seq], 0 < most <= pending)
         elif progress.changed:
             consumer.touch()

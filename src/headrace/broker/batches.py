@@ -291,7 +291,7 @@ class Batches:
                     member.subject, header, member.payload, time_ns, ttl_s, message_id, member.rollup
                 )
             else:
-                seq = stream.pass_over(message_id, time_ns)
+                seq = stream.pass_over(member.subject, message_id, time_ns, member.rollup, member.found)
         return seq
 
 

@@ -115,6 +115,8 @@ class Consumer:
             self.outlet.listen()
         self._adopt()
         self.acks.configure()
+        if isinstance(self.outlet, Pulls) and config.priority_policy != "pinned_client":
+            self.outlet.pin.release()
         self.pump.pace.configure(self)
         if old.ack_wait != config.ack_wait:
             self.progress.deadlines.shift(config.ack_wait - old.ack_wait)
@@ -122,7 +124,7 @@ class Consumer:
             self.stream.readers.sated(self)
             self.stream.readers.refresh()
             if self.stream.config.retention == "interest":
-                self.stream.readers.release_all(self, wanted)
+                self.stream.readers.release_all(wanted)
         if moved:
             self._redeliver(list(self.progress.pending))
         self.keep()
@@ -178,10 +180,11 @@ class Consumer:
             for seq in progress.overdue():
                 probe("overdue at a restart")
                 progress.enqueue(seq)
-        if self.releases and self.progress.next_seq > log.first_seq:
+        # Of a queue what is done left with its acknowledgement, and what was passed over was never delivered.
+        if self.stream.config.retention == "interest" and self.progress.next_seq > log.first_seq:
             done = log.seqs(self.filter, log.first_seq, min(progress.next_seq - 1, log.last_seq))
-            probe("a queue is looked through at a restart")
-            self.stream.readers.release(self, done[~needs(self, done)].tolist() if len(done) else [])
+            probe("what is done is looked for at a restart")
+            self.stream.readers.release(done[~needs(self, done)].tolist() if len(done) else [])
 
     def offer(self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
         """CONSUMER.MSG.NEXT."""
@@ -273,7 +276,7 @@ class Consumer:
         """Messages were pending and are done."""
         self.progress.acked_ns = self.active_ns = self.now_ns()
         if self.releases and seqs:
-            self.stream.readers.release(self, seqs)
+            self.stream.readers.release(seqs)
             if self.durable:
                 self.stream.readers.save(self)
         else:

@@ -164,7 +164,7 @@ class Pump:
         if not unacknowledged:
             consumer.stream.readers.holds(consumer)
         elif consumer.releases:
-            consumer.stream.readers.release(consumer, seqs.tolist())
+            consumer.stream.readers.release(seqs.tolist())
 
     def _one_new(self, now_ns: int) -> int | Verdict:
         seq = int(self._ahead[self._at])

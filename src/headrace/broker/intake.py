@@ -148,6 +148,7 @@ class MirrorIntake(_Intake):
             stream.log.advance(seq - 1)
         if not stream.retention.wanted(subject):
             stream.log.advance(seq)
+            stream.heed(subject, rollup, found)
         else:
             stream.keep(subject, header, payload, time_ns, ttl_s, found.get(admission.MSG_ID, b""), rollup)
         stream.changed()
@@ -355,7 +356,7 @@ class SourceIntake(_Intake):
         if ttl_s:
             header, ttl_s = admission.raise_ttl(stream, header, ttl_s)
         if not stream.retention.wanted(subject):
-            stream.pass_over(message_id, now_ns)
+            stream.pass_over(subject, message_id, now_ns, rollup, found)
             return
         self._check_room(subject, header, payload, rollup)
         stream.keep(subject, header, payload, now_ns, ttl_s, message_id, rollup)

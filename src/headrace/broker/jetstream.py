@@ -218,7 +218,10 @@ class JetStream:
     def update_stream(self, stream: Stream, config: StreamConfig) -> None:
         """Give a stream a new, validated configuration; it is written down before it bites."""
         stream.retention.enforce()  # what was overdue by the old one is gone
+        was_kept = stream.config.retention != "interest"
         stream.configure(config)
+        if was_kept and config.retention == "interest":
+            stream.readers.release_all()
         self._keep(stream)
         stream.retention.start()
         self._open_doors(stream)

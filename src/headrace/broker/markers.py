@@ -48,6 +48,8 @@ def remove_with_marker(stream: Stream, seq: int, reason: str) -> bool:
     if log.count_of(subject) > 1 or (header and is_marker(header)):
         stream.retention.drop_one(seq)
         return True
+    if stream.config.sealed:
+        return False  # it takes nothing more, so the last one of a subject stays, as in the reference
     probe("a marker is placed")
     ttl_s = stream.config.subject_delete_marker_ttl // SECOND
     block, now_ns = _block(ttl_s, reason), stream.jetstream.now_ns()

@@ -43,7 +43,7 @@ class Pin:
     def free(self, reason: str) -> None:
         """It is free for the next request, and listeners hear why."""
         self.release()
-        group = self._consumer.config.priority_groups[0]
+        group = next(iter(self._consumer.config.priority_groups), "")
         self._advise(events.group_unpinned, group, reason)
 
     def expire(self, now_ns: int) -> bool:

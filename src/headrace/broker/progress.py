@@ -174,6 +174,7 @@ class Progress:
         """One message is done; whether it was pending."""
         if self.counts and self.counts.pop(seq, 0):
             self._counted.add(seq)
+            self.changed = True
         if self.queued:
             self.queued.discard(seq)
         if self.pending.pop(seq, 0):

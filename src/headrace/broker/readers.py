@@ -145,7 +145,7 @@ class Readers:
         self._remove(consumer)
         self._stream.changed()
         if self._stream.config.retention == "interest":
-            self.release_all(consumer, consumer.filter)
+            self.release_all(consumer.filter)
 
     def close(self) -> None:
         """The stream is being deleted with all its consumers."""
@@ -236,13 +236,13 @@ class Readers:
 
     # What leaves
 
-    def release(self, consumer: Consumer, seqs: list[int]) -> None:
-        """A consumer needs these no longer; without other takers they leave with the frame."""
+    def release(self, seqs: list[int]) -> None:
+        """Somebody needs these no longer; without other takers they leave with the frame."""
         self._released += seqs
         self._stream.changed()
 
-    def release_all(self, consumer: Consumer, wanted: Filter | None) -> None:
-        """Look again at everything a consumer may have kept, `wanted` being what it was interested in."""
+    def release_all(self, wanted: Filter | None = None) -> None:
+        """Look again at everything that may have been kept; `wanted` is what a consumer was interested in."""
         log = self._stream.log
         if not any(True for _ in self):
             self._released.clear()
@@ -250,7 +250,7 @@ class Readers:
             self._stream.changed()
         elif log.messages:
             self._doubtful = True
-            self.release(consumer, log.seqs(wanted, log.first_seq, log.last_seq).tolist())
+            self.release(log.seqs(wanted, log.first_seq, log.last_seq).tolist())
 
     def settle(self) -> None:
         """Before the frame closes or anybody looks: what is free to leave leaves."""

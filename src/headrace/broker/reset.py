@@ -82,6 +82,6 @@ def _settle(consumer: Consumer) -> None:
         consumer.save()
         stream.changed()
     if stream.config.retention == "interest":
-        stream.readers.release_all(consumer, consumer.filter)
+        stream.readers.release_all(consumer.filter)
     stream.readers.sated(consumer)
     consumer.wake()

@@ -293,12 +293,11 @@ class Schedules:
         now_ns = stream.jetstream.now_ns()
         ttl_s = admission.read_ttl(stream, found) if TTL in found else 0
         header, ttl_s = admission.raise_ttl(stream, header, ttl_s)
+        rollup = found.get(ROLLUP, b"")
         if stream.retention.wanted(target):
-            stream.keep(target, header, payload, now_ns, ttl_s, rollup=found.get(ROLLUP, b""))
+            stream.keep(target, header, payload, now_ns, ttl_s, rollup=rollup)
         else:
-            stream.pass_over(b"", now_ns)
-            if found[NEXT] == PURGE:
-                stream.retention.purge(found[SCHEDULER], 0, 0)
+            stream.pass_over(target, b"", now_ns, rollup, found)
 
 
 def _copy_header(block: bytes, scheduler: bytes, found: Found, moment: Moment) -> bytes:

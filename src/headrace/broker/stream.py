@@ -279,7 +279,7 @@ class Stream:
             ttl_s = admission.read_ttl(self, found)
             header, ttl_s = admission.raise_ttl(self, header, ttl_s)
         if not self.retention.wanted(subject):
-            return self.pass_over(message_id, now_ns)
+            return self.pass_over(subject, message_id, now_ns, rollup, found)
         if self.jetstream.bounded(self.config.storage):
             admission.check_account(self, subject, header, payload)
         if self.config.discard == "new":
@@ -331,12 +331,25 @@ class Stream:
         if gate.closed or gate.pending + size > gate.limit:
             self.jetstream.store.make_room(size)
 
-    def pass_over(self, message_id: bytes, now_ns: int) -> int:
-        """Nobody wants it: the sequence is used up, nothing is stored."""
+    def pass_over(
+        self, subject: bytes, message_id: bytes, now_ns: int, rollup: bytes, found: Mapping[bytes, bytes]
+    ) -> int:
+        """Nobody wants it: the sequence is used up, nothing is stored; what it asks for happens all the same."""
         seq = self.log.last_seq + 1
         self.log.advance(seq)
         self._remember(message_id, seq, now_ns)
+        self.heed(subject, rollup, found)
         return seq
+
+    def heed(self, subject: bytes, rollup: bytes, found: Mapping[bytes, bytes]) -> None:
+        """Do what a message that is not stored asks for: what it was to replace goes, and the schedule that it ends."""
+        log = self.log
+        if rollup == b"all":
+            self.retention.drop_below(log.last_seq + 1)
+        elif rollup:
+            self.retention.drop(log.seqs(log.filter((subject,)), log.first_seq, log.last_seq))
+        if found.get(schedules.NEXT) == schedules.PURGE:
+            self.retention.purge(found[schedules.SCHEDULER], 0, 0)
 
     def _remember(self, message_id: bytes, seq: int, time_ns: int) -> None:
         self.lane.last_message_id = message_id

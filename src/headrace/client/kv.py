@@ -210,9 +210,9 @@ class KeyValue(NatsKeyValue):
             markers = [entry for entry in await watcher.initial() if entry.deleted]
         for entry in markers:
             young = not everything and datetime.now(UTC) - entry.created < limit
-            await self._js.purge_stream(
-                self._stream, subject=self._pre + entry.key, keep=1 if young else None
-            )
+            # Up to the marker that was seen: what is put meanwhile stays.
+            end = entry.revision if young else entry.revision + 1
+            await self._js.purge_stream(self._stream, subject=self._pre + entry.key, seq=end)
         return True
 
     async def status(self) -> BucketStatus:
