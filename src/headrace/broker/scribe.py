@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.broker.ticks import Each
+
 if TYPE_CHECKING:
     from headrace.broker.consumer import Consumer
     from headrace.broker.jetstream import JetStream
@@ -30,10 +32,11 @@ class Scribe:
     def write(self) -> None:
         """Put everything that changed into the frame under construction."""
         unwritten, self._unwritten = self._unwritten, {}
-        for consumer in unwritten:
-            consumer.save()
         if unwritten:
             self._jetstream.ticker.arm()
+        with Each() as each:
+            for consumer in unwritten:
+                each(consumer.save)
 
     def serve(self, consumer: Consumer) -> None:
         """A consumer has something to deliver or somebody to deliver to: its turn comes at the end of this one."""
@@ -43,5 +46,6 @@ class Scribe:
 
     def _serve_all(self) -> None:
         serving, self._serving = self._serving, {}
-        for consumer in serving:
-            consumer.serve()
+        with Each() as each:
+            for consumer in serving:
+                each(consumer.serve)

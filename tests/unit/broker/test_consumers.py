@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from headrace.broker.scribe import Scribe
 from headrace.sim import SimClock
 from headrace.sim.disk import SimDisk
 from headrace.store import StoreOptions
@@ -244,3 +247,18 @@ def test_a_crowded_connection_is_waited_for(scene: Scene) -> None:
     session.drained()
     scene.box.run()
     assert scene.seqs() == [1, 2, 3]
+
+
+def test_one_that_fails_takes_nobody_elses_turn() -> None:
+    turns: list[Any] = []
+    jetstream: Any = SimpleNamespace(later=turns.append)
+    scribe = Scribe(jetstream)
+    served: list[str] = []
+    broken, sound = Mock(), Mock()
+    broken.serve.side_effect = RuntimeError
+    sound.serve.side_effect = lambda: served.append("sound")
+    scribe.serve(broken)
+    scribe.serve(sound)
+    with pytest.raises(RuntimeError):
+        turns[0]()
+    assert served == ["sound"]
