@@ -86,6 +86,43 @@ def test_a_late_acknowledgement_of_what_was_given_up(reading: Make, retention: s
     eventually(lambda: left(stream) == 1)
 
 
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+def test_an_acknowledgement_after_the_consumer_was_sent_forward(reading: Make, retention: str) -> None:
+    stream = reading(retention=retention)
+    stream.made("C")
+    stream.fill(4)
+    first = stream.fetch("C", 1)[0]
+    assert "error" not in stream.reset("C", {"seq": 3})
+    before = left(stream)
+    stream.confirm(first)
+    assert before - left(stream) == (1 if retention == "workqueue" else 0)
+
+
+def test_an_acknowledgement_of_what_was_refused_before(reading: Make) -> None:
+    stream = reading(retention="workqueue")
+    stream.made("C")
+    stream.fill(2)
+    first = stream.fetch("C", 1)[0]
+    stream.confirm(first, b'-NAK {"delay": 60000000000}')
+    stream.confirm(first)
+    assert left(stream) == 1
+
+
+def test_an_acknowledgement_of_what_belongs_to_another(reading: Make) -> None:
+    """Whoever guesses the subject of an acknowledgement takes nothing from others."""
+    stream = reading(retention="workqueue")
+    stream.made("A", filter_subject=stream.subject("a"))
+    stream.made("B", filter_subject=stream.subject("b"))
+    stream.fill(4, "b", "a")
+    message = stream.fetch("A", 2)[1]
+    words = message.reply.split(".")
+    words[-4] = "3"  # a message for B
+    stream.client.publish(".".join(words), b"+ACK")
+    stream.confirm(message)
+    assert left(stream) == 3
+    assert seqs_of(stream.fetch("B", 2)) == [1, 3]
+
+
 class TestBecomingInterest:
     def test_what_everybody_is_done_with_goes(self, reading: Make) -> None:
         stream = reading()

@@ -21,6 +21,7 @@ from headrace.broker import (
     schedules,
 )
 from headrace.broker.duplicates import DuplicateWindow
+from headrace.broker.needs import needs
 from headrace.broker.ticks import Ticker
 from headrace.protocol import subjects
 from support.planting import Mutant, Patch, main
@@ -153,7 +154,7 @@ def one_passed_over_after_a_restart(patch: Patch) -> None:
 
 
 def done_but_still_in_the_queue(patch: Patch) -> None:
-    patch(readers.Readers, "release", lambda old: lambda self, seqs: old(self, seqs[1:]))
+    patch(readers.Readers, "release", lambda old: lambda self, seqs, **more: old(self, seqs[1:], **more))
 
 
 def one_too_many_dropped(patch: Patch) -> None:
@@ -208,6 +209,22 @@ def allowed_before_it_is_denied(patch: Patch) -> None:
         return wrong
 
     patch(permissions.Permissions, "_decide", decide)
+
+
+def a_queue_looked_through_at_a_restart(patch: Patch) -> None:
+    """What lies behind its consumer counts as done."""
+
+    def reconcile(old: Any) -> Any:
+        def look(self: Any) -> None:
+            old(self)
+            log = self.stream.log
+            behind = log.seqs(self.filter, log.first_seq, self.progress.next_seq - 1)
+            if self.stream.config.retention == "workqueue":
+                self.stream.readers.release(behind[~needs(self, behind)].tolist() if len(behind) else [])
+
+        return look
+
+    patch(consumer.Consumer, "reconcile", reconcile)
 
 
 def one_reader_done_is_enough(patch: Patch) -> None:
@@ -278,6 +295,7 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(purge_ignores_its_filter, (worlds(need="purge"),)),
         Mutant(two_kept_of_a_subject, (worlds(),), True),
         Mutant(origin_told_before_the_copy_is_durable, (copies("user-managed", "workqueue"),)),
+        Mutant(a_queue_looked_through_at_a_restart, (worlds(need="rearrange"),)),
         Mutant(one_reader_done_is_enough, (worlds(need="heed"),), True),
         Mutant(a_schedule_ends_in_a_later_frame, (worlds(need="plan"),)),
         Mutant(schedules_forgotten_at_a_restart, (worlds(need="plan"),), True),

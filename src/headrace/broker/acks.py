@@ -88,10 +88,13 @@ class Acks:
             self.through(seq, max(cseq, progress.floor()[0]))
             return
         most, pending = consumer.config.max_ack_pending, len(progress.pending)
-        given_up = seq in progress.counts  # delivered as often as allowed, and now done all the same
-        if progress.ack(seq) or given_up:
+        if progress.ack(seq):
             consumer.acked([seq], 0 < most <= pending)
-        elif progress.changed:
+            return
+        if consumer.releases:  # given up, or passed over since it was delivered: it is done all the same
+            probe("an acknowledgement of what is not pending")
+            consumer.stream.readers.release([seq], doubtful=True)
+        if progress.changed:
             consumer.touch()
 
     def through(self, seq: int, cseq: int) -> None:

@@ -236,8 +236,9 @@ class Readers:
 
     # What leaves
 
-    def release(self, seqs: list[int]) -> None:
+    def release(self, seqs: list[int], *, doubtful: bool = False) -> None:
         """Somebody needs these no longer; without other takers they leave with the frame."""
+        self._doubtful = self._doubtful or doubtful
         self._released += seqs
         self._stream.changed()
 
@@ -249,8 +250,7 @@ class Readers:
             log.remove_below(log.last_seq + 1)
             self._stream.changed()
         elif log.messages:
-            self._doubtful = True
-            self.release(log.seqs(wanted, log.first_seq, log.last_seq).tolist())
+            self.release(log.seqs(wanted, log.first_seq, log.last_seq).tolist(), doubtful=True)
 
     def settle(self) -> None:
         """Before the frame closes or anybody looks: what is free to leave leaves."""

@@ -15,7 +15,7 @@ from headrace.sim.clock import SECOND_NS
 from headrace.sim.faults import Fault
 from headrace.sim.pair import SimPair
 from headrace.sim.parts import PARTS
-from headrace.sim.setting import EXTRA, HEEDED, MARKER_TTL_S, PULLED, STREAMS, SUBJECTS
+from headrace.sim.setting import CONSUMERS, EXTRA, HEEDED, MARKER_TTL_S, PULLED, STREAMS, SUBJECTS
 
 if TYPE_CHECKING:
     from headrace.sim.ledger import Sent
@@ -206,6 +206,23 @@ def _heed(world: World) -> None:
         world.client().request(f"$JS.API.CONSUMER.CREATE.{HEEDED}.{name}", body, lambda arrival: None)
 
 
+def _rearrange(world: World) -> None:
+    """The consumer of the queue is to want something else, or to go on elsewhere: nothing leaves by that."""
+    if world.rng.random() < 0.5:
+        wanted = world.rng.choice((["w.0"], ["w.0", "w.1"], ["w.>"]))
+        world.client().request("$JS.API.CONSUMER.CREATE.W.worker", worker(wanted), lambda arrival: None)
+    elif seqs := world.seqs("W"):
+        body = b'{"seq":%d}' % world.rng.choice(seqs)
+        world.client().request("$JS.API.CONSUMER.RESET.W.worker", body, lambda arrival: None)
+
+
+def worker(wanted: list[str]) -> bytes:
+    """The request that makes the consumer of the queue want these subjects."""
+    ((name, config),) = CONSUMERS["W"]
+    full = {"durable_name": name, **config, "filter_subjects": wanted}
+    return json.dumps({"stream_name": "W", "config": full}).encode()
+
+
 def _part(name: str) -> Callable[[World], None]:
     return lambda world: world.parts[name].act(world)
 
@@ -298,7 +315,11 @@ def _tear(world: World, site: SimPair) -> None:
 
 
 #: What has to do with something that only some worlds have.
-FURTHER: dict[str, Callable[[Any], None]] = {"heed": _heed, **{name: _part(name) for name in PARTS}}
+FURTHER: dict[str, Callable[[Any], None]] = {
+    "heed": _heed,
+    **{name: _part(name) for name in PARTS},
+    "rearrange": _rearrange,
+}
 #: Every kind of event that can be switched off.
 ACTIONS: dict[str, Callable[[Any], None]] = {
     "publish": _plain,

@@ -46,8 +46,8 @@ STREAMS: dict[str, tuple[Rules, dict[str, Any]]] = {
 EXTRA = "X"
 #: Keeps what its consumers still need; some of them come and go. Only some worlds have it.
 HEEDED = "I"
-#: What else only some worlds have: events, each with a stream of its own.
-FURTHER = ("heed", *PARTS)
+#: What else only some worlds have: events, most with a stream of their own.
+FURTHER = ("heed", *PARTS, "rearrange")
 #: Consumers by stream; the push one gets what it is sent, the others ask.
 CONSUMERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "P": (

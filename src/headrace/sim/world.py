@@ -9,6 +9,7 @@ healed, and all that waits must come to its end.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Iterator
 from random import Random
@@ -19,7 +20,7 @@ from headrace.sim.checks import Violation, audit
 from headrace.sim.clients import ANYBODY, SimClient
 from headrace.sim.clock import SECOND_NS
 from headrace.sim.crowd import Crowd, Extra
-from headrace.sim.events import ACTIONS, FURTHER
+from headrace.sim.events import ACTIONS, FURTHER, worker
 from headrace.sim.ledger import Ledger, ident_of
 from headrace.sim.pair import SimPair
 from headrace.sim.parts import PARTS
@@ -258,6 +259,9 @@ class World:
         self.advance(HEAL_NS)
         if self.options.guests:
             self.crowd.judge(self)
+        if "rearrange" in self.options.parts:
+            self.call(self.near, "CONSUMER.CREATE.W.worker", **json.loads(worker(["w.>"])))
+            self.call(self.near, "CONSUMER.RESET.W.worker", seq=1)
         if HEEDED in self.options.streams:
             for name in list(self.near.jetstream.streams[HEEDED].consumers):
                 if name.startswith("passing"):
