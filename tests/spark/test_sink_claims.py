@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headrace.spark.depositing import Desk
-from headrace.spark.link import Address
+from headrace.spark.link import Address, Frame, Link, LinkError
 from headrace.spark.payloads import configs_of
 from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target, WriteError
 from headrace.spark.rows import Message, lot_of
@@ -110,6 +111,66 @@ def test_claims_of_refused_rows_are_removed(ours: Broker, name: str, settings: s
     with pytest.raises(WriteError, match="is every subject among those of the stream"):
         AtomicPublisher(target(ours, name, settings)).publish(wrong)
     assert objects(tmp_path) == []
+
+
+def messages(broker: Broker, stream: str) -> list[dict[str, Any]]:
+    """All that a stream has, but for the sink's own records."""
+    state = broker.state(stream)
+    every = (
+        broker.api(f"STREAM.MSG.GET.{stream}", {"seq": seq})["message"]
+        for seq in range(state["first_seq"], state["last_seq"] + 1)
+    )
+    return [each for each in every if not each["subject"].startswith("_progress")]
+
+
+def claims_in(found: list[dict[str, Any]]) -> set[str]:
+    """The claims that messages refer to."""
+    large = (json.loads(base64.b64decode(each["data"])) for each in found if "hdrs" in each)
+    return {reference["claim_id"] for reference in large if isinstance(reference, dict)}
+
+
+def kept(folder: Path) -> set[str]:
+    """The claims that there are objects of."""
+    return {path.name.partition(".")[0] for path in objects(folder)}
+
+
+def test_claims_of_stored_rows_stay_when_another_row_is_refused(
+    broker: Broker, name: str, settings: str, tmp_path: Path
+) -> None:
+    """By ids every row is stored or refused by itself; a refusal may even be answered before what was stored."""
+    sink(broker, name)
+    publisher = IdPublisher(target(broker, name, settings, progress=""))
+    first, second = rows(name, 2)
+    small = (f"{name}.x".encode(), b"", b"7")
+    with pytest.raises(WriteError, match="a subject is not among those of stream"):
+        publisher.publish([first, (b"elsewhere", b"", b"z" * LARGE), small, second])
+    stored = messages(broker, name)
+    assert len(stored) == 3
+    assert len(claims_in(stored)) == 2
+    assert kept(tmp_path) == claims_in(stored)
+
+
+def test_claims_of_a_batch_whose_answer_was_lost_stay_when_a_later_batch_is_refused(
+    broker: Broker, name: str, settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink(broker, name)
+    place = target(broker, name, settings, batch_messages=3)
+    answer, lost = Link.answer, []
+
+    def losing(link: Link, reply: bytes, what: str, timeout_s: float = 0.0) -> Frame:
+        found = answer(link, reply, what, timeout_s)
+        if what == place.progress_subject and not lost:
+            lost.append(found)
+            link.close()
+            raise LinkError("the connection broke after the batch was stored")
+        return found
+
+    monkeypatch.setattr(Link, "answer", losing)
+    with pytest.raises(WriteError, match="refuses a batch"):
+        AtomicPublisher(place).publish([*rows(name, 2), (b"elsewhere", b"", b"z" * LARGE)])
+    stored = messages(broker, name)
+    assert (len(lost), len(stored)) == (1, 2)
+    assert kept(tmp_path) == claims_in(stored)
 
 
 def test_a_configuration_that_cannot_be_is_refused_on_the_driver(

@@ -98,15 +98,17 @@ class Depositor:
 
         return list(await asyncio.gather(*(one(row) for row in rows)))
 
-    def confirm(self, deposits: list[Deposit], seqs: list[int]) -> None:
-        """The messages of a chunk are stored, under these sequences."""
-        if deposits:
+    def confirm(self, stored: Iterable[tuple[Deposit, int]]) -> None:
+        """The messages of these are stored, under these sequences."""
+        placed = list(stored)
+        if placed:
             producer, stream = _claims(os.getpid(), self._desk).producer, self._desk.stream
-            run(_all(producer.confirm(each.entry, stream, seqs[each.row], each.subject) for each in deposits))
-            self.leave()
+            run(_all(producer.confirm(each.entry, stream, seq, each.subject) for each, seq in placed))
+        for each, _ in placed:
+            self._open.pop(each.entry.claim_id, None)
 
     def leave(self) -> None:
-        """Another attempt has stored the rows, perhaps with these claims: they are not ours to remove."""
+        """The rows may be stored, perhaps with these claims: they are not ours to remove."""
         self._open.clear()
 
     def withdraw(self) -> None:

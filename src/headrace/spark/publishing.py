@@ -102,6 +102,17 @@ def withdrawing(claims: Depositor | None) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def leaving(claims: Depositor | None) -> Iterator[None]:
+    """Messages whose answers are lost may be stored: what was put away for them is not ours to remove any more."""
+    try:
+        yield
+    except LinkError:
+        if claims is not None:
+            claims.leave()
+        raise
+
+
 class Changed(WriteError):
     """A repeated task has other rows than the attempt that wrote some of them."""
 
@@ -194,15 +205,17 @@ class AtomicPublisher:
         check_size(sent, _payload_max(link))
         reply = link.new_inbox()
         self._unsure = True
-        link.send(self._frames(sent, reply))
-        answer = json.loads(link.answer(reply, self._target.progress_subject).payload)
+        with leaving(self._claims):
+            link.send(self._frames(sent, reply))
+            answer = json.loads(link.answer(reply, self._target.progress_subject).payload)
         self._unsure = False
         if "error" in answer:
             raise _Refused(answer["error"])
         self._done = Progress(answer["seq"], self._target.epoch, chunk.rows, chunk.crc)
         if self._claims is not None:
             # The messages of a batch follow each other, and the record is the last of them.
-            self._claims.confirm(deposits, list(range(answer["seq"] - len(chunk), answer["seq"])))
+            first = answer["seq"] - len(chunk)
+            self._claims.confirm((each, first + each.row) for each in deposits)
 
     def _frames(self, chunk: Chunk, reply: bytes) -> bytearray:
         target = self._target
@@ -273,11 +286,18 @@ class IdPublisher:
         mark = b"Nats-Msg-Id: %s" % self._name.encode()
         if any(_has_ids(each) for each in chunk.lots):
             chunk, mark = self._identified(chunk, first), b""
-        link.send(chunk.frames(reply, mark, first))
-        answers = self._acks(link, reply, len(chunk))
+        # Refusals may overtake acknowledgements, so what stands for a claim is answered to an inbox of its own.
+        own = {each.row: link.new_inbox() for each in deposits}
+        with leaving(self._claims):
+            link.send(chunk.frames(reply, mark, first, own))
+            answers = self._answers(link, {reply, *own.values()}, len(chunk))
         if self._claims is not None:
-            self._claims.confirm(deposits, [answer["seq"] for answer in answers])
-        return sum(not answer.get("duplicate", False) for answer in answers)
+            told = dict(answers)
+            placed = ((each, told[own[each.row]].get("seq", 0)) for each in deposits)
+            self._claims.confirm((each, seq) for each, seq in placed if seq)
+        for _, answer in answers:
+            self._check(answer)
+        return sum(not answer.get("duplicate", False) for _, answer in answers)
 
     def _identified(self, chunk: Chunk, first: int) -> Chunk:
         """The same messages, each with an id: its own, else that of its place."""
@@ -292,23 +312,22 @@ class IdPublisher:
             first += len(each)
         return replace(chunk, lots=made)
 
-    def _acks(self, link: Link, reply: bytes, count: int) -> list[dict[str, Any]]:
-        """The acknowledgements, in the order of the messages."""
+    def _answers(self, link: Link, inboxes: set[bytes], count: int) -> list[tuple[bytes, dict[str, Any]]]:
+        """All that was answered, and to which inbox."""
         found = []
         for frame in link.frames(link.address.timeout_s, f"messages for stream {self._target.stream!r}"):
-            if frame.subject != reply:
-                continue
-            if frame.header[:12] == b"NATS/1.0 503":
-                raise WriteError(f"a subject is not among those of stream {self._target.stream!r}")
-            answer = json.loads(frame.payload)
-            if "error" in answer:
-                raise WriteError(
-                    f"stream {self._target.stream!r} refuses a message: {_Refused(answer['error'])}"
-                )
-            found.append(answer)
-            if len(found) == count:
-                return found
+            if frame.subject in inboxes:
+                nobody = frame.header[:12] == b"NATS/1.0 503"
+                found.append((frame.subject, {} if nobody else json.loads(frame.payload)))
+                if len(found) == count:
+                    return found
         raise LinkError("the acknowledgements ended")
+
+    def _check(self, answer: dict[str, Any]) -> None:
+        if not answer:
+            raise WriteError(f"a subject is not among those of stream {self._target.stream!r}")
+        if "error" in answer:
+            raise WriteError(f"stream {self._target.stream!r} refuses a message: {_Refused(answer['error'])}")
 
 
 def _has_ids(lot: Lot) -> bool:
