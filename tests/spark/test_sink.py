@@ -120,6 +120,13 @@ def test_a_subject_outside_the_stream_is_an_error(ours: Broker, name: str) -> No
         AtomicPublisher(target(ours, name)).publish([(b"elsewhere", b"", b"x"), *rows(3, name)])
 
 
+def test_rows_that_another_stream_takes_are_an_error(broker: Broker, name: str) -> None:
+    broker.create(name)
+    broker.create(f"{name}other")
+    with pytest.raises(WriteError, match=f"'{name}other' took a message"):
+        IdPublisher(target(broker, name, progress="")).publish([*rows(2, name), *rows(1, f"{name}other")])
+
+
 def test_an_epoch_repeated_from_the_checkpoint_writes_nothing_twice(
     broker: Broker, load: Load, spark: SparkSession, name: str, tmp_path: Path
 ) -> None:

@@ -98,13 +98,13 @@ class Depositor:
 
         return list(await asyncio.gather(*(one(row) for row in rows)))
 
-    def confirm(self, stored: Iterable[tuple[Deposit, int]]) -> None:
-        """The messages of these are stored, under these sequences."""
+    def confirm(self, stored: Iterable[tuple[Deposit, str, int]]) -> None:
+        """The messages of these are stored, in which stream and under which sequence."""
         placed = list(stored)
         if placed:
-            producer, stream = _claims(os.getpid(), self._desk).producer, self._desk.stream
-            run(_all(producer.confirm(each.entry, stream, seq, each.subject) for each, seq in placed))
-        for each, _ in placed:
+            producer = _claims(os.getpid(), self._desk).producer
+            run(_all(producer.confirm(each.entry, stream, seq, each.subject) for each, stream, seq in placed))
+        for each, *_ in placed:
             self._open.pop(each.entry.claim_id, None)
 
     def leave(self) -> None:

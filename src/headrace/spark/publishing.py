@@ -215,7 +215,7 @@ class AtomicPublisher:
         if self._claims is not None:
             # The messages of a batch follow each other, and the record is the last of them.
             first = answer["seq"] - len(chunk)
-            self._claims.confirm((each, first + each.row) for each in deposits)
+            self._claims.confirm((each, self._target.stream, first + each.row) for each in deposits)
 
     def _frames(self, chunk: Chunk, reply: bytes) -> bytearray:
         target = self._target
@@ -293,8 +293,8 @@ class IdPublisher:
             answers = self._answers(link, {reply, *own.values()}, len(chunk))
         if self._claims is not None:
             told = dict(answers)
-            placed = ((each, told[own[each.row]].get("seq", 0)) for each in deposits)
-            self._claims.confirm((each, seq) for each, seq in placed if seq)
+            placed = [(each, told[own[each.row]]) for each in deposits]
+            self._claims.confirm((each, at["stream"], at["seq"]) for each, at in placed if "seq" in at)
         for _, answer in answers:
             self._check(answer)
         return sum(not answer.get("duplicate", False) for _, answer in answers)
@@ -324,10 +324,16 @@ class IdPublisher:
         raise LinkError("the acknowledgements ended")
 
     def _check(self, answer: dict[str, Any]) -> None:
+        stream = self._target.stream
         if not answer:
-            raise WriteError(f"a subject is not among those of stream {self._target.stream!r}")
+            raise WriteError(f"a subject is not among those of stream {stream!r}")
         if "error" in answer:
-            raise WriteError(f"stream {self._target.stream!r} refuses a message: {_Refused(answer['error'])}")
+            raise WriteError(f"stream {stream!r} refuses a message: {_Refused(answer['error'])}")
+        if answer.get("stream") != stream:
+            raise WriteError(
+                f"a subject is not among those of stream {stream!r}: {answer.get('stream')!r} took a message that was "
+                "meant for it. Add the subject to the one, or filter such rows out"
+            )
 
 
 def _has_ids(lot: Lot) -> bool:
