@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.spark.link import Address
 from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target, WriteError
 from headrace.spark.rows import Message
+from headrace.spark.sink import SinkOptions, checked
+from headrace.spark.streams import StreamError
 from spark.conftest import Broker
 
 Load = Callable[..., DataFrame]
@@ -125,6 +127,24 @@ def test_rows_that_another_stream_takes_are_an_error(broker: Broker, name: str) 
     broker.create(f"{name}other")
     with pytest.raises(WriteError, match=f"'{name}other' took a message"):
         IdPublisher(target(broker, name, progress="")).publish([*rows(2, name), *rows(1, f"{name}other")])
+
+
+@pytest.mark.parametrize("retention", ["interest", "workqueue"])
+def test_a_repeated_task_adds_nothing_where_the_stream_keeps_no_records(
+    broker: Broker, name: str, retention: str
+) -> None:
+    """An interest stream drops a record that no consumer wants, and who works a queue off takes it away."""
+    sink(broker, name, retention=retention)
+    config = {"durable_name": "c", "ack_policy": "explicit", "filter_subject": f"{name}.x"}
+    broker.api(f"CONSUMER.DURABLE.CREATE.{name}.c", {"stream_name": name, "config": config})
+    options = SinkOptions(Address(servers=(broker.url,)), name)
+    assert checked(options).progress == "", "rows are known by their ids"
+    with pytest.raises(StreamError, match=f"has retention {retention}, so it does not keep a record"):
+        checked(replace(options, atomic="true"))
+    place = target(broker, name, progress="")
+    assert IdPublisher(place).publish(rows(3, name)) == 3
+    broker.api(f"STREAM.PURGE.{name}")
+    assert IdPublisher(place).publish(rows(3, name)) == 0
 
 
 def test_an_epoch_repeated_from_the_checkpoint_writes_nothing_twice(

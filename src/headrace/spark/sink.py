@@ -101,11 +101,10 @@ def checked(options: SinkOptions) -> SinkOptions:
     """Options that suit the stream as it is: whether batches are atomic, and where progress is recorded."""
     facts = facts_of(options.address, options.api, options.stream, options.reconnect_s)
     options = _with_desk(options, facts)
-    if options.atomic == "true" and not facts.config.get("allow_atomic"):
-        raise StreamError(
-            f"stream {facts.name!r} takes no atomic batches: set allow_atomic, or leave out `atomic`"
-        )
-    if options.atomic == "false" or not facts.config.get("allow_atomic"):
+    obstacle = _obstacle(facts)
+    if options.atomic == "true" and obstacle:
+        raise StreamError(f"stream {facts.name!r} {obstacle}, or leave out `atomic`")
+    if options.atomic == "false" or obstacle:
         return replace(options, progress="")
     progress = options.progress or _progress_subject(facts)
     wanted = {"subject": f"{progress}.q.0"}
@@ -115,6 +114,16 @@ def checked(options: SinkOptions) -> SinkOptions:
     if facts.name not in (found.get("streams") or []):
         raise StreamError(_no_progress(facts, f"{progress}.> is not among them"))
     return replace(options, progress=progress)
+
+
+def _obstacle(facts: Facts) -> str:
+    """Why batches with records cannot be written to a stream, and what to do; "" if they can."""
+    if not facts.config.get("allow_atomic"):
+        return "takes no atomic batches: set allow_atomic"
+    if facts.retention != "limits":
+        # Where interest decides what is kept, a record goes as soon as nobody waits for it.
+        return f"has retention {facts.retention}, so it does not keep a record of what was written: use one with limits"
+    return ""
 
 
 def _with_desk(options: SinkOptions, facts: Facts) -> SinkOptions:
