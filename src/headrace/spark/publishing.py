@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,64 +22,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.spark.chunks import Chunk, WriteError, check_size, chunks, lots_of
-from headrace.spark.link import Address, Link, LinkError
+from headrace.spark.link import Link, LinkError
+from headrace.spark.records import MARK, WRONG_SEQUENCE, Progress, Target, committed, recall
 from headrace.spark.rows import Lot, Message
-from headrace.spark.streams import StreamError, persistently
+from headrace.spark.streams import persistently
 
 if TYPE_CHECKING:
-    from headrace.spark.depositing import Deposit, Depositor, Desk
+    from headrace.spark.depositing import Deposit, Depositor
 
 __all__ = ["AtomicPublisher", "IdPublisher", "Target", "WriteError"]
 
-_NO_MESSAGE = 10037
-_WRONG_SEQUENCE = {10071, 10164}
 _INCOMPLETE = 10176
 _BUSY = 10210
 _RETRY_S = 0.05
 _ID = b"Nats-Msg-Id: "
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a task writes, and as whom. The same task of a repeated epoch has the same name and number."""
-
-    address: Address
-    api: str
-    stream: str
-    progress: str
-    query: str
-    epoch: int
-    partition: int
-    batch_messages: int = 1000
-    reconnect_s: float = 30.0
-    desk: Desk | None = None
-
-    @property
-    def progress_subject(self) -> str:
-        return f"{self.progress}.{self.query}.{self.partition}"
-
-    @property
-    def name(self) -> str:
-        """The task, in ids of its messages and claims."""
-        return f"{self.query}:{self.epoch}:{self.partition}"
-
-    def depositor(self) -> Depositor | None:
-        """Who puts large payloads away; None where they stay in their messages."""
-        if self.desk is None:
-            return None
-        from headrace.spark.depositing import Depositor
-
-        return Depositor(self.desk, self.name)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far the task of a partition has come: in which epoch, how many rows, and what they were."""
-
-    seq: int = 0
-    epoch: int = -1
-    rows: int = 0
-    crc: int = 0
 
 
 def exchanged(chunk: Chunk, claims: Depositor | None) -> tuple[Chunk, list[Deposit]]:
@@ -125,7 +81,7 @@ class AtomicPublisher:
         self._patiently = (target.address, target.reconnect_s)
         self._unsure = False
         self._claims = target.depositor()
-        self._done = persistently(*self._patiently, self._recall)
+        self._done = self._look()
 
     def publish(self, messages: Iterable[Message]) -> int:
         """The same for messages that come one by one."""
@@ -134,7 +90,8 @@ class AtomicPublisher:
     def publish_lots(self, lots: Iterable[Lot]) -> int:
         """Publish what earlier attempts have not; how many messages this one published."""
         target, published, rows = self._target, 0, 0
-        if self._done.epoch > target.epoch:
+        whole = persistently(*self._patiently, lambda link: committed(link, target))
+        if whole.epoch >= target.epoch or self._done.epoch > target.epoch:
             return 0
         with withdrawing(self._claims):
             for chunk in chunks(lots, target.batch_messages - 1):
@@ -145,9 +102,14 @@ class AtomicPublisher:
             raise self._changed(f"now it has {rows} rows")
         return published
 
+    def _look(self) -> Progress:
+        return persistently(*self._patiently, lambda link: recall(link, self._target))
+
     def _recorded(self, chunk: Chunk) -> bool:
         """Whether an earlier attempt stored this chunk; raises if it stored something else."""
         done, target = self._done, self._target
+        if done.epoch > target.epoch:
+            return True
         if done.epoch != target.epoch or chunk.rows > done.rows:
             if done.epoch == target.epoch and chunk.rows - len(chunk) < done.rows:
                 raise self._changed("its rows are divided otherwise")
@@ -171,12 +133,12 @@ class AtomicPublisher:
             if refusal is None:
                 return len(chunk)
             time.sleep(_RETRY_S)
-            before, self._done = self._done, persistently(*self._patiently, self._recall)
-            if self._done.epoch > self._target.epoch or self._recorded(chunk):
+            before, self._done = self._done, self._look()
+            if self._recorded(chunk):
                 if self._claims is not None:
                     self._claims.leave()
                 return 0
-            if self._done == before and refusal.code in _WRONG_SEQUENCE:
+            if self._done == before and refusal.code in WRONG_SEQUENCE:
                 raise WriteError(self._explain(refusal))
 
     def _try(self, chunk: Chunk) -> _Refused | None:
@@ -184,7 +146,7 @@ class AtomicPublisher:
         try:
             persistently(*self._patiently, lambda link: self._send(link, chunk))
         except _Refused as refusal:
-            if refusal.code not in (_BUSY, *_WRONG_SEQUENCE):
+            if refusal.code not in (_BUSY, *WRONG_SEQUENCE):
                 raise WriteError(self._explain(refusal)) from refusal
             return refusal
         return None
@@ -198,8 +160,8 @@ class AtomicPublisher:
     def _send(self, link: Link, chunk: Chunk) -> None:
         if self._unsure:
             # The link broke while a batch was under way: look whether it arrived.
-            self._done, self._unsure = self._recall(link), False
-            if self._done.epoch == self._target.epoch and self._recorded(chunk):
+            self._done, self._unsure = recall(link, self._target), False
+            if self._recorded(chunk):
                 return
         sent, deposits = exchanged(chunk, self._claims)
         check_size(sent, _payload_max(link))
@@ -211,7 +173,7 @@ class AtomicPublisher:
         self._unsure = False
         if "error" in answer:
             raise _Refused(answer["error"])
-        self._done = Progress(answer["seq"], self._target.epoch, chunk.rows, chunk.crc)
+        self._done = Progress(answer["seq"], self._target.epoch, chunk.rows, chunk.crc, self._target.owner)
         if self._claims is not None:
             # The messages of a batch follow each other, and the record is the last of them.
             first = answer["seq"] - len(chunk)
@@ -222,28 +184,15 @@ class AtomicPublisher:
         name = base64.b32encode(os.urandom(10)).rstrip(b"=")
         mark = b"Nats-Batch-Id: %s\r\nNats-Batch-Sequence: " % name
         out = chunk.frames(b"", mark, 1)
-        record = {"epoch": target.epoch, "rows": chunk.rows, "crc": chunk.crc}
-        payload = json.dumps(record).encode()
+        payload = Progress(0, target.epoch, chunk.rows, chunk.crc, target.owner).encode()
         header = (
-            b"NATS/1.0\r\nHeadrace-Progress: spark\r\nNats-Expected-Last-Subject-Sequence: %d\r\n%s%d\r\n"
-            b"Nats-Batch-Commit: 1\r\n\r\n" % (self._done.seq, mark, len(chunk) + 1)
+            b"NATS/1.0\r\n%sNats-Expected-Last-Subject-Sequence: %d\r\n%s%d\r\n"
+            b"Nats-Batch-Commit: 1\r\n\r\n" % (MARK, self._done.seq, mark, len(chunk) + 1)
         )
         size = len(header)
         line = (target.progress_subject.encode(), reply, size, size + len(payload), header, payload)
         out += b"HPUB %s %s %d %d\r\n%s%s\r\n" % line
         return out
-
-    def _recall(self, link: Link) -> Progress:
-        """What is on record; read from the stream's leader, never from a copy."""
-        target = self._target
-        wanted = {"last_by_subj": target.progress_subject}
-        answer = json.loads(link.request(f"{target.api}.STREAM.MSG.GET.{target.stream}", wanted).payload)
-        if "error" in answer:
-            if answer["error"].get("err_code") == _NO_MESSAGE:
-                return Progress()
-            raise StreamError(f"the progress on {target.progress_subject} cannot be read: {answer['error']}")
-        message = answer["message"]
-        return Progress(seq=message["seq"], **json.loads(base64.b64decode(message["data"])))
 
 
 def _payload_max(link: Link) -> int:
