@@ -217,6 +217,23 @@ def test_ids_make_a_repeated_task_harmless(broker: Broker, name: str) -> None:
     assert IdPublisher(place).publish(rows(250, name)) == 52
 
 
+@pytest.mark.parametrize("line", [b"Source-Nats-Msg-Id: 7\r\n", b"A: b\r\nNote: Nats-Msg-Id: 7\r\n"])
+def test_a_header_that_contains_the_name_of_the_id_is_not_the_id(
+    broker: Broker, name: str, line: bytes
+) -> None:
+    broker.create(name)
+    place = target(broker, name, progress="")
+    some = [
+        (f"{name}.x".encode(), line, b"once"),
+        (f"{name}.x".encode(), b"A: b\r\nNats-Msg-Id: 8\r\n", b"own"),
+    ]
+    assert IdPublisher(place).publish(some) == 2
+    assert IdPublisher(place).publish(some) == 0
+    assert IdPublisher(replace(place, query="other")).publish(some) == 1, (
+        "a row's own id counts in every query"
+    )
+
+
 def test_a_subject_outside_the_stream_is_an_error(ours: Broker, name: str) -> None:
     sink(ours, name)
     with pytest.raises(WriteError, match="is every subject among those of the stream"):

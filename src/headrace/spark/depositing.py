@@ -27,12 +27,12 @@ from headrace.claims.registry import Entry
 from headrace.spark.connections import connect
 from headrace.spark.link import Address
 from headrace.spark.payloads import run
-from headrace.spark.rows import Lot, ends_and_bytes
+from headrace.spark.rows import Lot, ends_and_bytes, header
 
 _PARALLEL = 8
 #: Room for what a publisher adds to a row's headers.
 _HEADERS_ADDED = 256
-_TTL = b"Nats-TTL: "
+_TTL = b"Nats-TTL"
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ def _referring(lot: Lot, rows: list[int], entries: list[Entry], desk: Desk) -> L
     for row, entry in zip(rows, entries, strict=True):
         payloads[row] = Reference(**(entry.reference or {})).encode()
         lines[row] += f"{references.CLAIM_HEADER}: true\r\n".encode()
-        if desk.timed and _TTL not in lines[row]:
+        if desk.timed and header(lines[row], _TTL) is None:
             # Message and claim die together.
-            lines[row] += b"%s%ds\r\n" % (_TTL, desk.config.ttl.max_age)
+            lines[row] += b"%s: %ds\r\n" % (_TTL, desk.config.ttl.max_age)
     return replace(lot, lines=pa.array(lines, pa.binary()), payloads=pa.array(payloads, pa.binary()))
 
 

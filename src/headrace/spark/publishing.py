@@ -19,12 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.spark.chunks import Chunk, WriteError, check_size, chunks, lots_of
 from headrace.spark.link import Link, LinkError
 from headrace.spark.records import MARK, WRONG_SEQUENCE, Progress, Target, committed, recall
-from headrace.spark.rows import Lot, Message
+from headrace.spark.rows import Lot, Message, any_has, header
 from headrace.spark.streams import persistently
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ __all__ = ["AtomicPublisher", "IdPublisher", "Target", "WriteError"]
 _INCOMPLETE = 10176
 _BUSY = 10210
 _RETRY_S = 0.05
-_ID = b"Nats-Msg-Id: "
+_ID = b"Nats-Msg-Id"
 
 
 def exchanged(chunk: Chunk, claims: Depositor | None) -> tuple[Chunk, list[Deposit]]:
@@ -233,7 +232,7 @@ class IdPublisher:
         reply = link.new_inbox()
         first = chunk.rows - len(chunk)
         mark = b"Nats-Msg-Id: %s" % self._name.encode()
-        if any(_has_ids(each) for each in chunk.lots):
+        if any(any_has(each, _ID) for each in chunk.lots):
             chunk, mark = self._identified(chunk, first), b""
         # Refusals may overtake acknowledgements, so what stands for a claim is answered to an inbox of its own.
         own = {each.row: link.new_inbox() for each in deposits}
@@ -254,7 +253,7 @@ class IdPublisher:
         for each in chunk.lots:
             lines = [b""] * len(each) if each.lines is None else each.lines.to_pylist()
             told = [
-                line if _ID in line else b"%sNats-Msg-Id: %s%d\r\n" % (line, name, row)
+                line if header(line, _ID) is not None else b"%sNats-Msg-Id: %s%d\r\n" % (line, name, row)
                 for row, line in enumerate(lines, first)
             ]
             made.append(replace(each, lines=pa.array(told, pa.binary())))
@@ -283,7 +282,3 @@ class IdPublisher:
                 f"a subject is not among those of stream {stream!r}: {answer.get('stream')!r} took a message that was "
                 "meant for it. Add the subject to the one, or filter such rows out"
             )
-
-
-def _has_ids(lot: Lot) -> bool:
-    return lot.lines is not None and bool(pc.any(pc.match_substring(lot.lines, _ID)).as_py())

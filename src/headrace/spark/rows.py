@@ -89,6 +89,23 @@ def lot_of(messages: Sequence[Message]) -> Lot:
     return Lot(*(pa.array(each, pa.binary()) for each in (subjects, lines, payloads)))
 
 
+def header(lines: bytes, name: bytes) -> bytes | None:
+    """The first value of a header among a row's lines; part of a line is no header."""
+    start = b"%s: " % name
+    return next((line[len(start) :] for line in lines.split(b"\r\n") if line.startswith(start)), None)
+
+
+def any_has(lot: Lot, name: bytes) -> bool:
+    """Whether any of the messages has a header of its own by this name."""
+    if lot.lines is None:
+        return False
+    is_first, is_later = (
+        pc.starts_with(lot.lines, b"%s: " % name),
+        pc.match_substring(lot.lines, b"\r\n%s: " % name),
+    )
+    return bool(pc.any(pc.or_(is_first, is_later)).as_py())
+
+
 def lot(batch: pa.RecordBatch, shape: Shape) -> Lot:
     """The messages that the rows of a batch are."""
     lines = _header_lines(batch, shape)
