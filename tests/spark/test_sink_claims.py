@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from headrace.spark.depositing import Desk
 from headrace.spark.link import Address, Frame, Link, LinkError
 from headrace.spark.payloads import configs_of
 from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target, WriteError
-from headrace.spark.rows import Message, lot_of
+from headrace.spark.rows import Message, header, lot_of
 from spark.conftest import Broker
 from spark.test_batch import Load
 
@@ -171,6 +172,35 @@ def test_claims_of_a_batch_whose_answer_was_lost_stay_when_a_later_batch_is_refu
     stored = messages(broker, name)
     assert (len(lost), len(stored)) == (1, 2)
     assert kept(tmp_path) == claims_in(stored)
+
+
+def test_message_and_claim_of_a_repeated_task_end_together(
+    broker: Broker, name: str, settings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink(broker, name)
+    place = target(broker, name, settings)
+    (subject, _, payload), *_ = rows(name, 1)
+    row = (subject, b"Source-Nats-TTL: 5s\r\n", payload)
+    place.depositor().exchange([lot_of([row])], 0)  # an attempt that died before it stored anything
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 3600 * 10**9)
+    AtomicPublisher(place).publish([row])
+    (message,) = messages(broker, name)
+    lines = base64.b64decode(message["hdrs"])
+    left_s = json.loads(base64.b64decode(message["data"]))["expires_at"] - time.time_ns() // 10**9
+    assert left_s < 86400 - 3000
+    assert int((header(lines, b"Nats-TTL") or b"").removesuffix(b"s")) == pytest.approx(left_s, abs=30)
+
+
+def test_a_large_row_keeps_its_content_type(ours: Broker, name: str, settings: str) -> None:
+    """Readers take it from the reference."""
+    sink(ours, name)
+    line = b"A: b\r\nContent-Type: application/json\r\n"
+    AtomicPublisher(target(ours, name, settings)).publish(
+        [(f"{name}.x".encode(), line, b"1" * LARGE), *rows(name, 1)]
+    )
+    kinds = [json.loads(base64.b64decode(each["data"]))["content_type"] for each in messages(ours, name)]
+    assert kinds == ["application/json", "application/octet-stream"]
 
 
 def test_a_configuration_that_cannot_be_is_refused_on_the_driver(

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from headrace.claims import ClaimConfig, Claims
 from headrace.claims import reference as references
+from headrace.claims.clock import SECOND_NS, SystemClock
 from headrace.claims.producer import Producer
 from headrace.claims.reference import Reference
 from headrace.claims.registry import Entry
@@ -91,7 +92,7 @@ class Depositor:
                 # With the payload: a query that gives other rows when repeated must not find those of the first time.
                 place = f"{self._name}:{first + row}:{sha256(payload).hexdigest()}"
                 claim_id = references.new_id(self._desk.config.namespace, place)
-                entry, is_new = await producer.deposit(subject, payload, claim_id)
+                entry, is_new = await producer.deposit(subject, payload, claim_id, _described(lot, row))
             if is_new:
                 self._open[claim_id] = entry
             return entry
@@ -123,6 +124,13 @@ async def _all(work: Iterable[Awaitable[None]]) -> None:
     await asyncio.gather(*work)
 
 
+def _described(lot: Lot, row: int) -> dict[str, str]:
+    """What of a row's headers the reference repeats, for readers restore it from there."""
+    lines = b"" if lot.lines is None else lot.lines[row].as_py()
+    found = header(lines, references.CONTENT_TYPE.encode())
+    return {} if found is None else {references.CONTENT_TYPE: found.decode()}
+
+
 def _sizes(lot: Lot) -> npt.NDArray[np.int64]:
     sizes: npt.NDArray[np.int64] = np.diff(ends_and_bytes(lot.payloads)[0]).astype(np.int64)
     return sizes if lot.lines is None else sizes + np.diff(ends_and_bytes(lot.lines)[0])
@@ -131,12 +139,13 @@ def _sizes(lot: Lot) -> npt.NDArray[np.int64]:
 def _referring(lot: Lot, rows: list[int], entries: list[Entry], desk: Desk) -> Lot:
     payloads = lot.payloads.to_pylist()
     lines = [b""] * len(lot) if lot.lines is None else lot.lines.to_pylist()
+    now_s = SystemClock().now_ns() // SECOND_NS
     for row, entry in zip(rows, entries, strict=True):
         payloads[row] = Reference(**(entry.reference or {})).encode()
         lines[row] += f"{references.CLAIM_HEADER}: true\r\n".encode()
         if desk.timed and header(lines[row], _TTL) is None:
-            # Message and claim die together.
-            lines[row] += b"%s: %ds\r\n" % (_TTL, desk.config.ttl.max_age)
+            # Message and claim die together; the claim may be that of an attempt long before.
+            lines[row] += b"%s: %ds\r\n" % (_TTL, max(entry.expires_at - now_s, 1))
     return replace(lot, lines=pa.array(lines, pa.binary()), payloads=pa.array(payloads, pa.binary()))
 
 
