@@ -14,9 +14,11 @@ from pyspark.sql import SparkSession
 
 from headrace.spark.depositing import Desk
 from headrace.spark.link import Address, Frame, Link, LinkError
+from headrace.spark.options import OptionError
 from headrace.spark.payloads import configs_of
 from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target, WriteError
 from headrace.spark.rows import Message, header, lot_of
+from headrace.spark.sink import sink_options
 from spark.conftest import Broker
 from spark.test_batch import Load
 
@@ -212,3 +214,9 @@ def test_a_configuration_that_cannot_be_is_refused_on_the_driver(
     )
     with pytest.raises(PySparkException, match=r"option `claimConfig`: .*there is no such file"):
         writer.options(stream=name, subject=f"{name}.x", claimConfig="/nowhere.yaml").save()
+
+
+def test_claims_are_not_written_into_another_domain(settings: str) -> None:
+    """Their registry would be here, and the stream and its consumers there."""
+    with pytest.raises(OptionError, match="Give `servers` of that domain instead"):
+        sink_options({"stream": "S", "domain": "hub", "claimConfig": settings})

@@ -97,7 +97,14 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
     options = o.lowered(raw)
     options.pop("checkpointlocation", None)
     o.check_known(options, _SINK, also=("stream",))
-    return SinkOptions(o.address_of(options), o.required(options, "stream"), **o.read(options, _SINK))
+    made = SinkOptions(o.address_of(options), o.required(options, "stream"), **o.read(options, _SINK))
+    if made.domain and made.claim_config:
+        # Claims are registered where the connection leads, and who collects them would not see the stream's consumers.
+        raise o.OptionError(
+            "options `domain` and `claimConfig` do not go together: claims belong to the domain of the server that is "
+            "written to. Give `servers` of that domain instead of `domain`"
+        )
+    return made
 
 
 def checked(options: SinkOptions) -> SinkOptions:
