@@ -217,6 +217,25 @@ def test_ids_make_a_repeated_task_harmless(broker: Broker, name: str) -> None:
     assert IdPublisher(place).publish(rows(250, name)) == 52
 
 
+def test_by_ids_other_rows_in_a_repeated_task_are_an_error(broker: Broker, name: str) -> None:
+    """As when the partitions are others: the server takes rows that are new for those of their places."""
+    broker.create(name)
+    place = target(broker, name, progress="")
+    for partition in range(2):
+        IdPublisher(replace(place, partition=partition)).publish(rows(150, name, 150 * partition))
+    with pytest.raises(WriteError, match="row 99 of partition 1 of epoch 4 is not what it was"):
+        IdPublisher(replace(place, partition=1)).publish(rows(200, name, 100))
+    assert IdPublisher(replace(place, partition=1)).publish(rows(160, name, 150)) == 10
+
+
+def test_by_ids_what_is_gone_from_the_stream_cannot_be_compared(broker: Broker, name: str) -> None:
+    broker.create(name)
+    place = target(broker, name, progress="")
+    assert IdPublisher(place).publish(rows(3, name)) == 3
+    broker.api(f"STREAM.PURGE.{name}")
+    assert IdPublisher(place).publish(rows(3, name, 1)) == 0
+
+
 @pytest.mark.parametrize("line", [b"Source-Nats-Msg-Id: 7\r\n", b"A: b\r\nNote: Nats-Msg-Id: 7\r\n"])
 def test_a_header_that_contains_the_name_of_the_id_is_not_the_id(
     broker: Broker, name: str, line: bytes

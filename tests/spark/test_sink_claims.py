@@ -176,6 +176,18 @@ def test_claims_of_a_batch_whose_answer_was_lost_stay_when_a_later_batch_is_refu
     assert kept(tmp_path) == claims_in(stored)
 
 
+def test_by_ids_another_large_row_in_a_repeated_task_is_an_error(
+    ours: Broker, name: str, settings: str
+) -> None:
+    sink(ours, name)
+    place = target(ours, name, settings, progress="")
+    first, second = rows(name, 2)
+    assert IdPublisher(place).publish([first]) == 1
+    with pytest.raises(WriteError, match="row 0 of partition 0 of epoch 4 is not what it was"):
+        IdPublisher(place).publish([second])
+    assert IdPublisher(place).publish([first]) == 0
+
+
 def test_message_and_claim_of_a_repeated_task_end_together(
     broker: Broker, name: str, settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

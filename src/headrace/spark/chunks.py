@@ -45,6 +45,14 @@ class Chunk:
     def __len__(self) -> int:
         return sum(len(each) for each in self.lots)
 
+    def payload(self, row: int) -> bytes:
+        """That of the message at a place."""
+        for each in self.lots:
+            if row < len(each):
+                return bytes(each.payloads[row].as_py())
+            row -= len(each)
+        raise IndexError(row)
+
     def frames(
         self, reply: bytes, mark: bytes, first: int, own: Mapping[int, bytes] | None = None
     ) -> bytearray:

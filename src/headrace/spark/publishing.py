@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.spark.chunks import Chunk, WriteError, check_size, chunks, lots_of
-from headrace.spark.link import Link, LinkError
+from headrace.spark.link import Link, LinkError, Refused
 from headrace.spark.records import MARK, WRONG_SEQUENCE, Progress, Target, committed, recall
 from headrace.spark.rows import Lot, Message, any_has, header
 from headrace.spark.streams import persistently
@@ -206,6 +206,16 @@ class _Refused(Exception):
         self.code = int(error.get("err_code", 0))
 
 
+def _is_same(stored: bytes, sent: bytes) -> bool:
+    """Whether two messages carry the same payload. A claim's id follows from it, the rest of a reference does not."""
+    if stored == sent:
+        return True
+    try:
+        return bool(json.loads(stored)["claim_id"] == json.loads(sent)["claim_id"])
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
 class IdPublisher:
     """Once within the stream's duplicate window; for streams without atomic batches."""
 
@@ -245,7 +255,32 @@ class IdPublisher:
             self._claims.confirm((each, at["stream"], at["seq"]) for each, at in placed if "seq" in at)
         for _, answer in answers:
             self._check(answer)
+        known = max((answer["seq"] for _, answer in answers if answer.get("duplicate")), default=0)
+        if known:
+            self._compare(link, chunk, known)
         return sum(not answer.get("duplicate", False) for _, answer in answers)
+
+    def _compare(self, link: Link, chunk: Chunk, seq: int) -> None:
+        """What is stored under a row's id must be that row: another one would be dropped, and be nowhere.
+
+        One of a chunk is looked at: rows that come in other partitions or in another order move together.
+        """
+        target = self._target
+        try:
+            found = link.request(f"{target.api}.STREAM.MSG.GET.{target.stream}", {"seq": seq}).payload
+        except Refused:
+            return  # who may only publish cannot compare
+        message = json.loads(found).get("message", {})
+        lines, stored = (base64.b64decode(message.get(name, "")) for name in ("hdrs", "data"))
+        name, _, place = (header(lines, _ID) or b"").rpartition(b":")
+        is_ours = name == target.name.encode() and place.isdigit()
+        row = int(place) - (chunk.rows - len(chunk)) if is_ours else -1
+        if 0 <= row < len(chunk) and not _is_same(stored, chunk.payload(row)):
+            raise Changed(
+                f"row {int(place)} of partition {target.partition} of epoch {target.epoch} is not what it was when it was "
+                f"written as message {seq}. Writing once needs a query that gives the same rows in the same partitions "
+                "again, or column `msg_id` for ids that do not depend on that"
+            )
 
     def _identified(self, chunk: Chunk, first: int) -> Chunk:
         """The same messages, each with an id: its own, else that of its place."""
