@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from headrace.claims.registry import Entry, Registry
 from headrace.spark.depositing import Desk
 from headrace.spark.link import Address, Frame, Link, LinkError
 from headrace.spark.options import OptionError
@@ -91,6 +92,27 @@ def test_a_repeated_task_puts_nothing_away_twice(
     assert len(first) == 3
     assert kind(place).publish(rows(name, 3)) == 0
     assert objects(tmp_path) == first
+
+
+def test_a_claim_whose_facts_change_while_a_repeated_task_looks_is_looked_at_again(
+    ours: Broker, name: str, settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the word of where its message is, which the first attempt sends without waiting."""
+    sink(ours, name)
+    place = target(ours, name, settings)
+    some = [lot_of(rows(name, 1))]
+    place.depositor().exchange(some, 0)
+    change, missed = Registry.change, []
+
+    async def late(registry: Registry, entry: Entry, keep_s: float) -> Entry | None:
+        if not missed:
+            missed.append(entry)
+            return None
+        return await change(registry, entry, keep_s)
+
+    monkeypatch.setattr(Registry, "change", late)
+    place.depositor().exchange(some, 0)
+    assert (len(missed), len(objects(tmp_path))) == (1, 1)
 
 
 def test_other_rows_in_the_same_place_have_claims_of_their_own(
