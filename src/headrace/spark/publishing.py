@@ -2,8 +2,9 @@
 
 Owns the two ways. Atomic: every batch ends with a progress message of the task's (query, partition), which is stored only
 if its predecessor is the one this task knows of; so a batch and the record of it are one fact, and a second attempt goes
-on where the record ends. By ids: each message carries the id of its place, and the server's duplicate window does the
-rest, as long as it lasts. Invariant: a row is published by at most one of all attempts. Must not know Spark.
+on where the record ends; see `records`. By ids: each message carries the id of its place, and the server's duplicate
+window does the rest, as long as it lasts. Invariant: a row is published by at most one of all attempts. Must not know
+Spark.
 """
 
 from __future__ import annotations
