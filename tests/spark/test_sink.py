@@ -65,6 +65,24 @@ def test_a_batch_write_with_a_name_is_written_once(
     assert stored(broker, load, name) == list(range(3000))
 
 
+def test_a_batch_write_with_a_name_is_not_repeated_with_fewer_partitions(
+    ours: Broker, spark: SparkSession, name: str
+) -> None:
+    """The first attempt wrote the last of three partitions, and died."""
+    sink(ours, name)
+
+    def import_all(partitions: int) -> None:
+        table = f"range(0, 30, 1, {partitions})"
+        frame = spark.sql(f"select '{name}.x' as subject, cast(id as string) as data from {table}")
+        write(frame, ours, name, writeId="import-7")
+
+    import_all(3)
+    for gone in range(2):
+        ours.api(f"STREAM.PURGE.{name}", {"filter": f"_progress.{name}.import-7.{gone}"})
+    with pytest.raises(PySparkException, match="wrote 10 rows as partition 2"):
+        import_all(2)
+
+
 def test_a_stream_without_atomic_batches_is_written_by_ids(
     broker: Broker, load: Load, spark: SparkSession, name: str
 ) -> None:

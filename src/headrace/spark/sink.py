@@ -192,6 +192,7 @@ class StreamWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """What is repeated under a name must have been divided alike; who has no name is not repeated."""
         if self.options.progress and self.options.write_id:
+            expect(self.options.address)
             target, partitions = _target(self.options, self.name, 0), len(messages)
             persistently(
                 target.address, target.reconnect_s, lambda link: check_division(link, target, partitions)
