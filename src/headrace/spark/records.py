@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +96,16 @@ def committed(link: Link, target: Target) -> Progress:
 
 def _read(link: Link, target: Target, subject: str) -> Progress:
     """A record; read from the stream's leader, never from a copy."""
-    wanted = {"last_by_subj": subject}
-    answer = json.loads(link.request(f"{target.api}.STREAM.MSG.GET.{target.stream}", wanted).payload)
+    api, wanted = _question(target, subject)
+    return _understood(link.request(api, wanted).payload, target, subject)
+
+
+def _question(target: Target, subject: str) -> tuple[str, dict[str, str]]:
+    return f"{target.api}.STREAM.MSG.GET.{target.stream}", {"last_by_subj": subject}
+
+
+def _understood(payload: bytes, target: Target, subject: str) -> Progress:
+    answer = json.loads(payload)
     if "error" in answer:
         if answer["error"].get("err_code") == _NO_MESSAGE:
             return Progress()
@@ -145,8 +154,8 @@ def check_division(link: Link, target: Target, partitions: int) -> None:
 
     A task sees what its own partition has on record, and nobody tells it how many there are; the driver knows at the end.
     """
-    for partition in _recorded(link, target):
-        done = recall(link, replace(target, partition=partition)) if partition >= partitions else Progress()
+    missing = [partition for partition in _recorded(link, target) if partition >= partitions]
+    for partition, done in _recall_all(link, target, missing):
         if done.epoch == target.epoch:
             raise WriteError(
                 f"epoch {target.epoch} of {target.query} has {partitions} partitions now, and an earlier attempt wrote "
@@ -155,6 +164,23 @@ def check_division(link: Link, target: Target, partitions: int) -> None:
                 "repartition or minPartitions. To go on with what is there, purge subject "
                 f"{target.progress}.{target.query}.{partition} and start again"
             )
+
+
+def _recall_all(link: Link, target: Target, partitions: list[int]) -> Iterator[tuple[int, Progress]]:
+    """What is on record of some partitions; asked at once, for a query may have had a thousand."""
+    places = {link.new_inbox(): replace(target, partition=partition) for partition in partitions}
+    asked = bytearray()
+    for inbox, place in places.items():
+        api, wanted = _question(target, place.progress_subject)
+        body = json.dumps(wanted).encode()
+        asked += b"PUB %s %s %d\r\n%s\r\n" % (api.encode(), inbox, len(body), body)
+    if places:
+        link.send(asked)
+    while places:
+        frame = next(link.frames(link.address.timeout_s, f"what is on record in stream {target.stream!r}"))
+        found = places.pop(frame.subject, None)
+        if found is not None:
+            yield found.partition, _understood(frame.payload, found, found.progress_subject)
 
 
 def _recorded(link: Link, target: Target) -> list[int]:
