@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,14 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from headrace.claims.registry import Entry, Registry
 from headrace.spark.depositing import Desk
-from headrace.spark.link import Address
+from headrace.spark.link import Address, Frame, Link, LinkError
+from headrace.spark.options import OptionError
 from headrace.spark.payloads import configs_of
 from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target, WriteError
-from headrace.spark.rows import Message, lot_of
+from headrace.spark.rows import Message, header, lot_of
+from headrace.spark.sink import sink_options
 from spark.conftest import Broker
 from spark.test_batch import Load
 
@@ -89,6 +94,27 @@ def test_a_repeated_task_puts_nothing_away_twice(
     assert objects(tmp_path) == first
 
 
+def test_a_claim_whose_facts_change_while_a_repeated_task_looks_is_looked_at_again(
+    ours: Broker, name: str, settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the word of where its message is, which the first attempt sends without waiting."""
+    sink(ours, name)
+    place = target(ours, name, settings)
+    some = [lot_of(rows(name, 1))]
+    place.depositor().exchange(some, 0)
+    change, missed = Registry.change, []
+
+    async def late(registry: Registry, entry: Entry, keep_s: float) -> Entry | None:
+        if not missed:
+            missed.append(entry)
+            return None
+        return await change(registry, entry, keep_s)
+
+    monkeypatch.setattr(Registry, "change", late)
+    place.depositor().exchange(some, 0)
+    assert (len(missed), len(objects(tmp_path))) == (1, 1)
+
+
 def test_other_rows_in_the_same_place_have_claims_of_their_own(
     ours: Broker, name: str, settings: str, tmp_path: Path
 ) -> None:
@@ -112,6 +138,107 @@ def test_claims_of_refused_rows_are_removed(ours: Broker, name: str, settings: s
     assert objects(tmp_path) == []
 
 
+def messages(broker: Broker, stream: str) -> list[dict[str, Any]]:
+    """All that a stream has, but for the sink's own records."""
+    state = broker.state(stream)
+    every = (
+        broker.api(f"STREAM.MSG.GET.{stream}", {"seq": seq})["message"]
+        for seq in range(state["first_seq"], state["last_seq"] + 1)
+    )
+    return [each for each in every if not each["subject"].startswith("_progress")]
+
+
+def claims_in(found: list[dict[str, Any]]) -> set[str]:
+    """The claims that messages refer to."""
+    large = (json.loads(base64.b64decode(each["data"])) for each in found if "hdrs" in each)
+    return {reference["claim_id"] for reference in large if isinstance(reference, dict)}
+
+
+def kept(folder: Path) -> set[str]:
+    """The claims that there are objects of."""
+    return {path.name.partition(".")[0] for path in objects(folder)}
+
+
+def test_claims_of_stored_rows_stay_when_another_row_is_refused(
+    broker: Broker, name: str, settings: str, tmp_path: Path
+) -> None:
+    """By ids every row is stored or refused by itself; a refusal may even be answered before what was stored."""
+    sink(broker, name)
+    publisher = IdPublisher(target(broker, name, settings, progress=""))
+    first, second = rows(name, 2)
+    small = (f"{name}.x".encode(), b"", b"7")
+    with pytest.raises(WriteError, match="a subject is not among those of stream"):
+        publisher.publish([first, (b"elsewhere", b"", b"z" * LARGE), small, second])
+    stored = messages(broker, name)
+    assert len(stored) == 3
+    assert len(claims_in(stored)) == 2
+    assert kept(tmp_path) == claims_in(stored)
+
+
+def test_claims_of_a_batch_whose_answer_was_lost_stay_when_a_later_batch_is_refused(
+    broker: Broker, name: str, settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink(broker, name)
+    place = target(broker, name, settings, batch_messages=3)
+    answer, lost = Link.answer, []
+
+    def losing(link: Link, reply: bytes, what: str, timeout_s: float = 0.0) -> Frame:
+        found = answer(link, reply, what, timeout_s)
+        if what == place.progress_subject and not lost:
+            lost.append(found)
+            link.close()
+            raise LinkError("the connection broke after the batch was stored")
+        return found
+
+    monkeypatch.setattr(Link, "answer", losing)
+    with pytest.raises(WriteError, match="refuses a batch"):
+        AtomicPublisher(place).publish([*rows(name, 2), (b"elsewhere", b"", b"z" * LARGE)])
+    stored = messages(broker, name)
+    assert (len(lost), len(stored)) == (1, 2)
+    assert kept(tmp_path) == claims_in(stored)
+
+
+def test_by_ids_another_large_row_in_a_repeated_task_is_an_error(
+    ours: Broker, name: str, settings: str
+) -> None:
+    sink(ours, name)
+    place = target(ours, name, settings, progress="")
+    first, second = rows(name, 2)
+    assert IdPublisher(place).publish([first]) == 1
+    with pytest.raises(WriteError, match="row 0 of partition 0 of epoch 4 is not what it was"):
+        IdPublisher(place).publish([second])
+    assert IdPublisher(place).publish([first]) == 0
+
+
+def test_message_and_claim_of_a_repeated_task_end_together(
+    broker: Broker, name: str, settings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink(broker, name)
+    place = target(broker, name, settings)
+    (subject, _, payload), *_ = rows(name, 1)
+    row = (subject, b"Source-Nats-TTL: 5s\r\n", payload)
+    place.depositor().exchange([lot_of([row])], 0)  # an attempt that died before it stored anything
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 3600 * 10**9)
+    AtomicPublisher(place).publish([row])
+    (message,) = messages(broker, name)
+    lines = base64.b64decode(message["hdrs"])
+    left_s = json.loads(base64.b64decode(message["data"]))["expires_at"] - time.time_ns() // 10**9
+    assert left_s < 86400 - 3000
+    assert int((header(lines, b"Nats-TTL") or b"").removesuffix(b"s")) == pytest.approx(left_s, abs=30)
+
+
+def test_a_large_row_keeps_its_content_type(ours: Broker, name: str, settings: str) -> None:
+    """Readers take it from the reference."""
+    sink(ours, name)
+    line = b"A: b\r\nContent-Type: application/json\r\n"
+    AtomicPublisher(target(ours, name, settings)).publish(
+        [(f"{name}.x".encode(), line, b"1" * LARGE), *rows(name, 1)]
+    )
+    kinds = [json.loads(base64.b64decode(each["data"]))["content_type"] for each in messages(ours, name)]
+    assert kinds == ["application/json", "application/octet-stream"]
+
+
 def test_a_configuration_that_cannot_be_is_refused_on_the_driver(
     ours: Broker, spark: SparkSession, name: str
 ) -> None:
@@ -121,3 +248,9 @@ def test_a_configuration_that_cannot_be_is_refused_on_the_driver(
     )
     with pytest.raises(PySparkException, match=r"option `claimConfig`: .*there is no such file"):
         writer.options(stream=name, subject=f"{name}.x", claimConfig="/nowhere.yaml").save()
+
+
+def test_claims_are_not_written_into_another_domain(settings: str) -> None:
+    """Their registry would be here, and the stream and its consumers there."""
+    with pytest.raises(OptionError, match="Give `servers` of that domain instead"):
+        sink_options({"stream": "S", "domain": "hub", "claimConfig": settings})

@@ -118,11 +118,14 @@ class Producer:
         The claim of an earlier attempt with this id is used again. `confirm` or `withdraw` must follow; until then,
         and if neither does, its timer runs.
         """
-        entry = await self._reusable(claim_id)
-        # So that the earlier attempt cannot withdraw it any more, and a reader of one message does not end it for both.
-        kept = await self._changed(replace(entry, shared=True)) if entry is not None else None
-        if kept is not None:
-            return kept, False
+        for _ in range(_ATTEMPTS):
+            entry = await self._reusable(claim_id)
+            if entry is None:
+                break
+            # So that the earlier attempt cannot withdraw it any more, and a reader of one message does not end it for both.
+            kept = await self._changed(replace(entry, shared=True))
+            if kept is not None:
+                return kept, False
         return await self._store_and_register(subject, payload, headers or {}, claim_id, True), True
 
     async def confirm(self, entry: Entry, stream: str, seq: int, subject: str) -> None:

@@ -7,9 +7,9 @@ pieces are published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -45,16 +45,39 @@ class Chunk:
     def __len__(self) -> int:
         return sum(len(each) for each in self.lots)
 
-    def frames(self, reply: bytes, mark: bytes, first: int) -> bytearray:
-        """The publishes of all messages; each one's number completes the header that `mark` begins."""
-        out = bytearray()
+    def payload(self, row: int) -> bytes:
+        """That of the message at a place."""
         for each in self.lots:
+            if row < len(each):
+                return bytes(each.payloads[row].as_py())
+            row -= len(each)
+        raise IndexError(row)
+
+    def frames(
+        self, reply: bytes, mark: bytes, first: int, own: Mapping[int, bytes] | None = None
+    ) -> bytearray:
+        """The publishes of all messages; each one's number completes the header that `mark` begins.
+
+        Answers go to `reply`, or to the inbox that the message at a place has of its `own`.
+        """
+        out = bytearray()
+        for each, inbox in self._addressed(reply, own or {}):
             try:
-                out += publishes(*each.columns(), reply, mark, first)
+                out += publishes(*each.columns(), inbox, mark, first)
             except ValueError as error:
                 raise WriteError(f"{error}; set one, or filter such rows out") from error
             first += len(each)
         return out
+
+    def _addressed(self, reply: bytes, own: Mapping[int, bytes]) -> Iterator[tuple[Lot, bytes]]:
+        """Messages whose answers go to the same inbox, in order."""
+        at = 0
+        for each in self.lots:
+            places = [place - at for place in own if at <= place < at + len(each)]
+            cuts = sorted({0, len(each), *places, *(place + 1 for place in places)})
+            for start, stop in pairwise(cuts):
+                yield each.part(start, stop), own.get(at + start, reply)
+            at += len(each)
 
 
 def lots_of(messages: Iterable[Message]) -> Iterator[Lot]:

@@ -21,18 +21,19 @@ import pyarrow as pa
 
 from headrace.claims import ClaimConfig, Claims
 from headrace.claims import reference as references
+from headrace.claims.clock import SECOND_NS, SystemClock
 from headrace.claims.producer import Producer
 from headrace.claims.reference import Reference
 from headrace.claims.registry import Entry
 from headrace.spark.connections import connect
 from headrace.spark.link import Address
 from headrace.spark.payloads import run
-from headrace.spark.rows import Lot, ends_and_bytes
+from headrace.spark.rows import Lot, ends_and_bytes, header
 
 _PARALLEL = 8
 #: Room for what a publisher adds to a row's headers.
 _HEADERS_ADDED = 256
-_TTL = b"Nats-TTL: "
+_TTL = b"Nats-TTL"
 
 
 @dataclass(frozen=True)
@@ -91,22 +92,24 @@ class Depositor:
                 # With the payload: a query that gives other rows when repeated must not find those of the first time.
                 place = f"{self._name}:{first + row}:{sha256(payload).hexdigest()}"
                 claim_id = references.new_id(self._desk.config.namespace, place)
-                entry, is_new = await producer.deposit(subject, payload, claim_id)
+                entry, is_new = await producer.deposit(subject, payload, claim_id, _described(lot, row))
             if is_new:
                 self._open[claim_id] = entry
             return entry
 
         return list(await asyncio.gather(*(one(row) for row in rows)))
 
-    def confirm(self, deposits: list[Deposit], seqs: list[int]) -> None:
-        """The messages of a chunk are stored, under these sequences."""
-        if deposits:
-            producer, stream = _claims(os.getpid(), self._desk).producer, self._desk.stream
-            run(_all(producer.confirm(each.entry, stream, seqs[each.row], each.subject) for each in deposits))
-            self.leave()
+    def confirm(self, stored: Iterable[tuple[Deposit, str, int]]) -> None:
+        """The messages of these are stored, in which stream and under which sequence."""
+        placed = list(stored)
+        if placed:
+            producer = _claims(os.getpid(), self._desk).producer
+            run(_all(producer.confirm(each.entry, stream, seq, each.subject) for each, stream, seq in placed))
+        for each, *_ in placed:
+            self._open.pop(each.entry.claim_id, None)
 
     def leave(self) -> None:
-        """Another attempt has stored the rows, perhaps with these claims: they are not ours to remove."""
+        """The rows may be stored, perhaps with these claims: they are not ours to remove."""
         self._open.clear()
 
     def withdraw(self) -> None:
@@ -121,6 +124,13 @@ async def _all(work: Iterable[Awaitable[None]]) -> None:
     await asyncio.gather(*work)
 
 
+def _described(lot: Lot, row: int) -> dict[str, str]:
+    """What of a row's headers the reference repeats, for readers restore it from there."""
+    lines = b"" if lot.lines is None else lot.lines[row].as_py()
+    found = header(lines, references.CONTENT_TYPE.encode())
+    return {} if found is None else {references.CONTENT_TYPE: found.decode()}
+
+
 def _sizes(lot: Lot) -> npt.NDArray[np.int64]:
     sizes: npt.NDArray[np.int64] = np.diff(ends_and_bytes(lot.payloads)[0]).astype(np.int64)
     return sizes if lot.lines is None else sizes + np.diff(ends_and_bytes(lot.lines)[0])
@@ -129,12 +139,13 @@ def _sizes(lot: Lot) -> npt.NDArray[np.int64]:
 def _referring(lot: Lot, rows: list[int], entries: list[Entry], desk: Desk) -> Lot:
     payloads = lot.payloads.to_pylist()
     lines = [b""] * len(lot) if lot.lines is None else lot.lines.to_pylist()
+    now_s = SystemClock().now_ns() // SECOND_NS
     for row, entry in zip(rows, entries, strict=True):
         payloads[row] = Reference(**(entry.reference or {})).encode()
         lines[row] += f"{references.CLAIM_HEADER}: true\r\n".encode()
-        if desk.timed and _TTL not in lines[row]:
-            # Message and claim die together.
-            lines[row] += b"%s%ds\r\n" % (_TTL, desk.config.ttl.max_age)
+        if desk.timed and header(lines[row], _TTL) is None:
+            # Message and claim die together; the claim may be that of an attempt long before.
+            lines[row] += b"%s: %ds\r\n" % (_TTL, max(entry.expires_at - now_s, 1))
     return replace(lot, lines=pa.array(lines, pa.binary()), payloads=pa.array(payloads, pa.binary()))
 
 

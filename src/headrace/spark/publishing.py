@@ -2,8 +2,9 @@
 
 Owns the two ways. Atomic: every batch ends with a progress message of the task's (query, partition), which is stored only
 if its predecessor is the one this task knows of; so a batch and the record of it are one fact, and a second attempt goes
-on where the record ends. By ids: each message carries the id of its place, and the server's duplicate window does the
-rest, as long as it lasts. Invariant: a row is published by at most one of all attempts. Must not know Spark.
+on where the record ends; see `records`. By ids: each message carries the id of its place, and the server's duplicate
+window does the rest, as long as it lasts. Invariant: a row is published by at most one of all attempts. Must not know
+Spark.
 """
 
 from __future__ import annotations
@@ -14,72 +15,27 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.spark.chunks import Chunk, WriteError, check_size, chunks, lots_of
-from headrace.spark.link import Address, Link, LinkError
-from headrace.spark.rows import Lot, Message
-from headrace.spark.streams import StreamError, persistently
+from headrace.spark.link import Link, LinkError, Refused
+from headrace.spark.records import MARK, WRONG_SEQUENCE, Progress, Target, committed, recall
+from headrace.spark.rows import Lot, Message, any_has, header
+from headrace.spark.streams import persistently
 
 if TYPE_CHECKING:
-    from headrace.spark.depositing import Deposit, Depositor, Desk
+    from headrace.spark.depositing import Deposit, Depositor
 
 __all__ = ["AtomicPublisher", "IdPublisher", "Target", "WriteError"]
 
-_NO_MESSAGE = 10037
-_WRONG_SEQUENCE = {10071, 10164}
 _INCOMPLETE = 10176
 _BUSY = 10210
 _RETRY_S = 0.05
-_ID = b"Nats-Msg-Id: "
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a task writes, and as whom. The same task of a repeated epoch has the same name and number."""
-
-    address: Address
-    api: str
-    stream: str
-    progress: str
-    query: str
-    epoch: int
-    partition: int
-    batch_messages: int = 1000
-    reconnect_s: float = 30.0
-    desk: Desk | None = None
-
-    @property
-    def progress_subject(self) -> str:
-        return f"{self.progress}.{self.query}.{self.partition}"
-
-    @property
-    def name(self) -> str:
-        """The task, in ids of its messages and claims."""
-        return f"{self.query}:{self.epoch}:{self.partition}"
-
-    def depositor(self) -> Depositor | None:
-        """Who puts large payloads away; None where they stay in their messages."""
-        if self.desk is None:
-            return None
-        from headrace.spark.depositing import Depositor
-
-        return Depositor(self.desk, self.name)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far the task of a partition has come: in which epoch, how many rows, and what they were."""
-
-    seq: int = 0
-    epoch: int = -1
-    rows: int = 0
-    crc: int = 0
+_ID = b"Nats-Msg-Id"
 
 
 def exchanged(chunk: Chunk, claims: Depositor | None) -> tuple[Chunk, list[Deposit]]:
@@ -102,6 +58,17 @@ def withdrawing(claims: Depositor | None) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def leaving(claims: Depositor | None) -> Iterator[None]:
+    """Messages whose answers are lost may be stored: what was put away for them is not ours to remove any more."""
+    try:
+        yield
+    except LinkError:
+        if claims is not None:
+            claims.leave()
+        raise
+
+
 class Changed(WriteError):
     """A repeated task has other rows than the attempt that wrote some of them."""
 
@@ -114,7 +81,7 @@ class AtomicPublisher:
         self._patiently = (target.address, target.reconnect_s)
         self._unsure = False
         self._claims = target.depositor()
-        self._done = persistently(*self._patiently, self._recall)
+        self._done = self._look()
 
     def publish(self, messages: Iterable[Message]) -> int:
         """The same for messages that come one by one."""
@@ -123,7 +90,8 @@ class AtomicPublisher:
     def publish_lots(self, lots: Iterable[Lot]) -> int:
         """Publish what earlier attempts have not; how many messages this one published."""
         target, published, rows = self._target, 0, 0
-        if self._done.epoch > target.epoch:
+        whole = persistently(*self._patiently, lambda link: committed(link, target))
+        if whole.epoch >= target.epoch or self._done.epoch > target.epoch:
             return 0
         with withdrawing(self._claims):
             for chunk in chunks(lots, target.batch_messages - 1):
@@ -134,9 +102,14 @@ class AtomicPublisher:
             raise self._changed(f"now it has {rows} rows")
         return published
 
+    def _look(self) -> Progress:
+        return persistently(*self._patiently, lambda link: recall(link, self._target))
+
     def _recorded(self, chunk: Chunk) -> bool:
         """Whether an earlier attempt stored this chunk; raises if it stored something else."""
         done, target = self._done, self._target
+        if done.epoch > target.epoch:
+            return True
         if done.epoch != target.epoch or chunk.rows > done.rows:
             if done.epoch == target.epoch and chunk.rows - len(chunk) < done.rows:
                 raise self._changed("its rows are divided otherwise")
@@ -160,12 +133,12 @@ class AtomicPublisher:
             if refusal is None:
                 return len(chunk)
             time.sleep(_RETRY_S)
-            before, self._done = self._done, persistently(*self._patiently, self._recall)
-            if self._done.epoch > self._target.epoch or self._recorded(chunk):
+            before, self._done = self._done, self._look()
+            if self._recorded(chunk):
                 if self._claims is not None:
                     self._claims.leave()
                 return 0
-            if self._done == before and refusal.code in _WRONG_SEQUENCE:
+            if self._done == before and refusal.code in WRONG_SEQUENCE:
                 raise WriteError(self._explain(refusal))
 
     def _try(self, chunk: Chunk) -> _Refused | None:
@@ -173,7 +146,7 @@ class AtomicPublisher:
         try:
             persistently(*self._patiently, lambda link: self._send(link, chunk))
         except _Refused as refusal:
-            if refusal.code not in (_BUSY, *_WRONG_SEQUENCE):
+            if refusal.code not in (_BUSY, *WRONG_SEQUENCE):
                 raise WriteError(self._explain(refusal)) from refusal
             return refusal
         return None
@@ -187,50 +160,39 @@ class AtomicPublisher:
     def _send(self, link: Link, chunk: Chunk) -> None:
         if self._unsure:
             # The link broke while a batch was under way: look whether it arrived.
-            self._done, self._unsure = self._recall(link), False
-            if self._done.epoch == self._target.epoch and self._recorded(chunk):
+            self._done, self._unsure = recall(link, self._target), False
+            if self._recorded(chunk):
                 return
         sent, deposits = exchanged(chunk, self._claims)
         check_size(sent, _payload_max(link))
         reply = link.new_inbox()
         self._unsure = True
-        link.send(self._frames(sent, reply))
-        answer = json.loads(link.answer(reply, self._target.progress_subject).payload)
+        with leaving(self._claims):
+            link.send(self._frames(sent, reply))
+            answer = json.loads(link.answer(reply, self._target.progress_subject).payload)
         self._unsure = False
         if "error" in answer:
             raise _Refused(answer["error"])
-        self._done = Progress(answer["seq"], self._target.epoch, chunk.rows, chunk.crc)
+        self._done = Progress(answer["seq"], self._target.epoch, chunk.rows, chunk.crc, self._target.owner)
         if self._claims is not None:
             # The messages of a batch follow each other, and the record is the last of them.
-            self._claims.confirm(deposits, list(range(answer["seq"] - len(chunk), answer["seq"])))
+            first = answer["seq"] - len(chunk)
+            self._claims.confirm((each, self._target.stream, first + each.row) for each in deposits)
 
     def _frames(self, chunk: Chunk, reply: bytes) -> bytearray:
         target = self._target
         name = base64.b32encode(os.urandom(10)).rstrip(b"=")
         mark = b"Nats-Batch-Id: %s\r\nNats-Batch-Sequence: " % name
         out = chunk.frames(b"", mark, 1)
-        record = {"epoch": target.epoch, "rows": chunk.rows, "crc": chunk.crc}
-        payload = json.dumps(record).encode()
+        payload = Progress(0, target.epoch, chunk.rows, chunk.crc, target.owner).encode()
         header = (
-            b"NATS/1.0\r\nHeadrace-Progress: spark\r\nNats-Expected-Last-Subject-Sequence: %d\r\n%s%d\r\n"
-            b"Nats-Batch-Commit: 1\r\n\r\n" % (self._done.seq, mark, len(chunk) + 1)
+            b"NATS/1.0\r\n%sNats-Expected-Last-Subject-Sequence: %d\r\n%s%d\r\n"
+            b"Nats-Batch-Commit: 1\r\n\r\n" % (MARK, self._done.seq, mark, len(chunk) + 1)
         )
         size = len(header)
         line = (target.progress_subject.encode(), reply, size, size + len(payload), header, payload)
         out += b"HPUB %s %s %d %d\r\n%s%s\r\n" % line
         return out
-
-    def _recall(self, link: Link) -> Progress:
-        """What is on record; read from the stream's leader, never from a copy."""
-        target = self._target
-        wanted = {"last_by_subj": target.progress_subject}
-        answer = json.loads(link.request(f"{target.api}.STREAM.MSG.GET.{target.stream}", wanted).payload)
-        if "error" in answer:
-            if answer["error"].get("err_code") == _NO_MESSAGE:
-                return Progress()
-            raise StreamError(f"the progress on {target.progress_subject} cannot be read: {answer['error']}")
-        message = answer["message"]
-        return Progress(seq=message["seq"], **json.loads(base64.b64decode(message["data"])))
 
 
 def _payload_max(link: Link) -> int:
@@ -243,6 +205,16 @@ class _Refused(Exception):
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(f"{error.get('description')} [{error.get('err_code')}]")
         self.code = int(error.get("err_code", 0))
+
+
+def _is_same(stored: bytes, sent: bytes) -> bool:
+    """Whether two messages carry the same payload. A claim's id follows from it, the rest of a reference does not."""
+    if stored == sent:
+        return True
+    try:
+        return bool(json.loads(stored)["claim_id"] == json.loads(sent)["claim_id"])
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 class IdPublisher:
@@ -271,13 +243,45 @@ class IdPublisher:
         reply = link.new_inbox()
         first = chunk.rows - len(chunk)
         mark = b"Nats-Msg-Id: %s" % self._name.encode()
-        if any(_has_ids(each) for each in chunk.lots):
+        if any(any_has(each, _ID) for each in chunk.lots):
             chunk, mark = self._identified(chunk, first), b""
-        link.send(chunk.frames(reply, mark, first))
-        answers = self._acks(link, reply, len(chunk))
+        # Refusals may overtake acknowledgements, so what stands for a claim is answered to an inbox of its own.
+        own = {each.row: link.new_inbox() for each in deposits}
+        with leaving(self._claims):
+            link.send(chunk.frames(reply, mark, first, own))
+            answers = self._answers(link, {reply, *own.values()}, len(chunk))
         if self._claims is not None:
-            self._claims.confirm(deposits, [answer["seq"] for answer in answers])
-        return sum(not answer.get("duplicate", False) for answer in answers)
+            told = dict(answers)
+            placed = [(each, told[own[each.row]]) for each in deposits]
+            self._claims.confirm((each, at["stream"], at["seq"]) for each, at in placed if "seq" in at)
+        for _, answer in answers:
+            self._check(answer)
+        known = max((answer["seq"] for _, answer in answers if answer.get("duplicate")), default=0)
+        if known:
+            self._compare(link, chunk, known)
+        return sum(not answer.get("duplicate", False) for _, answer in answers)
+
+    def _compare(self, link: Link, chunk: Chunk, seq: int) -> None:
+        """What is stored under a row's id must be that row: another one would be dropped, and be nowhere.
+
+        One of a chunk is looked at: rows that come in other partitions or in another order move together.
+        """
+        target = self._target
+        try:
+            found = link.request(f"{target.api}.STREAM.MSG.GET.{target.stream}", {"seq": seq}).payload
+        except Refused:
+            return  # who may only publish cannot compare
+        message = json.loads(found).get("message", {})
+        lines, stored = (base64.b64decode(message.get(name, "")) for name in ("hdrs", "data"))
+        name, _, place = (header(lines, _ID) or b"").rpartition(b":")
+        is_ours = name == target.name.encode() and place.isdigit()
+        row = int(place) - (chunk.rows - len(chunk)) if is_ours else -1
+        if 0 <= row < len(chunk) and not _is_same(stored, chunk.payload(row)):
+            raise Changed(
+                f"row {int(place)} of partition {target.partition} of epoch {target.epoch} is not what it was when it was "
+                f"written as message {seq}. Writing once needs a query that gives the same rows in the same partitions "
+                "again, or column `msg_id` for ids that do not depend on that"
+            )
 
     def _identified(self, chunk: Chunk, first: int) -> Chunk:
         """The same messages, each with an id: its own, else that of its place."""
@@ -285,31 +289,32 @@ class IdPublisher:
         for each in chunk.lots:
             lines = [b""] * len(each) if each.lines is None else each.lines.to_pylist()
             told = [
-                line if _ID in line else b"%sNats-Msg-Id: %s%d\r\n" % (line, name, row)
+                line if header(line, _ID) is not None else b"%sNats-Msg-Id: %s%d\r\n" % (line, name, row)
                 for row, line in enumerate(lines, first)
             ]
             made.append(replace(each, lines=pa.array(told, pa.binary())))
             first += len(each)
         return replace(chunk, lots=made)
 
-    def _acks(self, link: Link, reply: bytes, count: int) -> list[dict[str, Any]]:
-        """The acknowledgements, in the order of the messages."""
+    def _answers(self, link: Link, inboxes: set[bytes], count: int) -> list[tuple[bytes, dict[str, Any]]]:
+        """All that was answered, and to which inbox."""
         found = []
         for frame in link.frames(link.address.timeout_s, f"messages for stream {self._target.stream!r}"):
-            if frame.subject != reply:
-                continue
-            if frame.header[:12] == b"NATS/1.0 503":
-                raise WriteError(f"a subject is not among those of stream {self._target.stream!r}")
-            answer = json.loads(frame.payload)
-            if "error" in answer:
-                raise WriteError(
-                    f"stream {self._target.stream!r} refuses a message: {_Refused(answer['error'])}"
-                )
-            found.append(answer)
-            if len(found) == count:
-                return found
+            if frame.subject in inboxes:
+                nobody = frame.header[:12] == b"NATS/1.0 503"
+                found.append((frame.subject, {} if nobody else json.loads(frame.payload)))
+                if len(found) == count:
+                    return found
         raise LinkError("the acknowledgements ended")
 
-
-def _has_ids(lot: Lot) -> bool:
-    return lot.lines is not None and bool(pc.any(pc.match_substring(lot.lines, _ID)).as_py())
+    def _check(self, answer: dict[str, Any]) -> None:
+        stream = self._target.stream
+        if not answer:
+            raise WriteError(f"a subject is not among those of stream {stream!r}")
+        if "error" in answer:
+            raise WriteError(f"stream {stream!r} refuses a message: {_Refused(answer['error'])}")
+        if answer.get("stream") != stream:
+            raise WriteError(
+                f"a subject is not among those of stream {stream!r}: {answer.get('stream')!r} took a message that was "
+                "meant for it. Add the subject to the one, or filter such rows out"
+            )

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegralType,
+    MapType,
+    NullType,
+    StringType,
+    StructType,
+)
 
 from headrace.spark.schema import SchemaError
 
@@ -22,6 +31,12 @@ _IGNORED = {"seq", "time", "expires_at", "claim"}
 _COLUMNS = {"subject", "data", "headers", "ttl", "msg_id"}
 #: Headers that a server interprets at publishing; those of a message that was read must not act again.
 _RESERVED = ("nats-batch-", "nats-expected-", "nats-msg-id", "nats-ttl", "nats-rollup")
+
+_KINDS = {
+    "data": (BinaryType, StringType),
+    "subject": (StringType,),
+    "msg_id": (StringType, IntegralType, NullType),
+}
 
 Message = tuple[bytes, bytes, bytes]
 Column = tuple[Any, ...]
@@ -48,10 +63,23 @@ def shape_of(schema: StructType, subject: str) -> Shape:
         raise SchemaError("there is no column `data`, which is what is sent")
     if "subject" not in names and not subject:
         raise SchemaError("there is no column `subject`; add one, or say option `subject`")
-    for name, kinds in (("data", (BinaryType, StringType)), ("subject", (StringType,))):
+    for name, kinds in _KINDS.items():
         if name in names and not isinstance(schema[name].dataType, kinds):
             raise SchemaError(f"column {name!r} is {schema[name].dataType.simpleString()}; cast it to string")
+    if "headers" in names and not _holds_headers(schema["headers"].dataType):
+        raise SchemaError(
+            f"column 'headers' is {schema['headers'].dataType.simpleString()}; it has to be map<string, string> or "
+            "map<string, array<string>>"
+        )
     return Shape(names, subject)
+
+
+def _holds_headers(kind: DataType) -> bool:
+    if not isinstance(kind, MapType):
+        return isinstance(kind, NullType)
+    values = kind.valueType.elementType if isinstance(kind.valueType, ArrayType) else kind.valueType
+    # Spark gives an empty map, and one of nulls, no type of its own.
+    return all(isinstance(each, (StringType, NullType)) for each in (kind.keyType, values))
 
 
 @dataclass(frozen=True)
@@ -87,6 +115,23 @@ def lot_of(messages: Sequence[Message]) -> Lot:
     """Messages that came one by one, as columns."""
     subjects, lines, payloads = zip(*messages, strict=True)
     return Lot(*(pa.array(each, pa.binary()) for each in (subjects, lines, payloads)))
+
+
+def header(lines: bytes, name: bytes) -> bytes | None:
+    """The first value of a header among a row's lines; part of a line is no header."""
+    start = b"%s: " % name
+    return next((line[len(start) :] for line in lines.split(b"\r\n") if line.startswith(start)), None)
+
+
+def any_has(lot: Lot, name: bytes) -> bool:
+    """Whether any of the messages has a header of its own by this name."""
+    if lot.lines is None:
+        return False
+    is_first, is_later = (
+        pc.starts_with(lot.lines, b"%s: " % name),
+        pc.match_substring(lot.lines, b"\r\n%s: " % name),
+    )
+    return bool(pc.any(pc.or_(is_first, is_later)).as_py())
 
 
 def lot(batch: pa.RecordBatch, shape: Shape) -> Lot:
@@ -128,18 +173,19 @@ def _header_lines(batch: pa.RecordBatch, shape: Shape) -> list[bytes] | None:
     return [_lines(*row) for row in zip(maps or empty, ttls or empty, ids or empty, strict=True)]
 
 
-def _lines(pairs: Any, ttl: Any, msg_id: str | None) -> bytes:
+def _lines(pairs: Any, ttl: Any, msg_id: str | int | None) -> bytes:
     found = []
     for name, values in pairs or ():
         if not name.lower().startswith(_RESERVED):
             for value in [values] if isinstance(values, str) else values or ():
-                found.append(f"{name}: {value}\r\n")
+                if value is not None:
+                    found.append(f"{name}: {value}\r\n")
     if ttl is not None:
         # The client's package brings much that a sink without TTLs does not need.
         from headrace.client.durations import ttl_text
 
         found.append(f"Nats-TTL: {ttl_text(ttl)}\r\n")
-    if msg_id:
+    if msg_id is not None and msg_id != "":
         found.append(f"Nats-Msg-Id: {msg_id}\r\n")
     if any(line.count("\n") > 1 or line.count("\r") > 1 for line in found):
         raise SchemaError(f"a header contains a line break: {found}")

@@ -20,7 +20,8 @@ from pyspark.sql.types import StructType
 from headrace.durations import duration_ns
 from headrace.spark import options as o
 from headrace.spark.link import Address
-from headrace.spark.publishing import AtomicPublisher, IdPublisher, Target
+from headrace.spark.publishing import AtomicPublisher, IdPublisher
+from headrace.spark.records import Target, check_division, commit
 from headrace.spark.rows import Shape, lot, shape_of
 from headrace.spark.streams import Facts, StreamError, call, expect, facts_of, persistently
 
@@ -54,9 +55,11 @@ class SinkOptions:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task did."""
+    """What a task did, and as whom."""
 
     messages: int
+    query: str
+    owner: str
 
 
 def _mode(text: str) -> str:
@@ -94,18 +97,24 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
     options = o.lowered(raw)
     options.pop("checkpointlocation", None)
     o.check_known(options, _SINK, also=("stream",))
-    return SinkOptions(o.address_of(options), o.required(options, "stream"), **o.read(options, _SINK))
+    made = SinkOptions(o.address_of(options), o.required(options, "stream"), **o.read(options, _SINK))
+    if made.domain and made.claim_config:
+        # Claims are registered where the connection leads, and who collects them would not see the stream's consumers.
+        raise o.OptionError(
+            "options `domain` and `claimConfig` do not go together: claims belong to the domain of the server that is "
+            "written to. Give `servers` of that domain instead of `domain`"
+        )
+    return made
 
 
 def checked(options: SinkOptions) -> SinkOptions:
     """Options that suit the stream as it is: whether batches are atomic, and where progress is recorded."""
     facts = facts_of(options.address, options.api, options.stream, options.reconnect_s)
     options = _with_desk(options, facts)
-    if options.atomic == "true" and not facts.config.get("allow_atomic"):
-        raise StreamError(
-            f"stream {facts.name!r} takes no atomic batches: set allow_atomic, or leave out `atomic`"
-        )
-    if options.atomic == "false" or not facts.config.get("allow_atomic"):
+    obstacle = _obstacle(facts)
+    if options.atomic == "true" and obstacle:
+        raise StreamError(f"stream {facts.name!r} {obstacle}, or leave out `atomic`")
+    if options.atomic == "false" or obstacle:
         return replace(options, progress="")
     progress = options.progress or _progress_subject(facts)
     wanted = {"subject": f"{progress}.q.0"}
@@ -115,6 +124,16 @@ def checked(options: SinkOptions) -> SinkOptions:
     if facts.name not in (found.get("streams") or []):
         raise StreamError(_no_progress(facts, f"{progress}.> is not among them"))
     return replace(options, progress=progress)
+
+
+def _obstacle(facts: Facts) -> str:
+    """Why batches with records cannot be written to a stream, and what to do; "" if they can."""
+    if not facts.config.get("allow_atomic"):
+        return "takes no atomic batches: set allow_atomic"
+    if facts.retention != "limits":
+        # Where interest decides what is kept, a record goes as soon as nobody waits for it.
+        return f"has retention {facts.retention}, so it does not keep a record of what was written: use one with limits"
+    return ""
 
 
 def _with_desk(options: SinkOptions, facts: Facts) -> SinkOptions:
@@ -170,6 +189,15 @@ class StreamWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return _write(self.options, self.shape, iterator, self.name, 0)
 
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """What is repeated under a name must have been divided alike; who has no name is not repeated."""
+        if self.options.progress and self.options.write_id:
+            expect(self.options.address)
+            target, partitions = _target(self.options, self.name, 0), len(messages)
+            persistently(
+                target.address, target.reconnect_s, lambda link: check_division(link, target, partitions)
+            )
+
 
 class StreamStreamWriter(DataSourceStreamArrowWriter):
     """A streaming write."""
@@ -181,34 +209,49 @@ class StreamStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         context = TaskContext.get()
         assert context is not None, "tasks have a context"
-        query = self.options.write_id or context.getLocalProperty("sql.streaming.queryId") or ""
+        query = context.getLocalProperty("sql.streaming.queryId") or ""
         epoch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
-        return _write(self.options, self.shape, iterator, query, epoch)
+        name, owner = (self.options.write_id, query) if self.options.write_id else (query, "")
+        return _write(self.options, self.shape, iterator, name, epoch, owner)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is left to do: every batch was stored with its record."""
+        """All rows are there: say so, for Spark may crash before it knows, and repeat the epoch divided otherwise."""
+        done = next((each for each in messages if isinstance(each, Written)), None)
+        if self.options.progress and done is not None:
+            commit(_target(self.options, done.query, batchId, owner=done.owner), len(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing is undone: the epoch is repeated, and goes on where its records end."""
 
 
 def _write(
-    options: SinkOptions, shape: Shape, batches: Iterator[pa.RecordBatch], query: str, epoch: int
+    options: SinkOptions,
+    shape: Shape,
+    batches: Iterator[pa.RecordBatch],
+    query: str,
+    epoch: int,
+    owner: str = "",
 ) -> Written:
     context = TaskContext.get()
     assert context is not None, "tasks have a context"
-    target = Target(
+    target = _target(options, query, epoch, context.partitionId(), owner)
+    expect(options.address)
+    publisher = AtomicPublisher(target) if options.progress else IdPublisher(target)
+    published = publisher.publish_lots(lot(batch, shape) for batch in batches if batch.num_rows)
+    return Written(published, query, owner)
+
+
+def _target(options: SinkOptions, query: str, epoch: int, partition: int = 0, owner: str = "") -> Target:
+    return Target(
         options.address,
         options.api,
         options.stream,
         options.progress,
         query,
         epoch,
-        context.partitionId(),
+        partition,
         options.batch_messages,
         options.reconnect_s,
         options.desk,
+        owner,
     )
-    expect(options.address)
-    publisher = AtomicPublisher(target) if options.progress else IdPublisher(target)
-    return Written(publisher.publish_lots(lot(batch, shape) for batch in batches if batch.num_rows))
