@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,38 @@ def test_a_repeated_batch_reads_what_has_expired_since(own_broker: Broker, name:
         again = StreamStreamReader(source_options({**given, **way}), SCHEMA)
         found = [row for part in again.partitions(start, end) for row in numbers(again.read(part))]
         assert found == list(range(20))
+
+
+def test_what_comes_after_a_loss_is_read_where_loss_is_accepted(
+    own_broker: Broker, name: str, tmp_path: Path
+) -> None:
+    """The server has an older state again than the checkpoint speaks of, as after a restore."""
+    broker, server = own_broker, own_broker.server
+    broker.create(name)
+    broker.fill(name, 10)
+    server.stop()
+    shutil.copytree(broker.path, tmp_path / "store")
+    server.start()
+    broker.reconnect()
+    broker.fill(name, 10, 10)
+    given = {"servers": broker.url, "stream": name, "path": broker.path, "failOnDataLoss": "false"}
+    query = StreamStreamReader(source_options({**given, "starting": "earliest", "wait": "1ms"}), SCHEMA)
+    start = query.initialOffset()
+    positions = [start, query.latestOffset(start, ReadAllAvailable())]
+    server.stop()
+    shutil.rmtree(broker.path)
+    shutil.copytree(tmp_path / "store", broker.path)
+    server.start()
+    broker.reconnect()
+    found: list[int] = []
+    for numbered in (20, 26, 32):
+        positions.append(query.latestOffset(positions[-1], ReadAllAvailable()))
+        for part in query.partitions(positions[-2], positions[-1]):
+            found += numbers(query.read(part))
+        query.commit(positions[-1])
+        broker.fill(name, 6, numbered)
+    assert [position["next_seq"] for position in positions] == [1, 21, 11, 17, 23]
+    assert found == list(range(20, 32))
 
 
 def test_few_messages_wait_no_longer_than_the_delay(ours: Broker, name: str) -> None:

@@ -9,9 +9,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from headrace.spark import schema as schemas
 from headrace.spark.consuming import Acknowledger
 from headrace.spark.options import source_options
+from headrace.spark.streaming import StreamStreamReader
 from spark.conftest import Broker
+
+SCHEMA = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
 
 
 def drain(spark: SparkSession, broker: Broker, name: str, folder: Path, **options: Any) -> list[int]:
@@ -48,6 +52,25 @@ def test_nothing_behind_the_horizon_is_acknowledged(broker: Broker, name: str) -
     broker.api(f"CONSUMER.RESET.{name}.spark")
     speaker.finish(21)
     assert (broker.state(name)["first_seq"], broker.state(name)["messages"]) == (21, 10)
+
+
+def test_nothing_of_a_queue_made_anew_is_taken_for_finished(broker: Broker, name: str) -> None:
+    broker.create(name, retention="workqueue")
+    broker.fill(name, 30)
+    given = {"servers": broker.url, "stream": name, "consumer": "spark", "failOnDataLoss": "false"}
+    query, again = (StreamStreamReader(source_options(given), SCHEMA) for _ in range(2))
+    start = query.initialOffset()
+    end = query.latestOffset(start)
+    broker.api(f"STREAM.DELETE.{name}")
+    broker.create(name, retention="workqueue")
+    broker.fill(name, 10)
+    for restarted in (query, again):
+        restarted.partitions(start, end)
+        restarted.commit(end)
+        assert broker.state(name)["messages"] == 10
+    new = again.latestOffset(end)
+    again.commit(new)
+    assert (new["next_seq"], broker.state(name)["messages"]) == (11, 0)
 
 
 def test_an_interest_stream_lets_go_of_what_is_finished(

@@ -34,7 +34,7 @@ class StreamReader(DataSourceReader):
         pin = door.pin()
         start, end = self._span(facts, door)
         if "claim" in self.schema.names or self.options.claims == "inline":
-            protect_once(self.options, start - 1)
+            protect_once(self.options, 0 if self.options.starting == NEWEST else start - 1)
         token = door.token(pin)
         if self.options.starting == NEWEST:
             return newest.plan(self.options, end, pin, token)
