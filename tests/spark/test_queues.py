@@ -11,11 +11,17 @@ from pyspark.sql import SparkSession
 
 from headrace.spark import schema as schemas
 from headrace.spark.consuming import Acknowledger
-from headrace.spark.options import source_options
+from headrace.spark.options import OptionError, source_options
 from headrace.spark.streaming import StreamStreamReader
 from spark.conftest import Broker
 
 SCHEMA = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
+
+
+def durable(broker: Broker, stream: str, **config: Any) -> None:
+    """A consumer `c` that somebody made."""
+    made = {"durable_name": "c", "ack_policy": "explicit", **config}
+    broker.api(f"CONSUMER.DURABLE.CREATE.{stream}.c", {"stream_name": stream, "config": made})
 
 
 def drain(spark: SparkSession, broker: Broker, name: str, folder: Path, **options: Any) -> list[int]:
@@ -52,6 +58,42 @@ def test_nothing_behind_the_horizon_is_acknowledged(broker: Broker, name: str) -
     broker.api(f"CONSUMER.RESET.{name}.spark")
     speaker.finish(21)
     assert (broker.state(name)["first_seq"], broker.state(name)["messages"]) == (21, 10)
+
+
+@pytest.mark.parametrize(
+    ("subject", "filters", "good"),
+    [
+        ("a.>", [], False),
+        ("a.>", ["a.1"], False),
+        ("a.>", ["a.>", "b.>"], False),
+        ("", ["a.>"], False),
+        ("a.>", ["a.>"], True),
+        ("", [">"], True),
+        (">", [], True),
+    ],
+)
+def test_a_consumer_takes_what_the_query_reads_and_nothing_else(
+    ours: Broker, name: str, subject: str, filters: list[str], good: bool
+) -> None:
+    ours.create(name, subjects=[f"{name}.a.>", f"{name}.b.>"], retention="workqueue")
+
+    def own(subject: str) -> str:
+        return subject if subject in ("", ">") else f"{name}.{subject}"
+
+    durable(ours, name, filter_subjects=[own(each) for each in filters])
+    ours.publish(name, [(f"{name}.b.1", b"", b"others"), (f"{name}.a.1", b"", b"own")])
+    given = {
+        "servers": ours.url,
+        "stream": name,
+        "consumer": "c",
+        **({"subject": own(subject)} if subject else {}),
+    }
+    if good:
+        Acknowledger(source_options(given)).finish(3)
+    else:
+        with pytest.raises(OptionError, match=r"consumer 'c' takes .*: give both the same subject"):
+            Acknowledger(source_options(given))
+    assert ours.state(name)["messages"] == (2 if not good else 1 if filters == ["a.>"] else 0)
 
 
 def test_nothing_of_a_queue_made_anew_is_taken_for_finished(broker: Broker, name: str) -> None:

@@ -36,7 +36,7 @@ class Acknowledger:
         )
         self._horizon = horizon
 
-    def _ensure(self, link: Link) -> None:
+    def _ensure(self, link: Link) -> dict[str, Any]:
         options = self._options
         try:
             config = call(link, f"{options.api}.CONSUMER.INFO.{self._name}")["config"]
@@ -46,6 +46,18 @@ class Acknowledger:
             raise OptionError(
                 f"consumer {options.consumer!r} cannot speak for a query: it has to be a pull consumer with "
                 "explicit acknowledgement; delete it, or name another one in option `consumer`"
+            )
+        self._refuse_other_filters(config)
+        return dict(config)
+
+    def _refuse_other_filters(self, config: dict[str, Any]) -> None:
+        """A consumer that takes more would acknowledge what nobody has read; one that takes less, not all that was."""
+        filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
+        if {each or ">" for each in filters} != {self._options.subject or ">"}:
+            raise OptionError(
+                f"consumer {self._options.consumer!r} takes {', '.join(filter(None, filters)) or 'everything'}, the query "
+                f"reads {self._options.subject or 'everything'}: give both the same subject, or name another one in "
+                "option `consumer`"
             )
 
     def _create(self, link: Link) -> dict[str, Any]:
