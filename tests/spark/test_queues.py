@@ -13,7 +13,8 @@ from headrace.spark import schema as schemas
 from headrace.spark.consuming import Acknowledger
 from headrace.spark.options import OptionError, source_options
 from headrace.spark.streaming import StreamStreamReader
-from spark.conftest import Broker
+from headrace.spark.streams import StreamError
+from spark.conftest import Broker, eventually
 
 SCHEMA = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
 
@@ -94,6 +95,41 @@ def test_a_consumer_takes_what_the_query_reads_and_nothing_else(
         with pytest.raises(OptionError, match=r"consumer 'c' takes .*: give both the same subject"):
             Acknowledger(source_options(given))
     assert ours.state(name)["messages"] == (2 if not good else 1 if filters == ["a.>"] else 0)
+
+
+def test_all_that_is_finished_is_acknowledged_by_a_consumer_that_hands_out_little(
+    broker: Broker, name: str
+) -> None:
+    broker.create(name, retention="workqueue")
+    durable(broker, name, max_ack_pending=100)
+    broker.fill(name, 550)
+    speaker = Acknowledger(source_options({"servers": broker.url, "stream": name, "consumer": "c"}))
+    for horizon in (251, 500, 501, 551):
+        speaker.finish(horizon)
+        assert broker.state(name)["messages"] == 551 - horizon
+
+
+def test_a_consumer_whose_messages_others_hold_is_waited_for_and_then_named(
+    broker: Broker, name: str
+) -> None:
+    broker.create(name, retention="workqueue")
+    durable(broker, name, max_ack_pending=10, ack_wait=2_000_000_000)
+    broker.fill(name, 15)
+    given = {"servers": broker.url, "stream": name, "consumer": "c"}
+
+    def take() -> None:
+        pull = (name.encode(), broker.link.new_inbox())
+        broker.link.send(b"PUB $JS.API.CONSUMER.MSG.NEXT.%s.c %s 2\r\n10\r\n" % pull)
+        eventually(lambda: broker.api(f"CONSUMER.INFO.{name}.c")["num_ack_pending"] == 10)
+
+    take()
+    Acknowledger(source_options(given)).finish(16)
+    assert broker.state(name)["messages"] == 0, "who died holds them until the time for acknowledging is over"
+    durable(broker, name, max_ack_pending=10, ack_wait=60_000_000_000)
+    broker.fill(name, 15)
+    take()
+    with pytest.raises(StreamError, match=r"no more than 10 messages \(max_ack_pending\)"):
+        Acknowledger(source_options({**given, "reconnect": "10ms"})).finish(31)
 
 
 def test_nothing_of_a_queue_made_anew_is_taken_for_finished(broker: Broker, name: str) -> None:
