@@ -51,6 +51,15 @@ def test_what_is_removed_before_a_task_reads_it_is_missed(broker: Broker, name: 
     assert numbers(tolerant.read(part)) == []
 
 
+@pytest.mark.parametrize("ending", ["2262-04-12T00:00:00Z", "9999-12-31T23:59:59Z"])
+def test_an_end_in_the_far_future_is_no_end(broker: Broker, name: str, ending: str) -> None:
+    broker.create(name)
+    broker.fill(name, 3)
+    for options in [{}, {"path": broker.path}] if broker.server.is_ours else [{}]:
+        query = reader(broker, name, ending=ending, starting="0001-01-01T00:00:00Z", **options)
+        assert [row for part in query.partitions() for row in numbers(query.read(part))] == [0, 1, 2]
+
+
 def test_what_is_removed_while_a_task_reads_is_missed(broker: Broker, name: str) -> None:
     broker.create(name)
     broker.fill(name, 100)

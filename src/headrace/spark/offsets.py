@@ -15,6 +15,8 @@ from headrace.spark.options import EARLIEST, LATEST, NEWEST, Bound, Options
 from headrace.spark.streams import Facts
 
 VERSION = 1
+#: Servers count nanoseconds in 64 bits, and take a later moment (after 2262) for an early one.
+_LAST_NS = (1 << 63) - 1
 _log = logging.getLogger("headrace.spark")
 
 
@@ -84,7 +86,7 @@ def resolve(bound: Bound, facts: Facts, seq_of_time: Any) -> int:
     if bound in (LATEST, NEWEST):
         return facts.next_seq
     if bound.time_ns:
-        return seq_of_time(bound.time_ns) or facts.next_seq
+        return seq_of_time(min(max(bound.time_ns, 0), _LAST_NS)) or facts.next_seq
     return max(bound.seq, 1)
 
 
