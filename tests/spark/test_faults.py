@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,26 @@ def test_an_end_in_the_far_future_is_no_end(broker: Broker, name: str, ending: s
     for options in [{}, {"path": broker.path}] if broker.server.is_ours else [{}]:
         query = reader(broker, name, ending=ending, starting="0001-01-01T00:00:00Z", **options)
         assert [row for part in query.partitions() for row in numbers(query.read(part))] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ttl", ["+60", ".5m", "1m.5s", "60.s", "Never", "9000000000000000000"])
+def test_what_the_server_takes_as_a_ttl_can_be_read(broker: Broker, name: str, ttl: str) -> None:
+    broker.create(name, allow_msg_ttl=True)
+    header = f"NATS/1.0\r\nNats-TTL: {ttl}\r\n\r\n".encode()
+    reply = broker.link.new_inbox()
+    sizes = (name.encode(), reply, len(header), len(header) + 1, header)
+    broker.link.send(b"HPUB %s.x %s %d %d\r\n%s1\r\n" % sizes)
+    if "error" in json.loads(broker.link.answer(reply, name).payload):
+        return
+    ways = [{}, {"path": broker.path}] if broker.server.is_ours else [{}]
+    found = []
+    for options in ways:
+        query = reader(broker, name, **options)
+        found += [
+            row for part in query.partitions() for batch in query.read(part) for row in batch.to_pylist()
+        ]
+    assert [row["data"] for row in found] == [b"1"] * len(ways)
+    assert len({row["expires_at"] for row in found}) == 1, "by every path the same"
 
 
 def test_what_is_removed_while_a_task_reads_is_missed(broker: Broker, name: str) -> None:

@@ -140,6 +140,11 @@ def test_deadlines_of_every_kind_of_ttl() -> None:
     times = pa.array([0] * 5, pa.timestamp("ns", tz="UTC"))
     found = deadlines(times, pa.array(["1m30s", "5", "never", None, "0"]))
     assert found.cast(pa.int64()).to_pylist() == [90 * o.NS, 5 * o.NS, None, None, None]
+    texts = [".5m", "1m.5s", "+60", "NEVER", "soon", "1.s", str(2**62)]
+    times = pa.array([0] * len(texts), pa.timestamp("ns", tz="UTC"))
+    seconds = [30, 60, 60, None, None, 1, 2**32 - 2]
+    ends = [None if each is None else each * o.NS for each in seconds]
+    assert deadlines(times, pa.array(texts)).cast(pa.int64()).to_pylist() == ends
 
 
 @pytest.mark.parametrize("kind", KINDS)
