@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import nats
+import pyarrow as pa
 import pytest
 
 from headrace.claims.registry import Registry
@@ -18,6 +19,7 @@ from headrace.claims.wire import Wire
 from headrace.spark import leases
 from headrace.spark import schema as schemas
 from headrace.spark.batch import StreamReader
+from headrace.spark.kv import KV, KvSource
 from headrace.spark.leases import Lease, Reach
 from headrace.spark.link import Address, LinkError, Refused
 from headrace.spark.options import Options, source_options
@@ -212,3 +214,52 @@ def test_a_lease_follows_its_query_into_a_stream_made_anew(
     assert told(keeping, name) == {"acked": 2, "start": 3}, "nothing of the new stream is finished"
     reader.commit(new)
     assert told(keeping, name) == {"acked": 4, "start": 3}
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "is_told"),
+    [
+        (("data", "headers"), {}, True),
+        (("claim",), {}, True),
+        (("data", "subject"), {}, False),
+        (("headers", "seq"), {}, False),
+        (("data", "headers"), {"claimReader": "none"}, False),
+    ],
+)
+def test_who_can_resolve_claims_has_a_lease(
+    keeping: Broker, name: str, columns: tuple[str, ...], options: dict[str, str], is_told: bool
+) -> None:
+    keeping.create(name)
+    keeping.fill(name, 3)
+    schema = pa.schema([field for field in SCHEMA if field.name in columns])
+    given = {"servers": keeping.url, "stream": name, "starting": "earliest", **options}
+    StreamReader(source_options(given), schema).partitions()
+    streaming = StreamStreamReader(source_options(given), schema)
+    streaming.initialOffset()
+    streaming.stop()
+    wanted = {"subjects_filter": f"$CLAIMS.reader.{name}.*"}
+    found = keeping.api("STREAM.INFO.CLAIMS", wanted)["state"].get("subjects") or {}
+    assert len(found) == (2 if is_told else 0)
+
+
+def test_values_of_a_bucket_are_no_claims(keeping: Broker, name: str) -> None:
+    keeping.create(f"KV_{name}", subjects=[f"$KV.{name}.>"])
+    KvSource({"servers": keeping.url, "bucket": name}).reader(KV).partitions()
+    wanted = {"subjects_filter": f"$CLAIMS.reader.KV_{name}.*"}
+    assert not keeping.api("STREAM.INFO.CLAIMS", wanted)["state"].get("subjects")
+
+
+def test_a_query_on_files_alone_tells_no_server(
+    own_broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_broker.create(name)
+    own_broker.fill(name, 3)
+    own_broker.server.stop()
+    asked: list[Address] = []
+    monkeypatch.setattr(leases, "Link", asked.append)
+    given = source_options({"stream": name, "path": own_broker.path, "starting": "earliest"})
+    assert StreamReader(given, SCHEMA).partitions()
+    query = StreamStreamReader(given, SCHEMA)
+    query.latestOffset(query.initialOffset())
+    query.stop()
+    assert asked == []

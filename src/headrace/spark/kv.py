@@ -35,6 +35,7 @@ from headrace.spark.batch import StreamReader, rows
 from headrace.spark.changes import OPERATIONS, Bucket, Change, Changer
 from headrace.spark.doors import door_of
 from headrace.spark.entries import NEEDED, entries, live, prefix_of
+from headrace.spark.leases import NOBODY
 from headrace.spark.link import Address
 from headrace.spark.planning import Range
 from headrace.spark.schema import SchemaError
@@ -83,8 +84,9 @@ def kv_options(raw: Mapping[str, str]) -> KvOptions:
             raise o.OptionError(f"there is no option `{name}` of a bucket; use `bucket` and `keys`")
     del options["bucket"]
     prefix, keys = prefix_of(bucket), options.pop("keys", ">")
-    # Older revisions leave a bucket all the time; that is no loss.
-    given = {"failondataloss": "false", **options, "stream": f"KV_{bucket}", "subject": prefix + keys}
+    # Older revisions leave a bucket all the time; that is no loss. And values are never claims.
+    usual = {"failondataloss": "false", "claimreader": NOBODY}
+    given = {**usual, **options, "stream": f"KV_{bucket}", "subject": prefix + keys}
     return KvOptions(prefix, keys, mode, o.source_options(given))
 
 

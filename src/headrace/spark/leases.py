@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.spark.link import Link, LinkError, Refused
@@ -45,7 +46,7 @@ class Lease:
         self._reach: Reach | None = None
         self._told: Reach | None = None
         self._told_s = 0.0
-        self._is_kept = options.claim_reader != NOBODY
+        self._is_kept = True
         self._link: Link | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -98,9 +99,21 @@ class Lease:
             self._link = None
 
 
+def may_read_claims(options: Options, columns: Sequence[str]) -> bool:
+    """Whether the rows of a query can lead to payloads that a collector is to leave alone."""
+    if not _is_told(options):
+        return False
+    return options.claims == "inline" or "claim" in columns or {"headers", "data"} <= set(columns)
+
+
+def _is_told(options: Options) -> bool:
+    """Whether a server is to know of this reader; files without `servers` have none."""
+    return options.claim_reader != NOBODY and (options.servers_given or not options.path)
+
+
 def protect_once(options: Options, finished: int) -> None:
     """For a batch read: hold what is behind `finished` for one lease."""
-    if options.claim_reader == NOBODY or (options.path and not options.servers_given):
+    if not _is_told(options):
         return
     try:
         link = Link(options.address)

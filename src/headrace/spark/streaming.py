@@ -26,7 +26,7 @@ from headrace.spark import newest
 from headrace.spark.batch import rows
 from headrace.spark.consuming import Acknowledger
 from headrace.spark.doors import Door, door_of
-from headrace.spark.leases import Lease, Reach
+from headrace.spark.leases import Lease, Reach, may_read_claims
 from headrace.spark.offsets import Offset, offset_at, resolve, surviving_end, surviving_start
 from headrace.spark.options import EARLIEST, LATEST, NEWEST, Bound, OptionError, Options
 from headrace.spark.planning import Range, divide
@@ -218,7 +218,7 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _protect(self, position: Offset) -> None:
         """Claims of messages behind what is finished may be read again, so that no collector takes them."""
         if self._lease is None:
-            if "claim" not in self.schema.names and self.options.claims != "inline":
+            if not may_read_claims(self.options, self.schema.names):
                 return
             self._lease = Lease(self.options)
         finished = 0 if position.newest else position.next_seq - 1
