@@ -55,6 +55,21 @@ def test_options_are_read_whatever_their_case() -> None:
         o.bound_of("2026-01-01T00:00:00")
 
 
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("lease", "0s", "is too short: a lease lasts a second"),
+        ("lease", "1ns", "is too short: a lease lasts a second"),
+        ("maxBytesPerTrigger", "0", "would let nothing pass"),
+        ("maxBytesPerTrigger", "0MB", "would let nothing pass"),
+        ("maxMessagesPerTrigger", "0", "is not a positive number"),
+    ],
+)
+def test_what_is_nothing_is_no_limit_and_no_lease(option: str, text: str, words: str) -> None:
+    with pytest.raises(o.OptionError, match=f"option `{option}`: {text!r} {words}"):
+        o.source_options({"stream": "S", option: text})
+
+
 def test_filters_narrow_what_is_read_and_nothing_else() -> None:
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     cases: list[tuple[list[Any], dict[str, Any]]] = [
