@@ -135,7 +135,8 @@ def test_a_consumer_whose_messages_others_hold_is_waited_for_and_then_named(
 def test_nothing_of_a_queue_made_anew_is_taken_for_finished(broker: Broker, name: str) -> None:
     broker.create(name, retention="workqueue")
     broker.fill(name, 30)
-    given = {"servers": broker.url, "stream": name, "consumer": "spark", "failOnDataLoss": "false"}
+    given = {"servers": broker.url, "stream": name, "consumer": "spark"}
+    given |= {"failOnDataLoss": "false", "claimReader": "none"}
     query, again = (StreamStreamReader(source_options(given), SCHEMA) for _ in range(2))
     start = query.initialOffset()
     end = query.latestOffset(start)
