@@ -99,6 +99,13 @@ def test_who_may_not_say_what_it_reads_does_not_try_again(server: Server, lease:
     assert server.told == [5]
 
 
+def test_a_lease_goes_back_with_its_query(server: Server, lease: Lease) -> None:
+    """Where a server has an older state again, sequences that were finished come once more."""
+    lease.hold(Reach(9, 1))
+    lease.hold(Reach(4, 1))
+    assert server.told == [9, 4]
+
+
 def test_after_the_end_nothing_is_told(server: Server, lease: Lease) -> None:
     lease.hold(Reach(1, 1))
     lease.close()
@@ -193,6 +200,12 @@ def test_a_lease_says_where_its_query_began_also_after_a_restart(
     again = query(keeping, name, starting=starting)
     again.latestOffset(end)
     assert told(keeping, name) == {"acked": 5, "start": start}
+    again.stop()
+    del end["began"]
+    other = query(keeping, name)
+    keeping.fill(name, 2)
+    other.latestOffset(other.latestOffset(end))
+    assert told(keeping, name) == {"acked": 7, "start": 6}, "where an older checkpoint goes on"
 
 
 def test_a_lease_follows_its_query_into_a_stream_made_anew(

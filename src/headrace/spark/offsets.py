@@ -29,7 +29,7 @@ class Offset:
     """The next sequence to read of one very stream, and the pin that shows what was there below it.
 
     A batch that begins at an offset with `newest` has the last message of each subject up to that sequence. `began` is the
-    first sequence that the query could read of this stream; 0 in checkpoints that do not say so.
+    first sequence that the query could read of this stream; where a checkpoint does not say it, that is where it goes on.
     """
 
     stream: str
@@ -67,7 +67,7 @@ class Offset:
             int(value["next_seq"]),
             value.get("pin", ""),
             int(value.get("newest", 0)),
-            int(value.get("began", 0)),
+            int(value.get("began", value["next_seq"])),
         )
 
     def at(self, next_seq: int, pin: str = "") -> Offset:

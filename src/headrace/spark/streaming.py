@@ -222,7 +222,7 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return
             self._lease = Lease(self.options)
         finished = 0 if position.newest else position.next_seq - 1
-        self._lease.hold(Reach(finished, position.began or position.next_seq))
+        self._lease.hold(Reach(finished, position.began))
 
     def _need_consumer(self, facts: Facts) -> None:
         """Streams that keep messages only for their consumers need one that speaks for this query."""
