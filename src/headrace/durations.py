@@ -8,14 +8,15 @@ from datetime import timedelta
 _UNITS_NS = {
     "ns": 1,
     "us": 1_000,
-    "µs": 1_000,
+    "µs": 1_000,  # the sign of its own, and the Greek letter
+    "μs": 1_000,
     "ms": 1_000_000,
     "s": 1_000_000_000,
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
     "d": 86_400_000_000_000,
 }
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d)")
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h|d)")
 
 _SIZE = re.compile(r"(\d+)\s*(?:([kmgt])(i?b?)?)?", re.IGNORECASE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}

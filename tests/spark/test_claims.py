@@ -20,6 +20,7 @@ from headrace.claims.floors import readers
 from headrace.claims.wire import Wire
 from headrace.spark import claims, resolve
 from headrace.spark.jobs.inventory import inventory
+from headrace.spark.options import OptionError
 from headrace.spark.schema import CLAIM
 from spark.conftest import Broker, eventually
 from spark.test_batch import Load
@@ -136,11 +137,13 @@ def test_a_function_runs_where_the_payloads_are(
     store = Path(config.store["path"])
     largest = max((path for path in store.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     largest.unlink()
-    lacking = resolve(frame.select("claim", "data"), len, "int", claims=config, errors="column")
+    lacking = resolve(frame.select("headers", "data"), len, "int", claims=config, errors="column")
     sizes = [(row.result, (row.claim_error or "").partition(":")[0]) for row in lacking.collect()]
     assert sorted(sizes, key=str) == sorted([(5000, ""), (5, ""), (None, "not-found"), (2000, "")], key=str)
     with pytest.raises(PySparkException, match="is not in the store"):
         resolve(frame, len, "int", claims=config).collect()
+    with pytest.raises(OptionError, match="there is no column 'headers'"):
+        resolve(frame.select("claim", "data"), len, "int", claims=config)
 
 
 def test_what_a_query_may_read_again_is_protected(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,35 @@ def test_what_is_removed_before_a_task_reads_it_is_missed(broker: Broker, name: 
     assert numbers(tolerant.read(part)) == []
 
 
+@pytest.mark.parametrize("ending", ["2262-04-12T00:00:00Z", "9999-12-31T23:59:59Z"])
+def test_an_end_in_the_far_future_is_no_end(broker: Broker, name: str, ending: str) -> None:
+    broker.create(name)
+    broker.fill(name, 3)
+    for options in [{}, {"path": broker.path}] if broker.server.is_ours else [{}]:
+        query = reader(broker, name, ending=ending, starting="0001-01-01T00:00:00Z", **options)
+        assert [row for part in query.partitions() for row in numbers(query.read(part))] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ttl", ["+60", ".5m", "1m.5s", "60.s", "Never", "9000000000000000000"])
+def test_what_the_server_takes_as_a_ttl_can_be_read(broker: Broker, name: str, ttl: str) -> None:
+    broker.create(name, allow_msg_ttl=True)
+    header = f"NATS/1.0\r\nNats-TTL: {ttl}\r\n\r\n".encode()
+    reply = broker.link.new_inbox()
+    sizes = (name.encode(), reply, len(header), len(header) + 1, header)
+    broker.link.send(b"HPUB %s.x %s %d %d\r\n%s1\r\n" % sizes)
+    if "error" in json.loads(broker.link.answer(reply, name).payload):
+        return
+    ways = [{}, {"path": broker.path}] if broker.server.is_ours else [{}]
+    found = []
+    for options in ways:
+        query = reader(broker, name, **options)
+        found += [
+            row for part in query.partitions() for batch in query.read(part) for row in batch.to_pylist()
+        ]
+    assert [row["data"] for row in found] == [b"1"] * len(ways)
+    assert len({row["expires_at"] for row in found}) == 1, "by every path the same"
+
+
 def test_what_is_removed_while_a_task_reads_is_missed(broker: Broker, name: str) -> None:
     broker.create(name)
     broker.fill(name, 100)
@@ -81,6 +112,40 @@ def test_a_repeated_batch_reads_what_has_expired_since(own_broker: Broker, name:
         again = StreamStreamReader(source_options({**given, **way}), SCHEMA)
         found = [row for part in again.partitions(start, end) for row in numbers(again.read(part))]
         assert found == list(range(20))
+
+
+def test_what_comes_after_a_loss_is_read_where_loss_is_accepted(
+    own_broker: Broker, name: str, tmp_path: Path
+) -> None:
+    """The server has an older state again than the checkpoint speaks of, as after a restore."""
+    broker, server = own_broker, own_broker.server
+    broker.create(name)
+    broker.fill(name, 10)
+    server.stop()
+    shutil.copytree(broker.path, tmp_path / "store")
+    server.start()
+    broker.reconnect()
+    broker.fill(name, 10, 10)
+    given = {"servers": broker.url, "stream": name, "path": broker.path, "failOnDataLoss": "false"}
+    query = StreamStreamReader(
+        source_options({**given, "starting": "earliest", "claimReader": "none"}), SCHEMA
+    )
+    start = query.initialOffset()
+    positions = [start, query.latestOffset(start, ReadAllAvailable())]
+    server.stop()
+    shutil.rmtree(broker.path)
+    shutil.copytree(tmp_path / "store", broker.path)
+    server.start()
+    broker.reconnect()
+    found: list[int] = []
+    for numbered in (20, 26, 32):
+        positions.append(query.latestOffset(positions[-1], ReadAllAvailable()))
+        for part in query.partitions(positions[-2], positions[-1]):
+            found += numbers(query.read(part))
+        query.commit(positions[-1])
+        broker.fill(name, 6, numbered)
+    assert [position["next_seq"] for position in positions] == [1, 21, 11, 17, 23]
+    assert found == list(range(20, 32))
 
 
 def test_few_messages_wait_no_longer_than_the_delay(ours: Broker, name: str) -> None:

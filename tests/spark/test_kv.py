@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from headrace.spark.kv import KV, KvSource
 from spark.conftest import Broker, eventually
 
 
@@ -62,6 +64,55 @@ def test_a_table_has_the_live_keys(broker: Broker, spark: SparkSession, name: st
         ] == expected
     one = load(spark, broker, name, keys="d").collect()
     assert [(row.key, row.operation) for row in one] == [("d", "put")]
+
+
+def values(broker: Broker, name: str, **options: str) -> dict[str, tuple[int, bytes]]:
+    """Revision and value of each key of a table, read as a task of Spark reads it."""
+    reader = KvSource({"servers": broker.url, "bucket": name, **options}).reader(KV)
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    return {row["key"]: (row["revision"], row["value"]) for row in rows}
+
+
+def test_a_table_ends_where_it_is_told_to(broker: Broker, name: str) -> None:
+    bucket(broker, name, 10)
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"", b"1"), (f"$KV.{name}.b", b"", b"2")])
+    middle = datetime.now(UTC).isoformat()
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"", b"3")])
+    for options in [{}, {"path": broker.path}] if broker.server.is_ours else [{}]:
+        for ending in ("3", middle):
+            assert values(broker, name, ending=ending, **options) == {"a": (1, b"1"), "b": (2, b"2")}
+        for ending in ("4", "latest", "9999-12-31T00:00:00Z"):
+            assert values(broker, name, ending=ending, **options) == {"a": (3, b"3"), "b": (2, b"2")}
+
+
+@pytest.mark.parametrize("ending", ["latest", "9", "9999-12-31T00:00:00Z"])
+def test_a_key_that_is_rewritten_while_a_table_is_read_is_not_missed(
+    broker: Broker, name: str, ending: str
+) -> None:
+    bucket(broker, name, 1)
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"", b"1")])
+    reader = KvSource({"servers": broker.url, "bucket": name, "ending": ending}).reader(KV)
+    (part,) = reader.partitions()
+    broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"", b"2")])
+    assert [value for batch in reader.read(part) for value in batch["value"].to_pylist()] == [b"2"]
+
+
+def test_a_mirror_has_the_keys_of_its_origin(broker: Broker, name: str) -> None:
+    bucket(broker, name, 5)
+    changes(broker, name)
+    mirror = {"mirror": {"name": f"KV_{name}"}, "allow_direct": True, "max_msgs_per_subject": 5}
+    copy = f"{name}longer"
+    broker.api(f"STREAM.CREATE.KV_{copy}", {"name": f"KV_{copy}", **mirror})
+    eventually(lambda: broker.state(f"KV_{copy}")["messages"] == broker.state(f"KV_{name}")["messages"])
+    expected = {"a": (3, b"3"), "d": (7, b"5"), "e": (10, b"7")}
+    for options in [{}, {"path": broker.path}] if broker.server.is_ours else [{}]:
+        assert values(broker, copy, **options) == expected
+        assert values(broker, copy, keys="d", **options) == {"d": (7, b"5")}
+    feed = KvSource({"servers": broker.url, "bucket": copy, "starting": "earliest"}).streamReader(KV)
+    start = feed.initialOffset()
+    parts = feed.partitions(start, feed.latestOffset(start))
+    keys = [key for part in parts for batch in feed.read(part) for key in batch["key"].to_pylist()]
+    assert keys == ["a", "b", "a", "b", "c", "d", "e", "e", "e"]
 
 
 def test_history_and_changes_tell_what_happened(

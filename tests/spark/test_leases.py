@@ -1,23 +1,33 @@
-"""What a lease does when the server does not take it."""
+"""What leases say of a query, and what they do when the server does not take them."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import nats
+import pyarrow as pa
 import pytest
 
+from headrace.claims.registry import Registry
+from headrace.claims.wire import Wire
 from headrace.spark import leases
-from headrace.spark.leases import Lease
+from headrace.spark import schema as schemas
+from headrace.spark.batch import StreamReader
+from headrace.spark.kv import KV, KvSource
+from headrace.spark.leases import Lease, Reach
 from headrace.spark.link import Address, LinkError, Refused
-from headrace.spark.options import Options
+from headrace.spark.options import Options, source_options
+from headrace.spark.streaming import StreamStreamReader
 from headrace.spark.streams import StreamError
+from spark.conftest import Broker, eventually
 
-from .conftest import Broker, eventually
+SCHEMA = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
 
 
 class Server:
@@ -28,10 +38,10 @@ class Server:
         self.refusal: Exception | None = None
         self.claimless = 0  # so often there is no registry yet
 
-    def write(self, link: Any, options: Any, subject: str, finished: int) -> bool:
+    def write(self, link: Any, options: Any, subject: str, reach: Reach) -> bool:
         if options.stream != "S":
             return True  # a lease of another test, which lives as long as the process
-        self.told.append(finished)
+        self.told.append(reach.finished)
         if self.refusal is not None:
             raise self.refusal
         return len(self.told) > self.claimless
@@ -55,44 +65,51 @@ def lease(server: Server) -> Iterator[Lease]:
 @pytest.mark.parametrize("refusal", [StreamError("insufficient resources"), LinkError("away")])
 def test_who_cannot_take_it_now_is_told_again(server: Server, lease: Lease, refusal: Exception) -> None:
     server.refusal = refusal
-    lease.hold(5)
+    lease.hold(Reach(5, 1))
     server.refusal = None
-    lease.hold(5)
-    lease.hold(5)
+    lease.hold(Reach(5, 1))
+    lease.hold(Reach(5, 1))
     assert server.told == [5, 5]
 
 
 def test_the_registry_may_come_later(server: Server, lease: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "_LOOK_S", 0.01)
     server.claimless = 3
-    lease.hold(5)
+    lease.hold(Reach(5, 1))
     deadline = time.monotonic() + 10
     while len(server.told) < 4:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    lease.hold(5)
+    lease.hold(Reach(5, 1))
     assert server.told == [5] * 4  # told once it is there, and not again
 
 
 def test_before_each_position_it_is_asked_anew(server: Server, lease: Lease) -> None:
     server.claimless = 1
-    lease.hold(5)
-    lease.hold(5)
-    lease.hold(5)
+    lease.hold(Reach(5, 1))
+    lease.hold(Reach(5, 1))
+    lease.hold(Reach(5, 1))
     assert server.told == [5, 5]
 
 
 def test_who_may_not_say_what_it_reads_does_not_try_again(server: Server, lease: Lease) -> None:
     server.refusal = Refused("permissions violation")
-    lease.hold(5)
-    lease.hold(6)
+    lease.hold(Reach(5, 1))
+    lease.hold(Reach(6, 1))
     assert server.told == [5]
 
 
+def test_a_lease_goes_back_with_its_query(server: Server, lease: Lease) -> None:
+    """Where a server has an older state again, sequences that were finished come once more."""
+    lease.hold(Reach(9, 1))
+    lease.hold(Reach(4, 1))
+    assert server.told == [9, 4]
+
+
 def test_after_the_end_nothing_is_told(server: Server, lease: Lease) -> None:
-    lease.hold(1)
+    lease.hold(Reach(1, 1))
     lease.close()
-    lease.hold(2)
+    lease.hold(Reach(2, 1))
     assert server.told == [1]
 
 
@@ -104,10 +121,158 @@ def test_a_query_that_was_there_before_the_registry(
     address = Address(servers=(own_broker.url,))
     lease = Lease(Options(address=address, stream=name, claim_reader="r"))
     try:
-        lease.hold(7)
+        lease.hold(Reach(7, 1))
         own_broker.create("CLAIMS", subjects=["$CLAIMS.reader.*.*"], allow_msg_ttl=True)
         eventually(lambda: own_broker.state("CLAIMS")["messages"] == 1)
         said = own_broker.api("STREAM.MSG.GET.CLAIMS", {"last_by_subj": f"$CLAIMS.reader.{name}.r"})
-        assert json.loads(base64.b64decode(said["message"]["data"])) == {"acked": 7}
+        assert json.loads(base64.b64decode(said["message"]["data"])) == {"acked": 7, "start": 1}
     finally:
         lease.close()
+
+
+async def _keep_claims(url: str) -> None:
+    connection = await nats.connect(url)
+    wire = Wire(connection)
+    try:
+        await Registry(wire).ensure()
+    finally:
+        await wire.close()
+        await connection.close()
+
+
+@pytest.fixture
+def keeping(ours: Broker) -> Broker:
+    """A server that keeps claims."""
+    asyncio.run(_keep_claims(ours.url))
+    return ours
+
+
+def told(broker: Broker, stream: str) -> dict[str, int]:
+    """What the lease of reader `r` says."""
+    found = broker.api("STREAM.MSG.GET.CLAIMS", {"last_by_subj": f"$CLAIMS.reader.{stream}.r"})["message"]
+    said: dict[str, int] = json.loads(base64.b64decode(found["data"]))
+    return said
+
+
+@pytest.fixture
+def query() -> Iterator[Callable[..., StreamStreamReader]]:
+    """`query(broker, stream, **options)`: a streaming query as Spark's driver has it."""
+    made: list[StreamStreamReader] = []
+
+    def begin(broker: Broker, stream: str, **options: str) -> StreamStreamReader:
+        given = {"servers": broker.url, "stream": stream, "claimReader": "r", **options}
+        made.append(StreamStreamReader(source_options(given), SCHEMA))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.stop()
+
+
+@pytest.mark.parametrize(
+    ("starting", "acked"), [("earliest", 0), ("2", 1), ("latest", 3), ("last-per-subject", 0)]
+)
+def test_a_batch_read_protects_all_that_it_reads(
+    keeping: Broker, name: str, starting: str, acked: int
+) -> None:
+    keeping.create(name)
+    keeping.fill(name, 3)
+    given = {"servers": keeping.url, "stream": name, "starting": starting, "claimReader": "r"}
+    StreamReader(source_options(given), SCHEMA).partitions()
+    assert told(keeping, name) == {"acked": acked, "start": acked + 1}
+
+
+@pytest.mark.parametrize(
+    ("starting", "start"), [("earliest", 1), ("2", 2), ("latest", 4), ("last-per-subject", 1)]
+)
+def test_a_lease_says_where_its_query_began_also_after_a_restart(
+    keeping: Broker, name: str, query: Callable[..., StreamStreamReader], starting: str, start: int
+) -> None:
+    keeping.create(name)
+    keeping.fill(name, 3)
+    first = query(keeping, name, starting=starting)
+    begin = first.initialOffset()
+    acked = 0 if starting == "last-per-subject" else start - 1
+    assert told(keeping, name) == {"acked": acked, "start": start}
+    keeping.fill(name, 2)
+    end = first.latestOffset(first.latestOffset(begin))
+    first.stop()
+    again = query(keeping, name, starting=starting)
+    again.latestOffset(end)
+    assert told(keeping, name) == {"acked": 5, "start": start}
+    again.stop()
+    del end["began"]
+    other = query(keeping, name)
+    keeping.fill(name, 2)
+    other.latestOffset(other.latestOffset(end))
+    assert told(keeping, name) == {"acked": 7, "start": 6}, "where an older checkpoint goes on"
+
+
+def test_a_lease_follows_its_query_into_a_stream_made_anew(
+    keeping: Broker, name: str, query: Callable[..., StreamStreamReader]
+) -> None:
+    keeping.create(name)
+    keeping.fill(name, 5)
+    reader = query(keeping, name, starting="earliest", failOnDataLoss="false")
+    end = reader.latestOffset(reader.initialOffset())
+    reader.commit(end)
+    assert told(keeping, name) == {"acked": 5, "start": 1}
+    keeping.api(f"STREAM.DELETE.{name}")
+    keeping.create(name, first_seq=3)
+    keeping.fill(name, 2)
+    new = reader.latestOffset(end)
+    assert told(keeping, name) == {"acked": 2, "start": 3}
+    reader.commit(end)
+    reader.partitions(end, new)
+    assert told(keeping, name) == {"acked": 2, "start": 3}, "nothing of the new stream is finished"
+    reader.commit(new)
+    assert told(keeping, name) == {"acked": 4, "start": 3}
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "is_told"),
+    [
+        (("data", "headers"), {}, True),
+        (("claim",), {}, True),
+        (("data", "subject"), {}, False),
+        (("headers", "seq"), {}, False),
+        (("data", "headers"), {"claimReader": "none"}, False),
+    ],
+)
+def test_who_can_resolve_claims_has_a_lease(
+    keeping: Broker, name: str, columns: tuple[str, ...], options: dict[str, str], is_told: bool
+) -> None:
+    keeping.create(name)
+    keeping.fill(name, 3)
+    schema = pa.schema([field for field in SCHEMA if field.name in columns])
+    given = {"servers": keeping.url, "stream": name, "starting": "earliest", **options}
+    StreamReader(source_options(given), schema).partitions()
+    streaming = StreamStreamReader(source_options(given), schema)
+    streaming.initialOffset()
+    streaming.stop()
+    wanted = {"subjects_filter": f"$CLAIMS.reader.{name}.*"}
+    found = keeping.api("STREAM.INFO.CLAIMS", wanted)["state"].get("subjects") or {}
+    assert len(found) == (2 if is_told else 0)
+
+
+def test_values_of_a_bucket_are_no_claims(keeping: Broker, name: str) -> None:
+    keeping.create(f"KV_{name}", subjects=[f"$KV.{name}.>"])
+    KvSource({"servers": keeping.url, "bucket": name}).reader(KV).partitions()
+    wanted = {"subjects_filter": f"$CLAIMS.reader.KV_{name}.*"}
+    assert not keeping.api("STREAM.INFO.CLAIMS", wanted)["state"].get("subjects")
+
+
+def test_a_query_on_files_alone_tells_no_server(
+    own_broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_broker.create(name)
+    own_broker.fill(name, 3)
+    own_broker.server.stop()
+    asked: list[Address] = []
+    monkeypatch.setattr(leases, "Link", asked.append)
+    given = source_options({"stream": name, "path": own_broker.path, "starting": "earliest"})
+    assert StreamReader(given, SCHEMA).partitions()
+    query = StreamStreamReader(given, SCHEMA)
+    query.latestOffset(query.initialOffset())
+    query.stop()
+    assert asked == []

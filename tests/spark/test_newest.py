@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from conformance.servers import OURS, REFERENCE
 from headrace.spark import schema as schemas
+from headrace.spark import streams
 from headrace.spark.kv import KV, KvSource
 from headrace.spark.options import source_options
 from headrace.spark.streaming import StreamStreamReader
@@ -109,3 +110,45 @@ def test_a_feed_of_a_bucket_begins_with_what_it_holds(broker: Broker, name: str)
     table = KvSource(given).reader(KV)
     rows = [row for part in table.partitions() for batch in table.read(part) for row in batch.to_pylist()]
     assert sorted((row["key"], row["value"]) for row in rows) == [("a", b"3"), ("b", b"2")]
+
+
+class Pages:
+    """A server that shows three subjects at a time; between two pages it loses some, or gets new ones."""
+
+    def __init__(self, subjects: str, changes: list[tuple[str, str]]) -> None:
+        self.subjects, self.changes = set(subjects), changes
+
+    def call(self, link: Any, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+        shown = sorted(self.subjects)
+        offset = min(body["offset"], len(shown))
+        page = dict.fromkeys(shown[offset : offset + 3], 1)
+        if self.changes:
+            gone, new = self.changes.pop(0)
+            self.subjects = self.subjects - set(gone) | set(new)
+        return {"state": {"subjects": page}, "total": len(shown)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [("a", "")],
+        [("abc", ""), ("d", "")],
+        [("abcd", "")],
+        [("", "AB")],
+        [("ab", "A"), ("d", "BC"), ("A", "")],
+    ],
+)
+def test_subjects_that_come_and_go_hide_no_others(
+    monkeypatch: pytest.MonkeyPatch, changes: list[tuple[str, str]]
+) -> None:
+    pages = Pages("abcdefghij", list(changes))
+    monkeypatch.setattr(streams, "persistently", lambda address, patience_s, work: work(None))
+    monkeypatch.setattr(streams, "call", pages.call)
+    stay = set("abcdefghij").difference(*(gone for gone, _ in changes))
+    assert stay <= set(streams.subjects_of(source_options({"stream": "S"})))
+
+
+def test_a_stream_without_messages_has_no_subjects(broker: Broker, name: str) -> None:
+    broker.create(name)
+    assert streams.subjects_of(source_options({"servers": broker.url, "stream": name})) == []

@@ -55,6 +55,21 @@ def test_options_are_read_whatever_their_case() -> None:
         o.bound_of("2026-01-01T00:00:00")
 
 
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("lease", "0s", "is too short: a lease lasts a second"),
+        ("lease", "1ns", "is too short: a lease lasts a second"),
+        ("maxBytesPerTrigger", "0", "would let nothing pass"),
+        ("maxBytesPerTrigger", "0MB", "would let nothing pass"),
+        ("maxMessagesPerTrigger", "0", "is not a positive number"),
+    ],
+)
+def test_what_is_nothing_is_no_limit_and_no_lease(option: str, text: str, words: str) -> None:
+    with pytest.raises(o.OptionError, match=f"option `{option}`: {text!r} {words}"):
+        o.source_options({"stream": "S", option: text})
+
+
 def test_filters_narrow_what_is_read_and_nothing_else() -> None:
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     cases: list[tuple[list[Any], dict[str, Any]]] = [
@@ -83,8 +98,10 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_an_offset_survives_its_json() -> None:
-    offset = Offset("S", "17", 5, "pin")
+    offset = Offset("S", "17", 5, "pin", began=2)
     assert Offset.from_json(offset.to_json(), OPTIONS) == offset
+    older = {name: value for name, value in offset.to_json().items() if name != "began"}
+    assert Offset.from_json(older, OPTIONS).began == 5, "nobody knows what the query had read before"
     with pytest.raises(Exception, match="the checkpoint is of stream 'T'"):
         Offset.from_json({**offset.to_json(), "stream": "T"}, OPTIONS)
 
@@ -140,6 +157,11 @@ def test_deadlines_of_every_kind_of_ttl() -> None:
     times = pa.array([0] * 5, pa.timestamp("ns", tz="UTC"))
     found = deadlines(times, pa.array(["1m30s", "5", "never", None, "0"]))
     assert found.cast(pa.int64()).to_pylist() == [90 * o.NS, 5 * o.NS, None, None, None]
+    texts = [".5m", "1m.5s", "+60", "NEVER", "soon", "1.s", str(2**62)]
+    times = pa.array([0] * len(texts), pa.timestamp("ns", tz="UTC"))
+    seconds = [30, 60, 60, None, None, 1, 2**32 - 2]
+    ends = [None if each is None else each * o.NS for each in seconds]
+    assert deadlines(times, pa.array(texts)).cast(pa.int64()).to_pylist() == ends
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,9 +9,20 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from headrace.spark import schema as schemas
 from headrace.spark.consuming import Acknowledger
-from headrace.spark.options import source_options
-from spark.conftest import Broker
+from headrace.spark.options import OptionError, source_options
+from headrace.spark.streaming import StreamStreamReader
+from headrace.spark.streams import StreamError
+from spark.conftest import Broker, eventually
+
+SCHEMA = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
+
+
+def durable(broker: Broker, stream: str, **config: Any) -> None:
+    """A consumer `c` that somebody made."""
+    made = {"durable_name": "c", "ack_policy": "explicit", **config}
+    broker.api(f"CONSUMER.DURABLE.CREATE.{stream}.c", {"stream_name": stream, "config": made})
 
 
 def drain(spark: SparkSession, broker: Broker, name: str, folder: Path, **options: Any) -> list[int]:
@@ -48,6 +59,97 @@ def test_nothing_behind_the_horizon_is_acknowledged(broker: Broker, name: str) -
     broker.api(f"CONSUMER.RESET.{name}.spark")
     speaker.finish(21)
     assert (broker.state(name)["first_seq"], broker.state(name)["messages"]) == (21, 10)
+
+
+@pytest.mark.parametrize(
+    ("subject", "filters", "good"),
+    [
+        ("a.>", [], False),
+        ("a.>", ["a.1"], False),
+        ("a.>", ["a.>", "b.>"], False),
+        ("", ["a.>"], False),
+        ("a.>", ["a.>"], True),
+        ("", [">"], True),
+        (">", [], True),
+    ],
+)
+def test_a_consumer_takes_what_the_query_reads_and_nothing_else(
+    ours: Broker, name: str, subject: str, filters: list[str], good: bool
+) -> None:
+    ours.create(name, subjects=[f"{name}.a.>", f"{name}.b.>"], retention="workqueue")
+
+    def own(subject: str) -> str:
+        return subject if subject in ("", ">") else f"{name}.{subject}"
+
+    durable(ours, name, filter_subjects=[own(each) for each in filters])
+    ours.publish(name, [(f"{name}.b.1", b"", b"others"), (f"{name}.a.1", b"", b"own")])
+    given = {
+        "servers": ours.url,
+        "stream": name,
+        "consumer": "c",
+        **({"subject": own(subject)} if subject else {}),
+    }
+    if good:
+        Acknowledger(source_options(given)).finish(3)
+    else:
+        with pytest.raises(OptionError, match=r"consumer 'c' takes .*: give both the same subject"):
+            Acknowledger(source_options(given))
+    assert ours.state(name)["messages"] == (2 if not good else 1 if filters == ["a.>"] else 0)
+
+
+def test_all_that_is_finished_is_acknowledged_by_a_consumer_that_hands_out_little(
+    broker: Broker, name: str
+) -> None:
+    broker.create(name, retention="workqueue")
+    durable(broker, name, max_ack_pending=100)
+    broker.fill(name, 550)
+    speaker = Acknowledger(source_options({"servers": broker.url, "stream": name, "consumer": "c"}))
+    for horizon in (251, 500, 501, 551):
+        speaker.finish(horizon)
+        assert broker.state(name)["messages"] == 551 - horizon
+
+
+def test_a_consumer_whose_messages_others_hold_is_waited_for_and_then_named(
+    broker: Broker, name: str
+) -> None:
+    broker.create(name, retention="workqueue")
+    durable(broker, name, max_ack_pending=10, ack_wait=2_000_000_000)
+    broker.fill(name, 15)
+    given = {"servers": broker.url, "stream": name, "consumer": "c"}
+
+    def take() -> None:
+        pull = (name.encode(), broker.link.new_inbox())
+        broker.link.send(b"PUB $JS.API.CONSUMER.MSG.NEXT.%s.c %s 2\r\n10\r\n" % pull)
+        eventually(lambda: broker.api(f"CONSUMER.INFO.{name}.c")["num_ack_pending"] == 10)
+
+    take()
+    Acknowledger(source_options(given)).finish(16)
+    assert broker.state(name)["messages"] == 0, "who died holds them until the time for acknowledging is over"
+    durable(broker, name, max_ack_pending=10, ack_wait=60_000_000_000)
+    broker.fill(name, 15)
+    take()
+    with pytest.raises(StreamError, match=r"no more than 10 messages \(max_ack_pending\)"):
+        Acknowledger(source_options({**given, "reconnect": "10ms"})).finish(31)
+
+
+def test_nothing_of_a_queue_made_anew_is_taken_for_finished(broker: Broker, name: str) -> None:
+    broker.create(name, retention="workqueue")
+    broker.fill(name, 30)
+    given = {"servers": broker.url, "stream": name, "consumer": "spark"}
+    given |= {"failOnDataLoss": "false", "claimReader": "none"}
+    query, again = (StreamStreamReader(source_options(given), SCHEMA) for _ in range(2))
+    start = query.initialOffset()
+    end = query.latestOffset(start)
+    broker.api(f"STREAM.DELETE.{name}")
+    broker.create(name, retention="workqueue")
+    broker.fill(name, 10)
+    for restarted in (query, again):
+        restarted.partitions(start, end)
+        restarted.commit(end)
+        assert broker.state(name)["messages"] == 10
+    new = again.latestOffset(end)
+    again.commit(new)
+    assert (new["next_seq"], broker.state(name)["messages"]) == (11, 0)
 
 
 def test_an_interest_stream_lets_go_of_what_is_finished(

@@ -18,6 +18,9 @@ S = 1_000_000_000
         ("1.5s", 3 * S // 2),
         ("2d", 172800 * S),
         ("10us", 10_000),
+        ("10\u03bcs", 10_000),
+        (".5m", 30 * S),
+        ("1.s.5s", 3 * S // 2),
         ("7ns", 7),
         (2, 2 * S),
         (0.5, S // 2),
@@ -28,7 +31,7 @@ def test_durations(duration: Duration, expected: int) -> None:
     assert duration_ns(duration) == expected
 
 
-@pytest.mark.parametrize("text", ["", "1", "s", "1x", "1h 2m", "-1s", "1hh"])
+@pytest.mark.parametrize("text", ["", "1", "s", ".s", "1x", "1h 2m", "-1s", "1hh"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         duration_ns(text)

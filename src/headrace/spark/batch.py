@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from headrace.spark import direct, newest, wire
 from headrace.spark.doors import Door, door_of
 from headrace.spark.filters import narrowed
-from headrace.spark.leases import protect_once
+from headrace.spark.leases import may_read_claims, protect_once
 from headrace.spark.offsets import resolve
 from headrace.spark.options import EARLIEST, NEWEST, Options
 from headrace.spark.planning import Newest, Range, divide
@@ -33,8 +33,8 @@ class StreamReader(DataSourceReader):
         facts = door.facts()
         pin = door.pin()
         start, end = self._span(facts, door)
-        if "claim" in self.schema.names or self.options.claims == "inline":
-            protect_once(self.options, start - 1)
+        if may_read_claims(self.options, self.schema.names):
+            protect_once(self.options, 0 if self.options.starting == NEWEST else start - 1)
         token = door.token(pin)
         if self.options.starting == NEWEST:
             return newest.plan(self.options, end, pin, token)

@@ -19,7 +19,7 @@ from headrace.durations import duration_ns
 from headrace.errors import ProtocolError
 from headrace.kernel import twin
 from headrace.spark.claims import claim_column
-from headrace.store.arrow import binary_views, parse_headers
+from headrace.store.arrow import NS, TTL_NEVER, binary_views, parse_headers
 
 if TYPE_CHECKING:
     from headrace.kernel.frames import WIDTH, Frames
@@ -33,6 +33,8 @@ _H = ord("H")
 #: The first line of a header block, which says nothing of a message.
 _OPENING = len(b"NATS/1.0\r\n")
 _TTL = "Nats-TTL"
+#: Stores keep no longer ones.
+_TTL_S_MAX = TTL_NEVER - 1
 _TIME = pa.timestamp("ns", tz="UTC")
 
 
@@ -144,8 +146,12 @@ def deadlines(times: pa.Array, ttls: pa.Array) -> pa.Array:
 
 
 def _span_ns(text: str | None) -> int | None:
-    """The nanoseconds of a TTL; None for one that does not end, as for one that says nothing."""
-    if text is None or text == "never":
+    """The nanoseconds of a TTL; None for one that does not end, as for one that says nothing or makes no sense."""
+    if text is None or text.lower() == "never":
         return None
-    seconds = int(text) if text.isdigit() else duration_ns(text) // 1_000_000_000
-    return seconds * 1_000_000_000 or None
+    plain = text.removeprefix("+")
+    try:
+        seconds = int(plain) if plain.isdigit() else duration_ns(plain) // NS
+    except ValueError:
+        return None
+    return min(seconds, _TTL_S_MAX) * NS or None

@@ -7,6 +7,7 @@ stream, which makes a batch repeatable whatever happens to the consumer, even a 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.spark.streams import StreamError, call, persistently
 
 _BATCH_MAX = 1000
 _ACK_WAIT_NS = 60_000_000_000
+_EXPIRES_NS = 1_000_000_000
 
 
 class Acknowledger:
@@ -25,7 +27,9 @@ class Acknowledger:
         self._options = options
         self._name = f"{options.stream}.{options.consumer}"
         self._horizon = 0
-        persistently(options.address, options.reconnect_s, self._ensure)
+        config = persistently(options.address, options.reconnect_s, self._ensure)
+        #: How many messages it hands out before it wants acknowledgements; 0 for any number.
+        self._pending_max = max(int(config.get("max_ack_pending", 0)), 0)
 
     def finish(self, horizon: int) -> None:
         """Acknowledge everything below the horizon; the server has confirmed it on return."""
@@ -36,7 +40,7 @@ class Acknowledger:
         )
         self._horizon = horizon
 
-    def _ensure(self, link: Link) -> None:
+    def _ensure(self, link: Link) -> dict[str, Any]:
         options = self._options
         try:
             config = call(link, f"{options.api}.CONSUMER.INFO.{self._name}")["config"]
@@ -46,6 +50,18 @@ class Acknowledger:
             raise OptionError(
                 f"consumer {options.consumer!r} cannot speak for a query: it has to be a pull consumer with "
                 "explicit acknowledgement; delete it, or name another one in option `consumer`"
+            )
+        self._refuse_other_filters(config)
+        return dict(config)
+
+    def _refuse_other_filters(self, config: dict[str, Any]) -> None:
+        """A consumer that takes more would acknowledge what nobody has read; one that takes less, not all that was."""
+        filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
+        if {each or ">" for each in filters} != {self._options.subject or ">"}:
+            raise OptionError(
+                f"consumer {self._options.consumer!r} takes {', '.join(filter(None, filters)) or 'everything'}, the query "
+                f"reads {self._options.subject or 'everything'}: give both the same subject, or name another one in "
+                "option `consumer`"
             )
 
     def _create(self, link: Link) -> dict[str, Any]:
@@ -69,6 +85,7 @@ class Acknowledger:
 
     def _drain(self, link: Link, horizon: int) -> None:
         """Take what is waiting, acknowledge what is below the horizon, give back what is not."""
+        deadline = time.monotonic() + self._options.reconnect_s
         while True:
             replies = list(self._fetch(link))
             below = [reply for reply in replies if _sequence(reply) < horizon]
@@ -78,13 +95,33 @@ class Acknowledger:
             if below:
                 # The last one asks for an answer; those before it went the same way.
                 link.request(below[-1].decode(), b"+ACK")
-            if above or len(replies) < _BATCH_MAX:
+            if above or (len(replies) < self._batch and not self._has_more(link)):
                 return
+            if replies:
+                deadline = time.monotonic() + self._options.reconnect_s
+            elif time.monotonic() > deadline:
+                raise StreamError(
+                    f"consumer {self._options.consumer!r} hands out no more than {self._pending_max} messages "
+                    "(max_ack_pending), and others hold as many without acknowledging them: let nobody else use it"
+                )
+
+    @property
+    def _batch(self) -> int:
+        """A pull for more than the consumer may hand out would not end."""
+        return min(_BATCH_MAX, self._pending_max or _BATCH_MAX)
+
+    def _has_more(self, link: Link) -> bool:
+        """Whether a pull may have ended because too much of what was handed out before is not acknowledged."""
+        if not self._pending_max:
+            return False
+        return bool(call(link, f"{self._options.api}.CONSUMER.INFO.{self._name}")["num_pending"])
 
     def _fetch(self, link: Link) -> Iterator[bytes]:
         """The reply subjects of what is waiting, a batch at most."""
         inbox = link.new_inbox()
-        body = b'{"batch":%d,"no_wait":true}' % _BATCH_MAX
+        # What others hold counts too, so that a consumer with a limit may keep a pull waiting.
+        expires_ns = _EXPIRES_NS if self._pending_max else 0
+        body = b'{"batch":%d,"no_wait":true,"expires":%d}' % (self._batch, expires_ns)
         subject = f"{self._options.api}.CONSUMER.MSG.NEXT.{self._name}"
         link.send(b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), inbox, len(body), body))
         count = 0
@@ -96,7 +133,7 @@ class Acknowledger:
                 continue
             yield frame.reply
             count += 1
-            if count == _BATCH_MAX:
+            if count == self._batch:
                 return
 
 

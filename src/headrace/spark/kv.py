@@ -1,13 +1,14 @@
 """The data source `headrace_kv`: a bucket as a table, as its history, and as a feed of changes; and writing to it.
 
 Owns the readers and writers and their options. Over the wire there is no snapshot, so a table is read by one task up to
-its very end: a key that is rewritten meanwhile is found at its new place. What messages mean is known by `entries`, how
+its end: a key that is rewritten meanwhile is found at its new place. What messages mean is known by `entries`, how
 changes are published by `changes`.
 """
 
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +27,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from headrace.client.durations import ttl_text
+from headrace.client.kv_bucket import bucket_of
 from headrace.durations import duration_ns
 from headrace.spark import options as o
 from headrace.spark import schema as schemas
 from headrace.spark.batch import StreamReader, rows
 from headrace.spark.changes import OPERATIONS, Bucket, Change, Changer
+from headrace.spark.doors import door_of
 from headrace.spark.entries import NEEDED, entries, live, prefix_of
+from headrace.spark.leases import NOBODY
 from headrace.spark.link import Address
 from headrace.spark.planning import Range
 from headrace.spark.schema import SchemaError
@@ -60,15 +64,12 @@ _MODES = ("table", "history")
 
 @dataclass(frozen=True)
 class KvOptions:
-    """A bucket, and the options of the stream that it is."""
+    """The keys of a bucket that are wanted, what their subjects begin with, and the options of the stream that it is."""
 
-    bucket: str
+    prefix: str
+    keys: str
     mode: str
     stream: o.Options
-
-    @property
-    def prefix(self) -> str:
-        return prefix_of(self.bucket)
 
 
 def kv_options(raw: Mapping[str, str]) -> KvOptions:
@@ -82,10 +83,21 @@ def kv_options(raw: Mapping[str, str]) -> KvOptions:
         if name in options:
             raise o.OptionError(f"there is no option `{name}` of a bucket; use `bucket` and `keys`")
     del options["bucket"]
-    subject = f"$KV.{bucket}.{options.pop('keys', '>')}"
-    # Older revisions leave a bucket all the time; that is no loss.
-    given = {"failondataloss": "false", **options, "stream": f"KV_{bucket}", "subject": subject}
-    return KvOptions(bucket, mode, o.source_options(given))
+    prefix, keys = prefix_of(bucket), options.pop("keys", ">")
+    # Older revisions leave a bucket all the time; that is no loss. And values are never claims.
+    usual = {"failondataloss": "false", "claimreader": NOBODY}
+    given = {**usual, **options, "stream": f"KV_{bucket}", "subject": prefix + keys}
+    return KvOptions(prefix, keys, mode, o.source_options(given))
+
+
+def _located(kv: KvOptions) -> KvOptions:
+    """The same where its server has it: keys of a mirror have the subjects of the origin."""
+    mirror = door_of(kv.stream).facts().config.get("mirror")
+    if not mirror:
+        return kv
+    origin = str(mirror["name"])
+    prefix = prefix_of(bucket_of(origin) or origin)
+    return replace(kv, prefix=prefix, stream=replace(kv.stream, subject=prefix + kv.keys))
 
 
 class BucketReader(DataSourceReader):
@@ -104,10 +116,17 @@ class BucketReader(DataSourceReader):
         parts = self._stream.partitions()
         if self.kv.mode == "history" or not parts:
             return parts
-        first = parts[0]
+        first, last = parts[0], parts[-1]
         assert isinstance(first, Range)
-        end = parts[-1].end if first.pin and isinstance(parts[-1], Range) else _END
-        return [replace(first, end=end)]
+        assert isinstance(last, Range)
+        return [replace(first, end=last.end if first.pin else self._end(last.end))]
+
+    def _end(self, planned: int) -> int:
+        """Where a read over the wire ends: keys that are rewritten meanwhile are found if they stay before the end."""
+        ending = self.kv.stream.ending
+        if ending == o.LATEST or ending.time_ns > time.time_ns():
+            return _END
+        return ending.seq or planned
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Range):
@@ -267,10 +286,10 @@ class KvSource(DataSource):
         return KV
 
     def reader(self, schema: StructType) -> BucketReader:
-        return BucketReader(kv_options(self.options), schemas.arrow_schema(schema, KV))
+        return BucketReader(_located(kv_options(self.options)), schemas.arrow_schema(schema, KV))
 
     def streamReader(self, schema: StructType) -> ChangeReader:
-        return ChangeReader(kv_options(self.options), schemas.arrow_schema(schema, KV))
+        return ChangeReader(_located(kv_options(self.options)), schemas.arrow_schema(schema, KV))
 
     def writer(self, schema: StructType, overwrite: bool) -> BucketWriter:
         if overwrite:

@@ -15,6 +15,8 @@ from headrace.spark.options import EARLIEST, LATEST, NEWEST, Bound, Options
 from headrace.spark.streams import Facts
 
 VERSION = 1
+#: Servers count nanoseconds in 64 bits, and take a later moment (after 2262) for an early one.
+_LAST_NS = (1 << 63) - 1
 _log = logging.getLogger("headrace.spark")
 
 
@@ -26,7 +28,8 @@ class DataLoss(HeadraceError):
 class Offset:
     """The next sequence to read of one very stream, and the pin that shows what was there below it.
 
-    A batch that begins at an offset with `newest` has the last message of each subject up to that sequence.
+    A batch that begins at an offset with `newest` has the last message of each subject up to that sequence. `began` is the
+    first sequence that the query could read of this stream; where a checkpoint does not say it, that is where it goes on.
     """
 
     stream: str
@@ -34,6 +37,7 @@ class Offset:
     next_seq: int
     pin: str = ""
     newest: int = 0
+    began: int = 0
 
     def to_json(self) -> dict[str, Any]:
         made = {
@@ -42,7 +46,7 @@ class Offset:
             "identity": self.identity,
             "next_seq": self.next_seq,
         }
-        more = {"pin": self.pin, "newest": self.newest}
+        more = {"pin": self.pin, "newest": self.newest, "began": self.began}
         return {**made, **{name: value for name, value in more.items() if value}}
 
     @classmethod
@@ -63,6 +67,7 @@ class Offset:
             int(value["next_seq"]),
             value.get("pin", ""),
             int(value.get("newest", 0)),
+            int(value.get("began", value["next_seq"])),
         )
 
     def at(self, next_seq: int, pin: str = "") -> Offset:
@@ -81,7 +86,7 @@ def resolve(bound: Bound, facts: Facts, seq_of_time: Any) -> int:
     if bound in (LATEST, NEWEST):
         return facts.next_seq
     if bound.time_ns:
-        return seq_of_time(bound.time_ns) or facts.next_seq
+        return seq_of_time(min(max(bound.time_ns, 0), _LAST_NS)) or facts.next_seq
     return max(bound.seq, 1)
 
 
@@ -93,7 +98,7 @@ def surviving_start(start: Offset, facts: Facts, options: Options) -> Offset:
             f"stream {facts.name!r} is not the one that the checkpoint speaks of: it was deleted and created again. "
             f"Everything from sequence {start.next_seq} of the former one on is lost",
         )
-        return offset_at(facts, facts.first_seq)
+        return _beginning(facts)
     if start.next_seq > facts.next_seq:
         _lose(
             options,
@@ -115,10 +120,14 @@ def surviving_end(end: Offset, facts: Facts, options: Options) -> Offset:
     """Where a batch that was planned before can end now. Raises DataLoss."""
     if end.identity != facts.identity:
         # Its start is of the former stream too, so that loss has been told.
-        return offset_at(facts, facts.first_seq)
+        return _beginning(facts)
     if end.next_seq > facts.next_seq:
         return surviving_start(end, facts, options)
     return end
+
+
+def _beginning(facts: Facts) -> Offset:
+    return replace(offset_at(facts, facts.first_seq), began=facts.first_seq)
 
 
 def _lose(options: Options, what: str) -> None:

@@ -142,6 +142,20 @@ def _seconds(text: str) -> float:
     return duration_ns(text) / NS
 
 
+def _lease_s(text: str) -> float:
+    seconds = _seconds(text)
+    if seconds < 1:
+        raise ValueError(f"{text!r} is too short: a lease lasts a second at least")
+    return seconds
+
+
+def _limit_bytes(text: str) -> int:
+    size = size_bytes(text)
+    if not size:
+        raise ValueError(f"{text!r} would let nothing pass; leave the option out for no limit")
+    return size
+
+
 def _text(text: str) -> str:
     return text
 
@@ -167,7 +181,7 @@ _SOURCE: dict[str, tuple[str, Callable[[str], Any]]] = {
     "starting": ("starting", bound_of),
     "ending": ("ending", bound_of),
     "maxmessagespertrigger": ("messages_max", _count),
-    "maxbytespertrigger": ("bytes_max", size_bytes),
+    "maxbytespertrigger": ("bytes_max", _limit_bytes),
     "minmessagespertrigger": ("rows_min", _count),
     "maxtriggerdelay": ("delay_ns", duration_ns),
     "minpartitions": ("partitions_min", _count),
@@ -184,7 +198,7 @@ _SOURCE: dict[str, tuple[str, Callable[[str], Any]]] = {
     "consumer": ("consumer", _text),
     "wait": ("wait_ns", duration_ns),
     "reconnect": ("reconnect_s", _seconds),
-    "lease": ("lease_s", _seconds),
+    "lease": ("lease_s", _lease_s),
     "batchrows": ("batch_rows", _count),
     "domain": ("domain", _text),
 }

@@ -124,7 +124,7 @@ class _Resolver:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         fetcher = Fetcher(self.configs, self.limits)
         for batch in batches:
-            marks = self._marks(batch)
+            marks = marked(batch.column("headers"))
             results: list[Any] = []
             told: list[str | None] = []
             extra = [batch.column(name).to_pylist() for name in self.columns]
@@ -134,11 +134,6 @@ class _Resolver:
                 good = told[-1] is None
                 results.append(self.fn(outcome.data, *(each[row] for each in extra)) if good else None)
             yield self._with(batch, results, told)
-
-    def _marks(self, batch: pa.RecordBatch) -> Any:
-        if "headers" in batch.schema.names:
-            return marked(batch.column("headers"))
-        return np.asarray(batch.column("claim").is_valid().to_numpy(zero_copy_only=False))
 
     def _with(self, batch: pa.RecordBatch, results: list[Any], told: list[str | None]) -> pa.RecordBatch:
         made = [*batch.columns, pa.array(results, self.schema.field(self.result).type)]
@@ -169,11 +164,11 @@ def resolve(
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-    missing = [name for name in ("data", *columns) if name not in df.columns]
-    if missing or not {"headers", "claim"} & set(df.columns):
+    # Column `claim` is null for a reference that cannot be read too, so that only the headers tell it from a payload.
+    missing = [name for name in ("data", "headers", *columns) if name not in df.columns]
+    if missing:
         raise OptionError(
-            f"there is no column {(missing or ['headers'])[0]!r}: resolve works on what the source reads, with "
-            "`data` and one of `headers` and `claim`"
+            f"there is no column {missing[0]!r}: resolve works on what the source reads, with `data` and `headers`"
         )
     if errors not in ("fail", "column"):
         raise OptionError(f"errors={errors!r} is neither fail nor column")

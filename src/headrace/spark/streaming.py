@@ -26,7 +26,7 @@ from headrace.spark import newest
 from headrace.spark.batch import rows
 from headrace.spark.consuming import Acknowledger
 from headrace.spark.doors import Door, door_of
-from headrace.spark.leases import Lease
+from headrace.spark.leases import Lease, Reach, may_read_claims
 from headrace.spark.offsets import Offset, offset_at, resolve, surviving_end, surviving_start
 from headrace.spark.options import EARLIEST, LATEST, NEWEST, Bound, OptionError, Options
 from headrace.spark.planning import Range, divide
@@ -57,6 +57,8 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         facts = self._facts()
         start = resolve(self._starting(facts), facts, self._entry().seq_at)
         begin = offset_at(facts, min(max(start, facts.first_seq), facts.next_seq))
+        has_all = self._starting(facts) in (EARLIEST, NEWEST)
+        begin = replace(begin, began=1 if has_all else begin.next_seq)
         if self.options.starting == NEWEST and facts.messages:
             begin = replace(begin, newest=begin.next_seq - 1)
         self._protect(begin)
@@ -84,8 +86,9 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._finished(position)
         facts = self._news(position)
         begin = surviving_start(position, facts, self.options)
+        self._protect(begin)
         end = self._limited(begin.next_seq, facts, limit or self.getDefaultReadLimit())
-        if end <= begin.next_seq and begin.identity == position.identity:
+        if end <= begin.next_seq and begin == position:
             return start
         self._batch_s = time.monotonic()
         return begin.at(end, self._pin_for(end)).to_json()
@@ -95,12 +98,13 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, to = Offset.from_json(start, self.options), Offset.from_json(end, self.options)
-        self._protect(begin)
         if begin.identity == to.identity and self._still_pinned(to.pin):
             # What the batch was planned on is held, whatever became of the stream since.
+            self._protect(begin)
             return self._parts(begin, to, begin.next_seq, to.pin)
         facts = self._facts()
         begin = surviving_start(begin, facts, self.options)
+        self._protect(begin)
         to = surviving_end(to, facts, self.options)
         return self._parts(begin, to, facts.first_seq, self._pin_for(to.next_seq))
 
@@ -130,7 +134,11 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._door
 
     def _facts(self) -> Facts:
-        self._seen = self._entry().facts()
+        before, self._seen = self._seen, self._entry().facts()
+        if before is not None and not _goes_on(before, self._seen):
+            # Pins show what was there before; the consumer went with the stream, or is to begin again.
+            self._pins.clear()
+            self._acknowledger = None
         self._need_consumer(self._seen)
         return self._seen
 
@@ -195,6 +203,11 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _finished(self, position: Offset) -> None:
         """Spark will not ask for anything below this position again."""
+        facts = self._seen or self._facts()
+        if position.identity != facts.identity:
+            # Nothing of the stream that is there now has been read.
+            return
+        position = replace(position, next_seq=min(position.next_seq, facts.next_seq))
         self._protect(position)
         for pin in [pin for pin, covered in self._pins.items() if covered <= position.next_seq]:
             del self._pins[pin]
@@ -205,10 +218,11 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _protect(self, position: Offset) -> None:
         """Claims of messages behind what is finished may be read again, so that no collector takes them."""
         if self._lease is None:
-            if "claim" not in self.schema.names and self.options.claims != "inline":
+            if not may_read_claims(self.options, self.schema.names):
                 return
             self._lease = Lease(self.options)
-        self._lease.hold(0 if position.newest else position.next_seq - 1)
+        finished = 0 if position.newest else position.next_seq - 1
+        self._lease.hold(Reach(finished, position.began))
 
     def _need_consumer(self, facts: Facts) -> None:
         """Streams that keep messages only for their consumers need one that speaks for this query."""
@@ -221,3 +235,8 @@ class StreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"stream {facts.name!r} has {facts.retention} retention: name the durable consumer that speaks for "
                 "this query in option `consumer`; it is made if it does not exist"
             )
+
+
+def _goes_on(before: Facts, now: Facts) -> bool:
+    """Whether this is the stream that it was, with nothing lost at its end."""
+    return before.identity == now.identity and before.next_seq <= now.next_seq

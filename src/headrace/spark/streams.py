@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, TypeVar
 
 from headrace.errors import HeadraceError
@@ -169,21 +168,28 @@ def unpin_stream(options: Options, pin: str) -> None:
 
 
 def subjects_of(options: Options) -> list[str]:
-    """The subjects that the stream has messages of, as far as the query wants them, sorted."""
-    found: dict[str, int] = {}
-    total = 1
-    while len(found) < total:
-        wanted = {"subjects_filter": options.subject or ">", "offset": len(found)}
-        answer = persistently(
-            options.address,
-            options.reconnect_s,
-            partial(_info, subject=f"{options.api}.STREAM.INFO.{options.stream}", body=wanted),
-        )
-        page = answer["state"].get("subjects") or {}
+    """The subjects that the stream has messages of, as far as the query wants them, sorted.
+
+    A server gives them page by page, in order. Pages overlap, because subjects come and go meanwhile: where a page has
+    nothing of what was found before, others may have moved to places before it.
+    """
+    found: set[str] = set()
+    offset, back = 0, 1
+    while True:
+        page, total = _subjects_from(options, offset)
+        if offset and found.isdisjoint(page):
+            offset, back = max(offset - back, 0), back * 2
+            continue
         found |= page
-        total = int(answer.get("total", len(found))) if page else 0
-    return sorted(found)
+        offset, back = offset + len(page) - 1, 1
+        if offset + 1 >= total:
+            return sorted(found)
 
 
-def _info(link: Link, subject: str, body: dict[str, Any]) -> dict[str, Any]:
-    return call(link, subject, body)
+def _subjects_from(options: Options, offset: int) -> tuple[set[str], int]:
+    """A page of subjects, and how many there are in all."""
+    subject = f"{options.api}.STREAM.INFO.{options.stream}"
+    wanted = {"subjects_filter": options.subject or ">", "offset": offset}
+    answer = persistently(options.address, options.reconnect_s, lambda link: call(link, subject, wanted))
+    page = set(answer["state"].get("subjects") or ())
+    return page, int(answer.get("total", 0))
