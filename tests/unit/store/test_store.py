@@ -1,6 +1,7 @@
 """The store as a whole: frames, facts, checkpoints, poison, full disks, restarts."""
 
 import errno
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from headrace.errors import Corrupt, Full, Poisoned, StoreError
 from headrace.sim import Fault, SimDisk
 from headrace.store import FileDisk, Store, StoreOptions
+from headrace.store.disk import Done, Op
 
 from .stores import TINY, Ticking, commit, kill, open_store, opened
 
@@ -85,6 +87,44 @@ def test_a_stream_deleted_right_after_a_purge_goes_with_its_files(tmp_path: Path
             store.checkpoint()
             commit(store)
         assert store.disk.list("streams") == []
+
+
+def test_a_stream_is_deleted_while_files_of_it_are_unlinked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane unlinks them between two looks at the folder."""
+    disk = SimDisk(1)
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    log.append_many([(b"a", b"", b"x" * 100)] * 200, 1)
+    commit(store)
+    log.remove_below(150)
+    commit(store)
+    queued: list[Sequence[Op]] = []
+    submit = disk.submit
+
+    def watched(lane: str, ops: Sequence[Op], done: Done) -> None:
+        queued.append(ops)
+        submit(lane, ops, done)
+
+    monkeypatch.setattr(disk, "submit", watched)
+    store.checkpoint()
+    while not any(op[0] == "unlink" and op[1].startswith(log.folder_path) for ops in queued for op in ops):
+        assert disk.step()
+    listed = disk.list
+
+    def listed_late(folder: str) -> list[str]:
+        names = listed(folder)
+        while disk.step("behind"):
+            pass
+        return names
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "list", listed_late)
+        store.delete(log)
+    for _ in range(2):
+        commit(store)
+        store.checkpoint()
+        commit(store)
+    assert disk.list("streams") == []
 
 
 def test_facts_survive_in_order(tmp_path: Path) -> None:
