@@ -11,6 +11,9 @@ from headrace.errors import Corrupt, Full, Poisoned, StoreError
 from headrace.sim import Fault, SimDisk
 from headrace.store import FileDisk, Store, StoreOptions
 from headrace.store.disk import Done, Op
+from headrace.store.format import checkpoint_path
+from headrace.store.report import Report
+from headrace.store.roots import COPIES, find_root
 
 from .stores import TINY, Ticking, commit, kill, open_store, opened
 
@@ -608,6 +611,68 @@ def test_either_copy_of_a_checkpoint_is_enough(tmp_path: Path) -> None:
         assert store.logs["S"].messages == 10
         assert store.report().healthy
         assert store.report().repaired
+
+
+def spoil_section(disk: SimDisk, name: str) -> int:
+    """The newest section of a stream rots in both copies; returns the checkpoint it is in."""
+    found = find_root(disk, Report())
+    assert found is not None
+    [ref] = [entry.ref for entry in found.root.streams if entry.name == name]
+    for copy in COPIES:
+        path = checkpoint_path(ref.checkpoint, copy)
+        data = bytearray(disk.read(path, 0, disk.size(path)))
+        data[ref.offset + 3] ^= 1
+        disk.rot(path, bytes(data))
+    return ref.checkpoint
+
+
+@pytest.mark.parametrize("recycled", [False, True])
+def test_a_section_without_a_good_copy_costs_its_own_stream_only(recycled: bool) -> None:
+    """An older checkpoint, which is kept for the section of A, is no way out: what it needs may be gone."""
+    disk = SimDisk(1)
+    store = Store.open(disk, Ticking(), TINY)
+    store.create("A").append(b"s", b"", b"a" * 50, 1)
+    damaged = store.create("B")
+    commit(store)
+    store.checkpoint()
+    commit(store)
+    other = store.create("C")
+    for number in range(300 if recycled else 20):
+        damaged.append(b"s", b"", b"b" * 50, 1)
+        other.append(b"s", b"", b"%d" % number * 20, 1)
+        if number < 15:
+            other.remove(other.first_seq)
+        commit(store)
+    store.checkpoint()
+    commit(store)
+    other.append(b"s", b"", b"after the checkpoint", 1)
+    commit(store)
+    expected = {seq: other.get(seq) for seq in range(1, other.last_seq + 1)}
+    disk = disk.kill()
+    newest = spoil_section(disk, "B")
+    assert len(disk.list("checkpoints")) > 2
+    store = Store.open(disk, Ticking(), TINY)
+    assert store.report().checkpoint == newest
+    assert sorted(store.logs) == ["A", "C"]
+    assert list(store.report().offline) == ["B"]
+    assert {seq: store.logs["C"].get(seq) for seq in expected} == expected
+
+
+def test_a_checkpoint_that_is_not_proven_gives_way_to_the_one_before() -> None:
+    """Also when recovery wrote it, which leaves out numbers of frames."""
+    disk = SimDisk(1)
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    log.append_many([(b"a", b"", b"x")] * 10, 1)
+    commit(store)
+    disk = disk.kill()
+    Store.open(disk, Ticking(), TINY)
+    disk = disk.kill()
+    newest = spoil_section(disk, "S")
+    store = Store.open(disk, Ticking(), TINY)
+    assert store.report().checkpoint < newest
+    assert store.report().healthy
+    assert store.logs["S"].messages == 10
 
 
 def test_a_damaged_block_is_never_served(tmp_path: Path) -> None:
