@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.errors import Corrupt, Full, Poisoned, StoreError
@@ -538,6 +539,32 @@ def test_a_bad_last_frame_that_was_synced_is_damage(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         assert not store.report().healthy  # until somebody accepts the loss
         assert store.logs["S"].last_seq == 2
+
+
+def test_damage_is_not_left_to_the_next_stream_of_that_name(tmp_path: Path) -> None:
+    killed_with_a_bad_last_frame(tmp_path)
+    with opened(tmp_path) as store:
+        store.delete(store.logs["S"])
+        log = store.create("S")
+        log.append_many([(b"a", b"", b"x")] * 3, 1)
+        log.remove(1)
+        commit(store)
+    with opened(tmp_path) as store:
+        assert not store.report().healthy
+        assert store.logs["S"].get(1) is None
+
+
+@pytest.mark.parametrize("ident", [True, False])
+def test_what_was_lost_is_said_after_every_restart(tmp_path: Path, ident: bool) -> None:
+    """Also where an older version noted it, by the stream's name alone."""
+    killed_with_a_bad_last_frame(tmp_path)
+    with opened(tmp_path) as store:
+        found = store.report()
+        if not ident:
+            found.damage = [msgspec.structs.replace(damage, ident=0) for damage in found.damage]
+    for _ in range(2):
+        with opened(tmp_path) as store, pytest.raises(Corrupt, match="was lost"):
+            store.logs["S"].get(1)
 
 
 def test_frames_that_a_checkpoint_speaks_of_are_missed_when_they_are_gone(tmp_path: Path) -> None:
