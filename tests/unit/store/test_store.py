@@ -753,6 +753,22 @@ def test_caches_are_rebuilt(tmp_path: Path) -> None:
             assert store.report().healthy
 
 
+def test_columns_that_cannot_be_read_back_stay_in_memory() -> None:
+    disk = SimDisk(1)
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    disk.faults.add(Fault(errno.EMFILE, 1, ("map",), "streams/"))
+    log.append_many([(b"a", b"", b"x" * 100)] * 200, 1)
+    commit(store)
+    assert disk.faults.hits == 1
+    assert len(log.sealed) > 1
+    assert log.count_of(b"a") == 200
+    log.append_many([(b"a", b"", b"x" * 100)] * 200, 1)
+    commit(store)
+    log = Store.open(disk.kill(), Ticking(), TINY).logs["S"]
+    assert all(log.get(seq) for seq in range(1, 401))
+
+
 def test_a_deleted_log_takes_nothing_more(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         log = store.create("S")
