@@ -1,8 +1,9 @@
 """Age: when a message has lived long enough, by its own `Nats-TTL` or by the stream's `max_age`.
 
 What is due soon waits in buckets of about a second, (deadline, sequence) pairs; what is due later costs no memory but
-a bound for each run of 65,536 sequences, below which nothing in that run is due; its rows are read from the log's
-columns when that time comes near. So a message costs O(1), and memory follows the rate, not the number of messages.
+a bound for each run of 65,536 sequences that has messages, below which nothing in that run is due; its rows are read
+from the log's columns when that time comes near. So a message costs O(1), and memory follows the rate, not the number
+of messages. Nothing is walked or kept for sequences that no message has.
 Nothing is removed early; a reader that calls `run` first never sees anything overdue.
 """
 
@@ -42,8 +43,10 @@ class Deadlines:
         self._due_seqs = np.empty(0, np.uint64)
         self._position = 0
         self._window_end = now_ns
-        if log.messages:
-            self._runs = dict.fromkeys(range(log.first_seq >> _RUN_BITS, (log.last_seq >> _RUN_BITS) + 1), 0)
+        seq = log.next(None, log.first_seq)
+        while seq:
+            self._runs[seq >> _RUN_BITS] = 0
+            seq = log.next(None, ((seq >> _RUN_BITS) + 1) << _RUN_BITS)
 
     def add(self, seq: int, deadline_ns: int) -> None:
         """A message was admitted."""
@@ -129,7 +132,10 @@ class Ages:
         seqs, times, ttls = log.rows(first, first + most - 1)
         old = times + np.uint64(self.max_age_ns) <= np.uint64(now_ns)
         stop = int(np.argmin(old)) if not old.all() else len(old)
-        self._next_seq = int(seqs[stop]) if stop < len(seqs) else min(first + most, log.last_seq + 1)
+        if stop < len(seqs):
+            self._next_seq = int(seqs[stop])
+        else:
+            self._next_seq = log.next(None, first + most) or log.last_seq + 1
         due: Array = seqs[:stop][ttls[:stop] != NEVER]
         return due
 

@@ -114,6 +114,7 @@ class JetStream:
         self.room = room if room is not None else Room()
         self.snapshots: set[snapshots.Snapshot] = set()
         self.restores: dict[str, restores.Restore] = {}
+        self.leases: dict[str, Handle] = {}  # name of a pin that is held -> its end
         self.api_total = 0
         self.api_errors = 0
         self._clock = clock

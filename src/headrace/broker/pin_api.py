@@ -56,10 +56,10 @@ def _new(jetstream: JetStream, request: Request, body: dict[str, Any]) -> Manife
     if not isinstance(lease_s, int | float) or not 0 < lease_s <= LEASE_S_MAX:
         raise errors.error(10003)
     stream.retention.enforce()
-    now = jetstream.clock_ns()
-    pins.sweep(jetstream.store, now)
-    held = pins.pin(jetstream.store, stream.log, lease_s, now)
-    jetstream.timers.at(held.manifest.expires_ns, lambda: _expire(jetstream))
+    _sweep(jetstream)
+    held = pins.pin(jetstream.store, stream.log, lease_s, jetstream.clock_ns())
+    end = jetstream.timers.at(held.manifest.expires_ns, lambda: _expire(jetstream, held.id))
+    jetstream.leases[held.id] = end
     return held.manifest
 
 
@@ -106,11 +106,25 @@ def unpin(jetstream: JetStream, request: Request) -> bytes:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise errors.error(10003)
     pins.unpin(jetstream.store, name)
+    _forget(jetstream, name)
     return _answer("stream_unpin_response", success=True)
 
 
-def _expire(jetstream: JetStream) -> None:
-    pins.sweep(jetstream.store, jetstream.clock_ns())
+def _expire(jetstream: JetStream, name: str) -> None:
+    _forget(jetstream, name)
+    _sweep(jetstream)
+
+
+def _sweep(jetstream: JetStream) -> None:
+    for name in pins.sweep(jetstream.store, jetstream.clock_ns()):
+        _forget(jetstream, name)
+
+
+def _forget(jetstream: JetStream, name: str) -> None:
+    """There is no lease to end any more."""
+    end = jetstream.leases.pop(name, None)
+    if end is not None:
+        end.cancel()
 
 
 def _body(request: Request) -> dict[str, Any]:

@@ -20,9 +20,8 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from headrace.errors import StoreError
-from headrace.store.folder import Folder
+from headrace.store.folder import Folder, whole
 from headrace.store.latency import Latency
-from headrace.store.records import map_file
 
 Op = tuple[Any, ...]
 Done = Callable[[OSError | None], None]
@@ -136,7 +135,7 @@ class FileDisk(Folder):
 
     def map(self, path: str) -> memoryview:
         with self._held(path) as handle:
-            return map_file(handle.fd, os.fstat(handle.fd).st_size)
+            return whole(handle.fd)
 
     def prefetch(self, path: str, offset: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):

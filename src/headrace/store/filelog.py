@@ -129,7 +129,11 @@ class FileLog(Log):
     def adopt_columns(self, segment: FileSegment) -> None:
         """The columns of a sealed segment are in a file now: use those, and let the memory go."""
         who = Identity(self.shelf.store, self.ident, segment.number, segment.end, self.generation)
-        decoded = decode_columns(self.shelf.disk.map(self.columns_path(segment)), who, verify=False)
+        try:
+            data = self.shelf.disk.map(self.columns_path(segment))
+        except OSError:
+            return  # no descriptor, say: what is in memory serves as well
+        decoded = decode_columns(data, who, verify=False)
         if decoded is not None and decoded.columns.rows == segment.columns.rows:
             decoded.columns.inherit(segment.columns)
             segment.columns = decoded.columns

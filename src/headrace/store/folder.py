@@ -6,12 +6,14 @@ created or changed, not even the lock file, so a folder on read-only storage wil
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
 from pathlib import Path
 
 from headrace.errors import StoreError
+from headrace.store.records import map_file
 
 
 class Folder:
@@ -51,9 +53,7 @@ class FolderDisk(Folder):
 
     def map(self, path: str) -> memoryview:
         with open(self.root / path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+            return whole(file.fileno())
 
     def prefetch(self, path: str, offset: int, length: int) -> None:
         """Mapped files are read ahead by the kernel."""
@@ -63,6 +63,22 @@ class FolderDisk(Folder):
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+
+def whole(fd: int) -> memoryview:
+    """A read-only view of an open file, which outlives the descriptor.
+
+    Mapped, unless it is small: Linux allows a process some 65,000 maps, and a store may have as many files. Where no
+    map is to be had, the bytes are read.
+    """
+    size = os.fstat(fd).st_size
+    if size > mmap.PAGESIZE:
+        with contextlib.suppress(OSError):
+            return map_file(fd, size)
+    data = os.pread(fd, size, 0)
+    while len(data) < size and (more := os.pread(fd, size - len(data), len(data))):
+        data += more
+    return memoryview(data)
 
 
 def _take_lock(root: Path) -> int:

@@ -79,15 +79,23 @@ class _Readable(Protocol):
 
 
 def load(disk: _Readable, pin: str) -> Manifest:
-    """The manifest of a pin. StoreError: there is no such pin (any more); Corrupt: it is damaged."""
-    path = f"pins/{pin}/{NAME}"
+    """The manifest of a pin. StoreError: there is no such pin (any more), or it cannot be read; Corrupt: it is
+    damaged.
+    """
     try:
-        data = disk.read(path, 0, disk.size(path))
-    except OSError:
+        return read(disk, pin)
+    except FileNotFoundError:
         raise StoreError(
             f"there is no pin {pin}: it was released, its lease ran out, or it was never made"
         ) from None
-    return decoded(data, path)
+    except OSError as error:
+        raise StoreError(f"pin {pin} cannot be read: {error}") from error
+
+
+def read(disk: _Readable, pin: str) -> Manifest:
+    """As `load`, for whom it matters why: what the disk raises is raised."""
+    path = f"pins/{pin}/{NAME}"
+    return decoded(disk.read(path, 0, disk.size(path)), path)
 
 
 def decoded(data: bytes, path: str) -> Manifest:

@@ -124,9 +124,11 @@ def _free_name(disk: Disk, frame: int) -> str:
 
 def _stale(disk: Disk, name: str, now: int) -> bool:
     try:
-        return manifests.load(disk, name).expires_ns <= now
-    except (Corrupt, StoreError):
-        return True
+        return manifests.read(disk, name).expires_ns <= now
+    except (FileNotFoundError, Corrupt):
+        return True  # never finished, half removed, or of no use to anybody
+    except OSError:
+        return False  # says nothing of the lease: the next sweep looks again
 
 
 def _discard(disk: Disk, name: str) -> None:

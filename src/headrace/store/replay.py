@@ -80,17 +80,17 @@ class Replay:
         for log in self._suspects.values():
             log.advance(log.last_seq + SKIP)
         for ident in self.unknown:
-            self._lost("a stream's beginning is lost", str(ident), 0, 0)
+            self._lost("a stream's beginning is lost", str(ident))
 
-    def _lost(self, what: str, stream: str, first: int, last: int) -> None:
-        self.store.report().add(Damage(what, stream, first, last))
+    def _lost(self, what: str, stream: str = "", first: int = 0, last: int = 0, ident: int = 0) -> None:
+        self.store.report().add(Damage(what, stream, first, last, ident=ident))
 
     # Lost frames
 
     def _suspect(self, missing: int, entries: list[tuple[int, int, memoryview]], sure: bool) -> None:
         """Lost frames; `sure`: the watermarks among these entries are all that the one lost frame changed."""
         what = f"{missing} frame(s) before {self._number} lost"
-        self._lost(what, "", 0, 0)
+        self._lost(what)
         said: set[int] = set()
         for kind, _, data in entries:
             if kind == fmt.WATERMARKS:
@@ -109,7 +109,7 @@ class Replay:
     def _gap(self, ident: int, last: int, what: str) -> None:
         log = self.logs.get(ident)
         if log is not None and last > log.last_seq:
-            self._lost(what, log.name, log.last_seq + 1, last)
+            self._lost(what, log.name, log.last_seq + 1, last, ident)
             log.lost.append((log.last_seq + 1, last))
             log.advance(last)
 

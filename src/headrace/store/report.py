@@ -12,7 +12,8 @@ class Damage(msgspec.Struct, frozen=True, array_like=True):
 
     `stream` is empty where no single stream is concerned; `first` to `last` (inclusive) are the sequences
     lost, 0 and 0 where none can be named; `file` is the file kept as evidence. `rows`: the log still
-    knows the messages and raises `Corrupt` when one of them is read.
+    knows the messages and raises `Corrupt` when one of them is read. `ident` is the stream's, where sequences
+    of its are lost: another one of that name did not lose them. Damage noted by older versions has none.
     """
 
     what: str
@@ -21,6 +22,11 @@ class Damage(msgspec.Struct, frozen=True, array_like=True):
     last: int = 0
     file: str = ""
     rows: bool = False
+    ident: int = 0
+
+    def is_loss_of(self, ident: int, name: str) -> bool:
+        """Whether these sequences are gone from that stream, and nothing but this tells."""
+        return not self.rows and (self.ident == ident if self.ident else self.stream == name)
 
 
 @dataclass(slots=True)

@@ -66,9 +66,7 @@ def restore_log(shelf: Shelf, state: StreamState, report: Report) -> FileLog:
     _restore_tail(log, state)
     log.last_seq = max(log.last_seq, state.last_seq)
     log.last_time_ns = state.last_time_ns
-    log.lost = [
-        (each.first, each.last) for each in report.damage if each.stream == log.name and not each.rows
-    ]
+    log.lost = [(each.first, each.last) for each in report.damage if each.is_loss_of(log.ident, log.name)]
     log.settle_first()
     return log
 
@@ -112,7 +110,8 @@ def _restore_segment(log: FileLog, state: SegmentState, cached: Decoded | None, 
     problem = _file_problem(disk, segment, log, state)
     if problem:
         segment.damaged = True
-        report.add(Damage(problem, log.name, state.base, state.last, segment.path, cached is not None))
+        known = cached is not None
+        report.add(Damage(problem, log.name, state.base, state.last, segment.path, known, log.ident))
     if cached is not None:
         segment.columns, segment.blocks, segment.saved = cached.columns, cached.blocks, True
         segment.columns.bury(state.live)
@@ -187,7 +186,7 @@ def _skip_damage(
         first_after = found.first_seq
         skipped = _rows_from(segment, data, following, state.rows) - row
     what = f"block at {at} damaged"
-    report.add(Damage(what, log.name, last + 1, first_after - 1, segment.path))
+    report.add(Damage(what, log.name, last + 1, first_after - 1, segment.path, ident=log.ident))
     return following, max(skipped, 0)
 
 

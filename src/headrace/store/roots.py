@@ -14,8 +14,17 @@ import msgspec
 from headrace.probes import probe
 from headrace.store import synced
 from headrace.store.disk import Disk
-from headrace.store.format import TRAILER_BYTES, checkpoint_path, open_trailer, section_crc
-from headrace.store.journalscan import holds_frames
+from headrace.store.format import (
+    CHECKPOINT,
+    FRAME_BYTES,
+    TRAILER_BYTES,
+    checkpoint_path,
+    entries,
+    open_trailer,
+    read_number,
+    section_crc,
+)
+from headrace.store.journalscan import holds_frames, scan_journal
 from headrace.store.report import Report
 from headrace.store.states import Ref, Root
 
@@ -40,20 +49,32 @@ def numbers(disk: Disk) -> list[int]:
 
 
 def find_root(disk: Disk, report: Report) -> Found | None:
-    """The newest checkpoint all of whose sections are good; else the newest with a good root; None if
-    none has.
+    """The checkpoint with the fewest bad sections, the newest of those; None if no root is good.
+
+    None older than the newest proven one: its journal was let go, and so were files that only it names.
     """
-    fallback: Found | None = None
+    usable: list[Found] = []
     for number in numbers(disk):
         loaded = _load(disk, number, report)
         if loaded is None:
             probe("an older checkpoint is used")
             report.repaired.append(f"checkpoint {number} is not whole: an older one is used")
-        elif not loaded.bad:
-            return loaded
-        elif fallback is None:
-            fallback = loaded
-    return fallback
+            continue
+        usable.append(loaded)
+        if not loaded.bad or _is_proven(disk, loaded):
+            break
+    return min(usable, key=lambda found: len(found.bad), default=None)
+
+
+def _is_proven(disk: Disk, found: Found) -> bool:
+    """Whether the journal has the mark of this checkpoint, or of a newer one."""
+    for scanned in scan_journal(disk, found.store, found.root.frame):
+        for frame in scanned.frames:
+            start = frame.offset + FRAME_BYTES
+            for kind, _, data in entries(scanned.data[start : start + frame.length]):
+                if kind == CHECKPOINT and read_number(data) >= found.root.number:
+                    return True
+    return False
 
 
 def _load(disk: Disk, number: int, report: Report) -> Found | None:

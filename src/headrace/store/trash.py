@@ -36,14 +36,19 @@ class Trash:
         return len(self._items)
 
     def add(self, path: str) -> None:
-        disk = self._store.disk
-        size = disk.size(path) if disk.exists(path) else 0
+        size = self._size(path)
         self._items.setdefault(path, _Item(self._store.checkpoints.next_number, path, False, size))
 
     def add_folder(self, folder: str) -> None:
-        disk = self._store.disk
-        size = sum(disk.size(f"{folder}/{name}") for name in disk.list(folder))
+        size = sum(self._size(f"{folder}/{name}") for name in self._store.disk.list(folder))
         self._items.setdefault(folder, _Item(self._store.checkpoints.next_number, folder, True, size))
+
+    def _size(self, path: str) -> int:
+        """Of a file that the other lane may be unlinking: one that is gone has none."""
+        try:
+            return self._store.disk.size(path)
+        except FileNotFoundError:
+            return 0
 
     def urgent(self) -> bool:
         """Whether a checkpoint is worth while for the space alone."""

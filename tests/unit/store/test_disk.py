@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.store import FileDisk
+from headrace.store import FileDisk, folder
 from headrace.store import disk as disk_module
+from headrace.store.folder import FolderDisk
 
 
 @pytest.fixture
@@ -42,19 +43,47 @@ def test_names_are_never_overwritten(disk: FileDisk) -> None:
         disk.run([("rename", "a", "b")])
 
 
-def test_a_map_outlives_its_file_and_holds_no_descriptor(disk: FileDisk) -> None:
-    disk.run([("create", "a", 0), ("write", "a", 0, b"hello"), ("create", "empty", 0)])
+@pytest.mark.parametrize("content", [b"hello", b"hello" * 2_000])
+def test_a_map_outlives_its_file_and_holds_no_descriptor(disk: FileDisk, content: bytes) -> None:
+    disk.run([("create", "a", 0), ("write", "a", 0, content), ("create", "empty", 0)])
+    reader = FolderDisk(disk.root, exclusive=False)
     view = disk.map("a")
     before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
-    more = [disk.map("a") for _ in range(50)]
+    more = [each.map("a") for _ in range(50) for each in (disk, reader)]
     after = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
     assert after == before
     disk.run([("unlink", "a")])
-    assert bytes(view) == b"hello"
-    assert bytes(more[7]) == b"hello"
+    assert bytes(view) == content
+    assert all(each == content for each in more)
     assert bytes(disk.map("empty")) == b""
     with pytest.raises(TypeError):
         view[0] = 1
+
+
+def maps() -> int:
+    return Path("/proc/self/maps").read_text().count("\n")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells, and counts")
+def test_a_small_file_costs_no_map(disk: FileDisk) -> None:
+    disk.run([("create", "a", 0), ("write", "a", 0, b"x" * 1_000)])
+    before = maps()
+    views = [disk.map("a") for _ in range(1_000)]
+    assert all(view == b"x" * 1_000 for view in views)
+    assert maps() < before + 100
+
+
+def test_without_a_map_the_bytes_are_read(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytes(range(256)) * 1_000
+    disk.run([("create", "a", 0), ("write", "a", 0, content)])
+
+    def refuse(fd: int, length: int) -> memoryview:
+        raise OSError(errno.ENOMEM, "too many maps")
+
+    monkeypatch.setattr(folder, "map_file", refuse)
+    view = disk.map("a")
+    assert view == content
+    assert view.readonly
 
 
 def test_submissions_complete_in_order_and_on_this_thread(disk: FileDisk) -> None:

@@ -1,14 +1,20 @@
 """The store as a whole: frames, facts, checkpoints, poison, full disks, restarts."""
 
 import errno
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.errors import Corrupt, Full, Poisoned, StoreError
 from headrace.sim import Fault, SimDisk
 from headrace.store import FileDisk, Store, StoreOptions
+from headrace.store.disk import Done, Op
+from headrace.store.format import checkpoint_path
+from headrace.store.report import Report
+from headrace.store.roots import COPIES, find_root
 
 from .stores import TINY, Ticking, commit, kill, open_store, opened
 
@@ -85,6 +91,44 @@ def test_a_stream_deleted_right_after_a_purge_goes_with_its_files(tmp_path: Path
             store.checkpoint()
             commit(store)
         assert store.disk.list("streams") == []
+
+
+def test_a_stream_is_deleted_while_files_of_it_are_unlinked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane unlinks them between two looks at the folder."""
+    disk = SimDisk(1)
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    log.append_many([(b"a", b"", b"x" * 100)] * 200, 1)
+    commit(store)
+    log.remove_below(150)
+    commit(store)
+    queued: list[Sequence[Op]] = []
+    submit = disk.submit
+
+    def watched(lane: str, ops: Sequence[Op], done: Done) -> None:
+        queued.append(ops)
+        submit(lane, ops, done)
+
+    monkeypatch.setattr(disk, "submit", watched)
+    store.checkpoint()
+    while not any(op[0] == "unlink" and op[1].startswith(log.folder_path) for ops in queued for op in ops):
+        assert disk.step()
+    listed = disk.list
+
+    def listed_late(folder: str) -> list[str]:
+        names = listed(folder)
+        while disk.step("behind"):
+            pass
+        return names
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "list", listed_late)
+        store.delete(log)
+    for _ in range(2):
+        commit(store)
+        store.checkpoint()
+        commit(store)
+    assert disk.list("streams") == []
 
 
 def test_facts_survive_in_order(tmp_path: Path) -> None:
@@ -497,6 +541,32 @@ def test_a_bad_last_frame_that_was_synced_is_damage(tmp_path: Path) -> None:
         assert store.logs["S"].last_seq == 2
 
 
+def test_damage_is_not_left_to_the_next_stream_of_that_name(tmp_path: Path) -> None:
+    killed_with_a_bad_last_frame(tmp_path)
+    with opened(tmp_path) as store:
+        store.delete(store.logs["S"])
+        log = store.create("S")
+        log.append_many([(b"a", b"", b"x")] * 3, 1)
+        log.remove(1)
+        commit(store)
+    with opened(tmp_path) as store:
+        assert not store.report().healthy
+        assert store.logs["S"].get(1) is None
+
+
+@pytest.mark.parametrize("ident", [True, False])
+def test_what_was_lost_is_said_after_every_restart(tmp_path: Path, ident: bool) -> None:
+    """Also where an older version noted it, by the stream's name alone."""
+    killed_with_a_bad_last_frame(tmp_path)
+    with opened(tmp_path) as store:
+        found = store.report()
+        if not ident:
+            found.damage = [msgspec.structs.replace(damage, ident=0) for damage in found.damage]
+    for _ in range(2):
+        with opened(tmp_path) as store, pytest.raises(Corrupt, match="was lost"):
+            store.logs["S"].get(1)
+
+
 def test_frames_that_a_checkpoint_speaks_of_are_missed_when_they_are_gone(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     log = store.create("S")
@@ -570,6 +640,68 @@ def test_either_copy_of_a_checkpoint_is_enough(tmp_path: Path) -> None:
         assert store.report().repaired
 
 
+def spoil_section(disk: SimDisk, name: str) -> int:
+    """The newest section of a stream rots in both copies; returns the checkpoint it is in."""
+    found = find_root(disk, Report())
+    assert found is not None
+    [ref] = [entry.ref for entry in found.root.streams if entry.name == name]
+    for copy in COPIES:
+        path = checkpoint_path(ref.checkpoint, copy)
+        data = bytearray(disk.read(path, 0, disk.size(path)))
+        data[ref.offset + 3] ^= 1
+        disk.rot(path, bytes(data))
+    return ref.checkpoint
+
+
+@pytest.mark.parametrize("recycled", [False, True])
+def test_a_section_without_a_good_copy_costs_its_own_stream_only(recycled: bool) -> None:
+    """An older checkpoint, which is kept for the section of A, is no way out: what it needs may be gone."""
+    disk = SimDisk(1)
+    store = Store.open(disk, Ticking(), TINY)
+    store.create("A").append(b"s", b"", b"a" * 50, 1)
+    damaged = store.create("B")
+    commit(store)
+    store.checkpoint()
+    commit(store)
+    other = store.create("C")
+    for number in range(300 if recycled else 20):
+        damaged.append(b"s", b"", b"b" * 50, 1)
+        other.append(b"s", b"", b"%d" % number * 20, 1)
+        if number < 15:
+            other.remove(other.first_seq)
+        commit(store)
+    store.checkpoint()
+    commit(store)
+    other.append(b"s", b"", b"after the checkpoint", 1)
+    commit(store)
+    expected = {seq: other.get(seq) for seq in range(1, other.last_seq + 1)}
+    disk = disk.kill()
+    newest = spoil_section(disk, "B")
+    assert len(disk.list("checkpoints")) > 2
+    store = Store.open(disk, Ticking(), TINY)
+    assert store.report().checkpoint == newest
+    assert sorted(store.logs) == ["A", "C"]
+    assert list(store.report().offline) == ["B"]
+    assert {seq: store.logs["C"].get(seq) for seq in expected} == expected
+
+
+def test_a_checkpoint_that_is_not_proven_gives_way_to_the_one_before() -> None:
+    """Also when recovery wrote it, which leaves out numbers of frames."""
+    disk = SimDisk(1)
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    log.append_many([(b"a", b"", b"x")] * 10, 1)
+    commit(store)
+    disk = disk.kill()
+    Store.open(disk, Ticking(), TINY)
+    disk = disk.kill()
+    newest = spoil_section(disk, "S")
+    store = Store.open(disk, Ticking(), TINY)
+    assert store.report().checkpoint < newest
+    assert store.report().healthy
+    assert store.logs["S"].messages == 10
+
+
 def test_a_damaged_block_is_never_served(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     log = store.create("S")
@@ -619,6 +751,22 @@ def test_caches_are_rebuilt(tmp_path: Path) -> None:
             assert [log.get(seq) for seq in range(1, 301)] == expected
             assert list(log.subjects(None)) == counts
             assert store.report().healthy
+
+
+def test_columns_that_cannot_be_read_back_stay_in_memory() -> None:
+    disk = SimDisk(1)
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    disk.faults.add(Fault(errno.EMFILE, 1, ("map",), "streams/"))
+    log.append_many([(b"a", b"", b"x" * 100)] * 200, 1)
+    commit(store)
+    assert disk.faults.hits == 1
+    assert len(log.sealed) > 1
+    assert log.count_of(b"a") == 200
+    log.append_many([(b"a", b"", b"x" * 100)] * 200, 1)
+    commit(store)
+    log = Store.open(disk.kill(), Ticking(), TINY).logs["S"]
+    assert all(log.get(seq) for seq in range(1, 401))
 
 
 def test_a_deleted_log_takes_nothing_more(tmp_path: Path) -> None:

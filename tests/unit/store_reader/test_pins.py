@@ -115,6 +115,27 @@ def test_a_lease_that_is_over_is_swept(opened):
     assert opened.disk.list("pins") == []
 
 
+def test_a_pin_that_cannot_be_read_for_a_moment_is_not_swept(opened, monkeypatch):
+    opened.append(20)
+    held = pins.pin(opened.store, opened.log, 60, NOW)
+
+    def fail(path, offset, length):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(opened.disk, "read", fail)
+        assert pins.sweep(opened.store, NOW + 1) == []
+        with pytest.raises(StoreError, match="cannot be read"):
+            load(opened.disk, held.id)
+    assert read(opened, held.id) == opened.rows()
+
+
+def test_a_pin_whose_manifest_is_damaged_is_swept(opened, tmp_path):
+    held = pins.pin(opened.store, opened.log, 60, NOW)
+    (tmp_path / "pins" / held.id / "manifest").write_bytes(b"none")
+    assert pins.sweep(opened.store, NOW + 1) == [held.id]
+
+
 def test_a_crash_leaves_pins_that_can_still_be_read_and_are_swept_later(opened, tmp_path):
     opened.append(80)
     opened.commit()
