@@ -129,9 +129,9 @@ def listed_an_hour_too_early(patch: Patch) -> None:
 def used_again_without_a_word(patch: Patch) -> None:
     """A retry finds the claim of the first attempt, and tells nobody that it is going to refer to it."""
 
-    async def earlier(self: Any, claim_id: str) -> Any:
+    async def earlier(self: Any, claim_id: str, payload: Any) -> Any:
         found = await self._reusable(claim_id)
-        return found and producer._Attempt(found, is_new=False)
+        return claim_id, found and producer._Attempt(found, is_new=False)
 
     patch(producer.Producer, "_earlier", lambda old: earlier)
 

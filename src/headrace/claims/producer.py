@@ -27,7 +27,7 @@ from headrace.claims.metrics import Metrics
 from headrace.claims.reference import Reference
 from headrace.claims.registry import Entry, Registry, keep_s
 from headrace.claims.stores import ObjectStore, StoreError
-from headrace.claims.transfer import Encoder, Payload, chunks_of, size_of, whole_or_stream
+from headrace.claims.transfer import Encoder, Payload, checksum_of, chunks_of, size_of, whole_or_stream
 from headrace.claims.upload import Upload
 from headrace.claims.wire import NoAnswer, Wire
 from headrace.errors import RequestError
@@ -151,8 +151,8 @@ class Producer:
     async def _offload(
         self, subject: str, payload: Payload, headers: dict[str, str], msg_id: str
     ) -> Published:
-        claim_id = references.new_id(self._config.namespace, msg_id, self._draw_id)
-        attempt = await self._earlier(claim_id) if msg_id else None
+        claim_id = references.new_id(self._config.namespace, msg_id, self._draw_id, subject=subject)
+        claim_id, attempt = await self._earlier(claim_id, payload) if msg_id else (claim_id, None)
         if attempt is None:
             stored = await self._store_and_register(subject, payload, headers, claim_id, bool(msg_id))
             attempt = _Attempt(stored, is_new=True)
@@ -168,16 +168,26 @@ class Producer:
             await self._note(placed, attempt.is_new)
         return answer
 
-    async def _earlier(self, claim_id: str) -> _Attempt | None:
-        """The claim of an earlier attempt; from now on two messages may carry it."""
+    async def _earlier(self, claim_id: str, payload: Payload) -> tuple[str, _Attempt | None]:
+        """The claim of an earlier attempt, which from now on two messages may carry; else the id for a new one."""
         for _ in range(_ATTEMPTS):
             found = await self._reusable(claim_id)
             if found is None:
-                return None
+                return claim_id, None
+            checksum = await checksum_of(payload)
+            if checksum is None:
+                return (
+                    self._draw_id(),
+                    None,
+                )  # it can be read only once: nobody knows beforehand whether it is the same
+            if checksum != (found.reference or {}).get("checksum"):
+                # The id came again for another payload: a stream forgets ids. Both keep their objects and facts.
+                claim_id = references.new_id(self._config.namespace, checksum, subject=claim_id)
+                continue
             kept = await self._changed(replace(found, shared=True))
             if kept is not None:
-                return _Attempt(kept, is_new=False, is_sole=not found.shared)
-        return None
+                return claim_id, _Attempt(kept, is_new=False, is_sole=not found.shared)
+        return claim_id, None
 
     async def _reusable(self, claim_id: str) -> Entry | None:
         """The claim of an earlier attempt, if it is whole and has time left."""
