@@ -182,7 +182,7 @@ class Consumer:
             if entry is None or entry.object_key != reference.object_key or entry.shared:
                 return  # gone already, by its age or by someone else's ack; or its age ends it
             entry = entry.at(place.stream, place.sequence.stream, message.subject)
-            if not retention_s and await self._delete_now(entry, place.consumer, floors):
+            if not retention_s and await self._delete_now(entry, place.stream, place.consumer, floors):
                 return
             if await self._mark(entry, retention_s or RECHECK_S):
                 await self._audit.tell(entry.namespace, entry.claim_id, "released", by=_consumer_of(message))
@@ -195,10 +195,11 @@ class Consumer:
         kept_s = keep_s(entry, self._config.ttl.grace_period, now_ns)
         return await self._registry.release(released, kept_s, seconds)
 
-    async def _delete_now(self, entry: Entry, consumer: str, floors: Floors) -> bool:
+    async def _delete_now(self, entry: Entry, read_from: str, consumer: str, floors: Floors) -> bool:
         """At retention 0 the last reader deletes; False if it was not the last, or the facts changed meanwhile."""
         for stream, (seq, subject) in entry.places.items():
-            if await floors.needed_by(stream, subject, seq, but=consumer):
+            # Another stream's consumer may have the same name.
+            if await floors.needed_by(stream, subject, seq, but=consumer if stream == read_from else ""):
                 return False
         removed = await self._registry.remove([entry])
         if not removed:
