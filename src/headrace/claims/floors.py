@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.claims.registry import STREAM
+from headrace.claims.registry import STREAM, UNMARKED
 from headrace.claims.wire import STREAM_MISSING, Wire
 from headrace.errors import RequestError
 
@@ -100,14 +100,14 @@ def floor_of(info: dict[str, Any]) -> Floor:
 async def register_reader(wire: Wire, stream: str, reader: str, acked: int, lease_s: int = 3600) -> None:
     """Protect what a reader that does not ack has still to read: everything above `acked`, while the lease lasts."""
     body = json.dumps({"acked": acked}).encode()
-    await wire.publish(f"$CLAIMS.reader.{stream}.{reader}", body, {"Nats-TTL": f"{lease_s}s"})
+    await wire.publish(f"$CLAIMS.reader.{stream}.{reader}", body, {**UNMARKED, "Nats-TTL": f"{lease_s}s"})
 
 
 async def readers(wire: Wire, stream: str) -> list[Floor]:
-    leases = await wire.last_of(STREAM, [f"$CLAIMS.reader.{stream}.*"])
+    """The leases of a stream; a marker of one that ran out is none."""
     return [
-        Floor(f"reader {subject.rpartition('.')[2]}", (), int(json.loads(item.data)["acked"]), 0)
-        for subject, item in leases.items()
+        Floor(f"reader {item.subject.rpartition('.')[2]}", (), int(json.loads(item.data)["acked"]), 0)
+        for item in await wire.all_of(STREAM, f"$CLAIMS.reader.{stream}.*")
         if item.data
     ]
 

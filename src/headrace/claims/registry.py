@@ -31,8 +31,10 @@ STREAM = "CLAIMS"
 MARKER_REASON = "Nats-Marker-Reason"
 _MARKER_TTL_S = 7 * 86400
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-#: Leaves no marker of its own when it expires, and is nothing to a reader.
-_TOMBSTONE = {"KV-Operation": "PURGE", "Nats-TTL": "1s"}
+#: What leaves no marker when it expires: servers place none after something that is one by its headers.
+UNMARKED = {"KV-Operation": "PURGE"}
+#: Nothing to a reader, and soon gone.
+_TOMBSTONE = {**UNMARKED, "Nats-TTL": "1s"}
 _SCAN = 500
 
 
