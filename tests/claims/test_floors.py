@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from claims.world import LARGE, World
 from headrace.claims import PRESETS, Claims, Received, register_reader
-from headrace.claims.floors import readers
+from headrace.claims.floors import Floors, readers
 from headrace.claims.registry import STREAM
+from headrace.claims.wire import NoAnswer
 from headrace.errors import RequestError
 
 AT_ACK = PRESETS["aggressive"]
@@ -89,3 +91,55 @@ async def test_a_get_of_many_that_is_refused_is_not_taken_for_none(world: World)
     with pytest.raises(RequestError) as caught:
         await claims.wire.last_of(STREAM, [f"$CLAIMS.reader.{stream}.*"])
     assert caught.value.code == 413
+
+
+async def test_nobody_is_passed_over_when_consumers_go_and_come_between_two_pages(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = await world.claims()
+    stream = await world.stream()
+    names = [f"c{number:04d}" for number in range(300)]
+    for name in names:
+        await world.consumer(stream, name)
+    api, pages = claims.wire.api, 0
+
+    async def changing(verb: str, body: Any = None) -> Any:
+        nonlocal pages
+        answer = await api(verb, body)
+        pages += 1
+        if pages == 1:
+            await api(f"CONSUMER.DELETE.{stream}.{names[0]}")
+            await world.consumer(stream, "later")  # so that there are as many as before
+        return answer
+
+    monkeypatch.setattr(claims.wire, "api", changing)
+    found = {floor.name for floor in await Floors(claims.wire).of(stream) or ()}
+    assert found == {*names[1:], "later"}
+
+
+class Cluster:
+    """A server whose list of consumers is what the test says."""
+
+    def __init__(self, *pages: dict[str, Any]) -> None:
+        self._pages = list(pages)
+
+    async def api(self, verb: str, body: Any = None) -> Any:
+        return self._pages.pop(0) if len(self._pages) > 1 else self._pages[0]
+
+    async def all_of(self, *_: Any) -> list[Any]:
+        return []
+
+    async def message(self, *_: Any) -> dict[str, Any]:
+        return {"seq": 1}
+
+
+@pytest.mark.parametrize("silent", [{"missing": ["slow"]}, {"offline": {"slow": "needs a newer server"}}])
+async def test_a_consumer_that_a_cluster_could_not_ask_may_need_everything(silent: dict[str, Any]) -> None:
+    floors: Any = Floors(Cluster({"total": 1, "consumers": [], **silent}))  # type: ignore[arg-type]
+    assert await floors.needed_by("S", "s.a", 1) == "slow"
+
+
+async def test_a_list_that_never_holds_still_is_no_answer() -> None:
+    floors = Floors(Cluster({"total": 2, "consumers": [], "missing": ["a"]}))  # type: ignore[arg-type]
+    with pytest.raises(NoAnswer):
+        await floors.of("S")

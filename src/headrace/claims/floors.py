@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.claims.registry import STREAM, UNMARKED
-from headrace.claims.wire import STREAM_MISSING, Wire
+from headrace.claims.wire import STREAM_MISSING, NoAnswer, Wire
 from headrace.errors import RequestError
+
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +73,41 @@ class Floors:
         return None if consumers is None else consumers + leases
 
     async def _consumers(self, stream: str) -> list[Floor] | None:
-        floors: list[Floor] = []
-        while True:
-            try:
-                page = await self._wire.api(f"CONSUMER.LIST.{stream}", {"offset": len(floors)})
-            except RequestError as error:
-                if error.err_code == STREAM_MISSING:
-                    return None
-                raise
-            infos = page.get("consumers") or []
-            floors += [floor_of(info) for info in infos]
-            if not infos or len(floors) >= page.get("total", 0):
-                return floors
+        try:
+            for _ in range(_ATTEMPTS):
+                floors = await self._listed(stream)
+                if floors is not None:
+                    return floors
+        except RequestError as error:
+            if error.err_code == STREAM_MISSING:
+                return None
+            raise
+        raise NoAnswer(f"the consumers of {stream!r} change while they are listed")
+
+    async def _listed(self, stream: str) -> list[Floor] | None:
+        """All pages of the list, which is in the order of names; None if it changed between two of them.
+
+        Each page but the first begins with the last name of the one before: where it does not, somebody was added or
+        deleted meanwhile, and others may have been passed over.
+        """
+        floors: dict[str, Floor] = {}
+        total = 1
+        while len(floors) < total:
+            page = await self._wire.api(f"CONSUMER.LIST.{stream}", {"offset": max(len(floors) - 1, 0)})
+            found, total = _page_of(page), page.get("total", 0)
+            is_next = not floors or max(floors) == min(found, default="")
+            both = {**floors, **found}
+            if not is_next or len(floors) == len(both) < total:
+                return None
+            floors = both
+        return list(floors.values())
+
+
+def _page_of(page: dict[str, Any]) -> dict[str, Floor]:
+    """The floors of a page, by name; who did not answer, or cannot now, may need everything."""
+    silent = [*(page.get("missing") or ()), *(page.get("offline") or ())]
+    found = [floor_of(info) for info in page.get("consumers") or ()]
+    return {floor.name: floor for floor in (*found, *(Floor(name, (), 0, 0) for name in silent))}
 
 
 def floor_of(info: dict[str, Any]) -> Floor:
