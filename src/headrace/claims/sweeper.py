@@ -70,8 +70,10 @@ class Sweeper:
         is_young = now_ns < entry.created_ns + ttl.grace_period * SECOND_NS
         if entry.state != "live" or entry.shared or is_young or not ttl.delete_after_read:
             return False
+        # By the server's clock the message was stored then at the earliest: the producer's may be ahead.
+        stored_ns = entry.created_ns - self._config.clock_skew * SECOND_NS
         for stream, (seq, subject) in entry.places.items():
-            if not await floors.was_read(stream, subject, seq):
+            if not await floors.was_read(stream, subject, seq, stored_ns):
                 return False
         return bool(entry.places)
 

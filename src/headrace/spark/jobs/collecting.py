@@ -194,17 +194,8 @@ class _JoinedFloors(Floors):
     #: The streams that refer to the claim in question.
     referring: frozenset[str] = frozenset()
 
-    async def needed_by(self, stream: str, subject: str, seq: int, but: str = "") -> str:
-        if stream not in self.referring:
-            return await super().needed_by(stream, subject, seq, but)
-        floors = await self.of(stream) or ()
-        return next((item.name for item in floors if item.name != but and item.needs(subject, seq)), "")
-
-    async def was_read(self, stream: str, subject: str, seq: int) -> bool:
-        if stream not in self.referring:
-            return await super().was_read(stream, subject, seq)
-        concerned = [item for item in await self.of(stream) or () if item.concerns(subject)]
-        return bool(concerned) and not any(item.needs(subject, seq) for item in concerned)
+    async def is_gone(self, stream: str, seq: int) -> bool:
+        return stream not in self.referring and await super().is_gone(stream, seq)
 
 
 @dataclass(frozen=True)
