@@ -212,3 +212,33 @@ async def test_a_reader_under_a_lease_has_read_from_its_start_on(
 )
 def test_times_of_any_zone_are_understood(text: str) -> None:
     assert rfc3339_ns(text) == rfc3339_ns("2026-01-31T12:00:00Z") + 250_000_000
+
+
+@pytest.mark.parametrize("retention_s", [0, 60])
+async def test_the_origin_counts_though_the_note_of_it_was_lost(
+    world: World, mirrored: tuple[str, str], monkeypatch: pytest.MonkeyPatch, retention_s: int
+) -> None:
+    """The producer died after its publish, and the first to ack is a consumer of a mirror."""
+    claims = await world.claims(ttl=Ttl(3600, True, retention_s, 300))
+    stream, mirror = mirrored
+    await world.consumer(stream, "slow")
+    await world.consumer(mirror, "quick")
+
+    async def lost(*_: Any) -> None:
+        """Nobody hears of it."""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims.registry, "note", lost)
+        sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    await world.advance(5)
+    assert sent.reference
+    assert await claims.consumer.handle(await world.next(mirror, "quick"), nothing)
+    await world.advance(120)
+    await world.fire(claims, sent.reference.claim_id)
+    await claims.collector.collect()
+    assert await claims.store.exists(sent.reference.object_key)
+    assert await claims.consumer.handle(await world.next(stream, "slow"), nothing)
+    await world.advance(120)
+    await world.fire(claims, sent.reference.claim_id)
+    await claims.collector.collect()
+    assert not await claims.store.exists(sent.reference.object_key)

@@ -43,7 +43,7 @@ async def judge(entry: Entry, ttl: Ttl, now_ns: int, floors: Floors) -> Verdict:
         return _wait(min(pause_ns, max(limit_ns - now_ns, SECOND_NS)), f"{needing} still needs it")
     if now_ns < entry.expires_ns:
         return _wait(entry.expires_ns - now_ns, "max_age")
-    if not entry.places or entry.shared:
+    if entry.state == "pending" or not entry.places or entry.shared:
         return _wait(end_ns - now_ns, "it may have been published")
     needing = await _needing(entry, floors)
     if needing:
