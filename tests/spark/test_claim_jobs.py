@@ -16,6 +16,8 @@ from pyspark.sql import SparkSession
 from headrace.claims import ClaimConfig, Claims, Ttl
 from headrace.claims.stores import Plain
 from headrace.spark import jobs
+from headrace.spark.options import OptionError
+from headrace.spark.streams import StreamError
 from spark.conftest import Broker
 
 LARGE = b"x" * 5000
@@ -107,6 +109,52 @@ def test_what_nobody_needs_is_collected(
 
 async def _nothing(_: Any) -> None:
     """A handler that is content."""
+
+
+def publish(broker: Broker, config: ClaimConfig, subject: str) -> str:
+    """A claim is published; its id."""
+
+    async def published(claims: Claims) -> str:
+        sent = await claims.producer.publish(subject, LARGE)
+        assert sent.reference is not None
+        return sent.reference.claim_id
+
+    found: str = claimed(broker, config, published)
+    return found
+
+
+def test_what_only_later_consumers_have_passed_is_kept(
+    ours: Broker, spark: SparkSession, name: str, config: ClaimConfig
+) -> None:
+    ours.create(name, allow_msg_ttl=True)
+    publish(ours, config, f"{name}.a")
+    consumer = {"durable_name": "tail", "ack_policy": "explicit", "deliver_policy": "new"}
+    ours.api(f"CONSUMER.DURABLE.CREATE.{name}.tail", {"stream_name": name, "config": consumer})
+    done = jobs.claims_collect(spark, {"servers": ours.url}, config=config, dry_run=True)
+    assert done.actions == {"live": 1}
+
+
+@pytest.mark.parametrize("kind", ["not there", "without direct gets"])
+def test_who_vouches_for_a_stream_that_cannot_be_read_is_refused(
+    ours: Broker, spark: SparkSession, name: str, config: ClaimConfig, kind: str
+) -> None:
+    ours.create(name, allow_direct=False)
+    claim = publish(ours, config, f"{name}.a")
+
+    async def forgotten(claims: Claims) -> None:
+        """As after two attempts at once, of which one was undone."""
+        await claims.wire.api("STREAM.PURGE.CLAIMS", {"filter": f"$CLAIMS.claim.{name}.*"})
+
+    claimed(ours, config, forgotten)
+    streams = [name if kind == "without direct gets" else f"{name}s"]
+    with pytest.raises(StreamError, match=streams[0]):
+        jobs.claims_collect(spark, {"servers": ours.url}, config=config, streams=streams)
+    assert objects(config) == {claim}
+
+
+def test_a_domain_is_refused_where_claims_are_collected(spark: SparkSession, config: ClaimConfig) -> None:
+    with pytest.raises(OptionError, match="domain"):
+        jobs.claims_collect(spark, {"servers": "nats://127.0.0.1:1", "domain": "hub"}, config=config)
 
 
 def test_lives_of_claims_are_told(
