@@ -184,6 +184,43 @@ async def test_a_fast_clock_does_not_delete_early(world: World) -> None:
     assert (await reader.consumer.read(await world.next(stream, "c"))).data == LARGE
 
 
+async def test_retention_is_kept_though_the_readers_clock_is_behind(world: World) -> None:
+    ttl = Ttl(7200, True, 50, 600)
+    claims = await world.claims(ttl=ttl)
+    reading = await world.claims(ttl=ttl, clock=FakeClock(world.clock.now_ns() - 55 * 10**9))
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    await world.connection.flush()
+    assert sent.reference
+    assert await reading.consumer.handle(await world.next(stream, "c"), nothing)
+    await claims.collector.collect()
+    assert await claims.store.exists(sent.reference.object_key)
+    await world.advance(60)
+    await world.fire(claims, sent.reference.claim_id)
+    assert (await claims.collector.collect()).collected == 1
+
+
+async def test_a_producers_clock_that_is_behind_costs_no_claim(world: World) -> None:
+    """Its message lives by the server's clock, and consumers allow for the difference."""
+    ttl = Ttl(3600, True, 0, 0)
+    claims = await world.claims(ttl=ttl)
+    producing = await world.claims(ttl=ttl, clock=FakeClock(world.clock.now_ns() - 55 * 10**9))
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    sent = await producing.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    await world.connection.flush()
+    await world.advance(3560)
+    await world.fire(claims, sent.reference.claim_id)
+    await claims.collector.collect()
+    assert (await claims.consumer.read(await world.next(stream, "c"))).data == LARGE
+    await world.advance(100)
+    await world.fire(claims, sent.reference.claim_id)
+    await claims.collector.collect()
+    assert not await claims.store.exists(sent.reference.object_key)
+
+
 async def test_consumers_that_are_reset_or_deleted_under_us_lose_nothing(world: World) -> None:
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream()

@@ -139,7 +139,7 @@ class Collector:
         doomed: list[tuple[Entry, str]] = []
         waiting: list[tuple[Entry, float, int]] = []
         for entry in entries:
-            verdict = await judge(entry, self._config.ttl, now_ns, floors)
+            verdict = await judge(entry, self._config, now_ns, floors)
             if verdict.event:
                 doomed.append((entry, verdict.event))
             else:

@@ -58,8 +58,9 @@ class Entry:
     reference: Mapping[str, Any] | None = None
     #: More than one message may carry it, or may come to: nobody's reading ends it, only its age.
     shared: bool = False
-    #: The sequence of these facts in the registry; not part of them.
+    #: The sequence of these facts in the registry, and when the server wrote them down; not part of them.
     revision: int = 0
+    told_ns: int = 0
 
     @property
     def expires_ns(self) -> int:
@@ -71,7 +72,7 @@ class Entry:
 
 
 #: What of an entry is written down.
-_FACTS = frozenset(item.name for item in fields(Entry)) - {"revision"}
+_FACTS = frozenset(item.name for item in fields(Entry)) - {"revision", "told_ns"}
 
 
 def entry_of(reference: Reference, namespace: str, subject: str, created_ns: int) -> Entry:
@@ -302,7 +303,7 @@ def _entry(found: Stored) -> Entry | None:
     if not found.data:
         return None  # a tombstone, or the marker of facts that ran out
     facts = {name: value for name, value in decoded(found.data).items() if name in _FACTS}
-    return Entry(**facts, revision=found.seq)
+    return Entry(**facts, revision=found.seq, told_ns=found.time_ns)
 
 
 def _ttl(seconds: float) -> str:

@@ -273,7 +273,7 @@ class _Worker:
         if fresh is None or fresh.revision != entry.revision:
             return "", "somebody changed it meanwhile"
         floors.referring = frozenset(row.referring or ())
-        verdict = await judge(entry, self.config.ttl, now_ns, floors)
+        verdict = await judge(fresh, self.config, now_ns, floors)
         if not verdict.event and row.size is None and now_ns > entry.created_ns + self._grace_ns:
             return "missing", "its object is not in the store"
         return verdict.event, verdict.reason
@@ -285,7 +285,7 @@ class _Worker:
         hour_ns = end_of_hour_ns(row.key.split("/")[2])
         if hour_ns is None or (row.modified_us or 0) * 1000 > limit_ns:
             return "", "younger than grace_period"
-        if hour_ns <= limit_ns:
+        if hour_ns <= now_ns - self.config.end_grace_s * SECOND_NS:
             return "orphan", "nobody knows it, and its time is over"
         if row.referring:
             return "", f"referred to from {', '.join(row.referring)}"
