@@ -364,6 +364,56 @@ async def test_abandoned_uploads_are_swept_by_their_age(world: World) -> None:
     assert not part.exists()
 
 
+@pytest.mark.parametrize("looks", [0, 1])
+async def test_uploads_that_end_while_the_folder_is_looked_at_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    store = FolderStore(tmp_path)
+    await store.ensure_bucket()
+    path = tmp_path / "claims" / ".headrace" / "x.part"
+    path.write_bytes(b"under way")
+    stat, seen = Path.stat, 0
+
+    def going(self: Path, **given: Any) -> os.stat_result:
+        nonlocal seen
+        found = stat(self, **given) if self != path or seen < looks else None
+        if self == path and (seen := seen + 1) >= looks:
+            path.unlink(missing_ok=True)
+        if found is None:
+            raise FileNotFoundError(path)
+        return found
+
+    monkeypatch.setattr(Path, "stat", going)
+    assert len(await store.uploads()) == looks
+
+
+async def test_folders_that_go_while_they_are_looked_at_are_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderStore(tmp_path)
+    await store.ensure_bucket()
+    await store.put("ns/topic/2026010100/x", b"x", Plain())
+
+    def gone(folder: Path) -> Any:
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    assert await store.prefixes("ns/") == ()
+
+
+async def test_a_collector_survives_what_its_file_system_says(world: World) -> None:
+    objects = Faulty(MemoryStore())
+    claims = await world.claims(objects=objects, backend="memory")
+    objects.fail("uploads", OSError(5, "Input/output error"))
+    watching = asyncio.create_task(claims.collector.watch(poll_s=0.01))
+    async with asyncio.timeout(10):
+        while objects.calls.count("uploads") < 2 and not watching.done():
+            await asyncio.sleep(0.01)
+    assert not watching.done()
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
 async def test_files_and_iterators_are_streamed(world: World, tmp_path: Path) -> None:
     claims = await world.claims(compression="zstd")
     stream = await world.stream()

@@ -102,7 +102,7 @@ class Collector:
                     await self.collect()
                     next_sweep = loop.time() + sweep_every_s
                 await self.collect_due(poll_s)
-            except (NoAnswer, RequestError, StoreError, NatsError) as error:
+            except (NoAnswer, RequestError, StoreError, NatsError, OSError) as error:
                 _LOG.warning("collecting %s: %s", self._config.namespace, error)
                 await asyncio.sleep(min(poll_s, 1.0))
 

@@ -102,21 +102,20 @@ class FolderStore:
             yield page
 
     async def prefixes(self, prefix: str) -> Sequence[str]:
-        folder = self._root / prefix
-        if not folder.is_dir():
+        try:
+            with os.scandir(self._root / prefix) as entries:
+                names = [entry.name for entry in entries if entry.is_dir() and entry.name != _HIDDEN]
+        except (FileNotFoundError, NotADirectoryError):
             return ()
-        with os.scandir(folder) as entries:
-            return sorted(
-                f"{prefix}{entry.name}/" for entry in entries if entry.is_dir() and entry.name != _HIDDEN
-            )
+        return [f"{prefix}{name}/" for name in sorted(names)]
 
     async def uploads(self) -> Sequence[Upload]:
-        """Files of writers that were cut off."""
-        return [
-            Upload("", str(path), path.stat().st_mtime_ns)
-            for path in self._hidden.glob("*.part")
-            if path.is_file()
-        ]
+        """Files of writers that were cut off, or are at work: then they may go while we look."""
+        found: list[Upload] = []
+        for path in self._hidden.glob("*.part"):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(Upload("", str(path), path.stat().st_mtime_ns))
+        return found
 
     async def abort(self, upload: Upload) -> None:
         await asyncio.to_thread(Path(upload.upload_id).unlink, missing_ok=True)
