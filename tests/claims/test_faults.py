@@ -122,6 +122,21 @@ async def test_a_source_that_breaks_off_publishes_nothing(world: World) -> None:
     assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
 
 
+async def test_an_upload_that_takes_longer_than_a_claim_lives_is_not_published(world: World) -> None:
+    claims = await world.claims(ttl=Ttl(60, True, 0, 0))
+    stream = await world.stream()
+
+    async def slow() -> AsyncIterator[bytes]:
+        for _ in range(4):
+            yield b"x" * (3 << 20)
+            world.clock.advance(20)
+
+    with pytest.raises(PublishFailed, match="max_age"):
+        await claims.producer.publish(f"{stream}.a", slow())
+    assert await keys(claims) == []
+    assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
+
+
 async def test_a_crash_between_read_and_ack_costs_nothing(world: World) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()

@@ -214,6 +214,18 @@ class Producer:
     async def _store_and_register(
         self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str, replaces: bool
     ) -> Entry:
+        entry = await self._uploaded(subject, payload, headers, claim_id, replaces)
+        if entry.expires_ns > self._clock.now_ns():
+            return entry
+        await self._undo(entry)
+        max_age = self._config.ttl.max_age
+        raise PublishFailed(
+            f"the upload of claim {claim_id} took longer than ttl.max_age, {max_age} s", claim_id
+        )
+
+    async def _uploaded(
+        self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str, replaces: bool
+    ) -> Entry:
         upload = self._planned(subject, payload, headers, claim_id, self._draw_id()[:8] if replaces else "")
         started = time.perf_counter()
         encoded = await whole_or_stream(upload.encoder.encode(chunks_of(payload)))
