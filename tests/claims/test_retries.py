@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from claims.faults import Faulty
 from claims.world import LARGE, World
-from headrace.claims import PRESETS, ClaimError, FakeClock, PublishUnknown, Received
+from headrace.claims import PRESETS, ClaimError, FakeClock, PublishFailed, PublishUnknown, Received
 from headrace.claims import reference as references
+from headrace.claims.stores import StoreError
 from headrace.claims.wire import NoAnswer
 
 AT_ACK = PRESETS["aggressive"]
@@ -84,6 +86,22 @@ async def test_an_earlier_attempt_that_nobody_knows_of_is_a_claim_error(
         await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
     assert isinstance(caught.value, ClaimError)
     assert caught.value.retryable
+
+
+async def test_an_object_whose_deletion_was_tried_is_not_used_again(world: World) -> None:
+    """A store that did not confirm a deletion may carry it out later."""
+    objects = Faulty(world.memory)
+    claims = await world.claims(ttl=AT_ACK, objects=objects, backend="memory")
+    objects.fail("delete", StoreError("timed out"))
+    with pytest.raises(PublishFailed):
+        await claims.producer.publish(f"{world.name}.a", LARGE, msg_id="m1")
+    objects.heal()
+    (late,) = [info.key async for page in objects.list(f"{world.name}/") for info in page]
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
+    await objects.delete([late])
+    assert (await claims.consumer.read(await world.next(stream, "c"))).data == LARGE
 
 
 async def test_one_message_id_in_two_streams_is_two_payloads(world: World) -> None:

@@ -193,7 +193,9 @@ class Producer:
         """The claim of an earlier attempt, if it is whole and has time left."""
         try:
             entry = await self._registry.find(self._config.namespace, claim_id)
-            if entry is None or entry.reference is None or entry.expires_ns <= self._clock.now_ns():
+            if entry is None or entry.reference is None or entry.doomed:
+                return None
+            if entry.expires_ns <= self._clock.now_ns():
                 return None
             return entry if await self._store.exists(entry.object_key) else None
         except (NoAnswer, RequestError) as error:

@@ -58,6 +58,8 @@ class Entry:
     reference: Mapping[str, Any] | None = None
     #: More than one message may carry it, or may come to: nobody's reading ends it, only its age.
     shared: bool = False
+    #: Its deletion was tried, and a store may carry out later what it did not confirm: nothing new may refer to it.
+    doomed: bool = False
     #: The sequence of these facts in the registry, and when the server wrote them down; not part of them.
     revision: int = 0
     told_ns: int = 0
@@ -204,9 +206,9 @@ class Registry:
 
     async def put_back(self, entry: Entry, tombstone: int, keep_s: float) -> Entry | None:
         """Facts again, of a claim that was removed and whose object would not go; None if there are others now."""
-        back = await self.change(replace(entry, revision=tombstone), keep_s)
+        doomed = replace(entry, doomed=True, revision=tombstone)
         # The tombstone may have run out meanwhile.
-        return back or await self.change(replace(entry, revision=0), keep_s)
+        return await self.change(doomed, keep_s) or await self.change(replace(doomed, revision=0), keep_s)
 
     async def stop_timers(self, entries: Iterable[Entry]) -> None:
         """Nothing is due any more for claims that were removed before their time; a timer that goes on does no harm."""
