@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.claims import ClaimConfig, Claims, Ttl
+from headrace.claims.reference import key_of
 from headrace.claims.stores import Plain
 from headrace.spark import jobs
+from headrace.spark.jobs.auditing import claim_lives
 from headrace.spark.options import OptionError
 from headrace.spark.streams import StreamError
 from spark.conftest import Broker
@@ -198,3 +201,22 @@ def test_lives_of_claims_are_told(
     links = set(re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]*)""", page))
     assert not links, "nothing is loaded"
     assert json.loads((target / "summary.json").read_text())["leaks"] == 3
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+def test_the_hour_of_a_key_is_utc_whatever_the_session_says(
+    ours: Broker, spark: SparkSession, name: str, config: ClaimConfig, zone: str
+) -> None:
+    async def stored(claims: Claims) -> None:
+        """Two objects that nobody knows, an upload under way and one that is overdue."""
+        now = int(time.time())
+        for end, claim in ((now + 5 * 3600, "young"), (now - 3 * 3600, "old")):
+            await claims.store.put(key_of(name, f"{name}.x", end, claim), b"x", Plain())
+
+    claimed(ours, config, stored)
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        lives = claim_lives(spark, {"servers": ours.url}, [config]).collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert {row.claim_id: row.status for row in lives} == {"young": "live", "old": "orphan"}
