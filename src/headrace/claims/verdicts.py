@@ -2,8 +2,8 @@
 
 A claim lives until everybody concerned has acknowledged its message, or the message has left its streams, plus the
 retention; at `max_age` it ends unless somebody still needs it, and at `max_age` + `grace_period` in any case (not before
-clocks that differ by `clock_skew` agree that it is over). One that several messages may carry lives until then. When it
-was released is what the server says, as the retention runs on its clock.
+clocks that differ by `clock_skew` agree that it is over). One that several messages may carry lives until then. It was
+released when the server says so, or the reader if that is later: the retention runs on the server's clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def judge(entry: Entry, config: ClaimConfig, now_ns: int, floors: Floors) 
     if now_ns >= end_ns:
         return Verdict("expired", reason="past max_age and grace_period")
     if entry.state == "released" and ttl.delete_after_read and not entry.shared:
-        released_ns = entry.told_ns or entry.released_ns
+        released_ns = max(entry.told_ns, entry.released_ns)
         kept_ns = released_ns + ttl.retention_after_read * SECOND_NS
         if now_ns < kept_ns:
             return _wait(kept_ns - now_ns, "retention_after_read")
