@@ -105,7 +105,9 @@ def the_unread_go_young(patch: Patch) -> None:
 
 def no_grace_for_what_is_needed(patch: Patch) -> None:
     def strict(old: Any) -> Any:
-        return lambda entry, ttl, now_ns, floors: old(entry, replace(ttl, grace_period=0), now_ns, floors)
+        return lambda entry, config, now_ns, floors: old(
+            entry, replace(config, clock_skew=0, ttl=replace(config.ttl, grace_period=0)), now_ns, floors
+        )
 
     patch(collector, "judge", strict)
     patch(sweeper, "judge", strict)
@@ -113,8 +115,8 @@ def no_grace_for_what_is_needed(patch: Patch) -> None:
 
 def no_retention(patch: Patch) -> None:
     def hasty(old: Any) -> Any:
-        return lambda entry, ttl, now_ns, floors: old(
-            entry, replace(ttl, retention_after_read=0), now_ns, floors
+        return lambda entry, config, now_ns, floors: old(
+            entry, replace(config, ttl=replace(config.ttl, retention_after_read=0)), now_ns, floors
         )
 
     patch(collector, "judge", hasty)
@@ -129,9 +131,9 @@ def listed_an_hour_too_early(patch: Patch) -> None:
 def used_again_without_a_word(patch: Patch) -> None:
     """A retry finds the claim of the first attempt, and tells nobody that it is going to refer to it."""
 
-    async def earlier(self: Any, claim_id: str) -> Any:
+    async def earlier(self: Any, claim_id: str, payload: Any) -> Any:
         found = await self._reusable(claim_id)
-        return found and producer._Attempt(found, is_new=False)
+        return claim_id, found and producer._Attempt(found, is_new=False)
 
     patch(producer.Producer, "_earlier", lambda old: earlier)
 

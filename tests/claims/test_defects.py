@@ -422,6 +422,7 @@ def test_b23_ids_do_not_depend_on_the_content() -> None:
     assert new_id("ns") != new_id("ns")
     assert new_id("ns", "m1") == new_id("ns", "m1")
     assert new_id("ns", "m1") != new_id("other", "m1")
+    assert new_id("ns", "m1", subject="a") != new_id("ns", "m1", subject="b")
 
 
 async def test_b23_two_messages_with_the_same_payload_share_nothing(world: World) -> None:

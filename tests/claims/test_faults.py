@@ -122,6 +122,21 @@ async def test_a_source_that_breaks_off_publishes_nothing(world: World) -> None:
     assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
 
 
+async def test_an_upload_that_takes_longer_than_a_claim_lives_is_not_published(world: World) -> None:
+    claims = await world.claims(ttl=Ttl(60, True, 0, 0))
+    stream = await world.stream()
+
+    async def slow() -> AsyncIterator[bytes]:
+        for _ in range(4):
+            yield b"x" * (3 << 20)
+            world.clock.advance(20)
+
+    with pytest.raises(PublishFailed, match="max_age"):
+        await claims.producer.publish(f"{stream}.a", slow())
+    assert await keys(claims) == []
+    assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
+
+
 async def test_a_crash_between_read_and_ack_costs_nothing(world: World) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
@@ -182,6 +197,43 @@ async def test_a_fast_clock_does_not_delete_early(world: World) -> None:
     skewed.advance(RETENTION.max_age + 30)
     reader = await world.claims(ttl=RETENTION, clock=skewed)
     assert (await reader.consumer.read(await world.next(stream, "c"))).data == LARGE
+
+
+async def test_retention_is_kept_though_the_readers_clock_is_behind(world: World) -> None:
+    ttl = Ttl(7200, True, 50, 600)
+    claims = await world.claims(ttl=ttl)
+    reading = await world.claims(ttl=ttl, clock=FakeClock(world.clock.now_ns() - 55 * 10**9))
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    await world.connection.flush()
+    assert sent.reference
+    assert await reading.consumer.handle(await world.next(stream, "c"), nothing)
+    await claims.collector.collect()
+    assert await claims.store.exists(sent.reference.object_key)
+    await world.advance(60)
+    await world.fire(claims, sent.reference.claim_id)
+    assert (await claims.collector.collect()).collected == 1
+
+
+async def test_a_producers_clock_that_is_behind_costs_no_claim(world: World) -> None:
+    """Its message lives by the server's clock, and consumers allow for the difference."""
+    ttl = Ttl(3600, True, 0, 0)
+    claims = await world.claims(ttl=ttl)
+    producing = await world.claims(ttl=ttl, clock=FakeClock(world.clock.now_ns() - 55 * 10**9))
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    sent = await producing.producer.publish(f"{stream}.a", LARGE)
+    assert sent.reference
+    await world.connection.flush()
+    await world.advance(3560)
+    await world.fire(claims, sent.reference.claim_id)
+    await claims.collector.collect()
+    assert (await claims.consumer.read(await world.next(stream, "c"))).data == LARGE
+    await world.advance(100)
+    await world.fire(claims, sent.reference.claim_id)
+    await claims.collector.collect()
+    assert not await claims.store.exists(sent.reference.object_key)
 
 
 async def test_consumers_that_are_reset_or_deleted_under_us_lose_nothing(world: World) -> None:
@@ -325,6 +377,56 @@ async def test_abandoned_uploads_are_swept_by_their_age(world: World) -> None:
     await world.advance(3 * HOUR)
     assert (await claims.collector.collect()).uploads == 1
     assert not part.exists()
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+async def test_uploads_that_end_while_the_folder_is_looked_at_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    store = FolderStore(tmp_path)
+    await store.ensure_bucket()
+    path = tmp_path / "claims" / ".headrace" / "x.part"
+    path.write_bytes(b"under way")
+    stat, seen = Path.stat, 0
+
+    def going(self: Path, **given: Any) -> os.stat_result:
+        nonlocal seen
+        found = stat(self, **given) if self != path or seen < looks else None
+        if self == path and (seen := seen + 1) >= looks:
+            path.unlink(missing_ok=True)
+        if found is None:
+            raise FileNotFoundError(path)
+        return found
+
+    monkeypatch.setattr(Path, "stat", going)
+    assert len(await store.uploads()) == looks
+
+
+async def test_folders_that_go_while_they_are_looked_at_are_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderStore(tmp_path)
+    await store.ensure_bucket()
+    await store.put("ns/topic/2026010100/x", b"x", Plain())
+
+    def gone(folder: Path) -> Any:
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    assert await store.prefixes("ns/") == ()
+
+
+async def test_a_collector_survives_what_its_file_system_says(world: World) -> None:
+    objects = Faulty(MemoryStore())
+    claims = await world.claims(objects=objects, backend="memory")
+    objects.fail("uploads", OSError(5, "Input/output error"))
+    watching = asyncio.create_task(claims.collector.watch(poll_s=0.01))
+    async with asyncio.timeout(10):
+        while objects.calls.count("uploads") < 2 and not watching.done():
+            await asyncio.sleep(0.01)
+    assert not watching.done()
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
 
 
 async def test_files_and_iterators_are_streamed(world: World, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from botocore.exceptions import ClientError
 
 from claims.objects import GcsEmulator, Weed
 from claims.world import LARGE, World
@@ -22,6 +23,7 @@ from headrace.claims import PRESETS, ClaimConfig, Claims, Received, Ttl, open_st
 from headrace.claims.stores import Denied, Plain, StoreError
 from headrace.claims.stores import lifecycle as lifecycles
 from headrace.claims.stores.azure import AzureLifecycle
+from headrace.claims.stores.s3 import S3Store
 
 
 def bucket_name() -> str:
@@ -332,3 +334,60 @@ async def test_azures_refusal_is_a_store_error(management: Any) -> None:
     lifecycle = AzureLifecycle(management, {"resource_group": "g", "account": "a"}, "claims")
     with pytest.raises(StoreError, match="lifecycle policy"):
         await lifecycle.write([{"name": "not-allowed"}])
+
+
+class Bucketless:
+    """Administration of an S3 that has no bucket yet, and remembers what it is told to make."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Any] = {}
+
+    def head_bucket(self, **_: Any) -> Any:
+        raise ClientError({"Error": {"Code": "404"}}, "HeadBucket")
+
+    def create_bucket(self, **given: Any) -> None:
+        self.made = given
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "region"),
+    [
+        ({"region": "eu-central-1"}, "eu-central-1"),
+        ({"region": "eu-west-1", "endpoint": "https://s3.eu-west-1.amazonaws.com"}, "eu-west-1"),
+        ({}, ""),
+        ({"region": "us-east-1"}, ""),
+        ({"region": "here", "endpoint": "http://127.0.0.1:9000"}, ""),
+    ],
+)
+async def test_s3_amazon_is_told_the_region_of_a_bucket(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], region: str
+) -> None:
+    administration = Bucketless()
+    monkeypatch.setattr("boto3.client", lambda *_, **__: administration)
+    await S3Store("claims", None, settings).ensure_bucket()
+    told = administration.made.get("CreateBucketConfiguration", {})
+    assert told.get("LocationConstraint", "") == region
+
+
+class Busy:
+    """Administration of an S3 with more uploads under way than it tells at once."""
+
+    def list_multipart_uploads(self, *, KeyMarker: str = "", **_: Any) -> dict[str, Any]:
+        begun = datetime(2020, 1, 1, tzinfo=UTC)
+        keys = [
+            key for key in (*(f"aaa/{n:04d}" for n in range(1000)), "mine/t/2026010100/x") if key > KeyMarker
+        ]
+        page = [{"Key": key, "UploadId": f"id of {key}", "Initiated": begun} for key in keys[:1000]]
+        last = page[-1]
+        more = {"NextKeyMarker": last["Key"], "NextUploadIdMarker": last["UploadId"]}
+        return {"Uploads": page, "IsTruncated": len(keys) > 1000, **more}
+
+
+async def test_s3_all_pages_of_uploads_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boto3.client", lambda *_, **__: Busy())
+    found = await S3Store("claims", None, {}).uploads()
+    assert len(found) == 1001
+    assert found[-1].is_of("mine")

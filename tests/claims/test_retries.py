@@ -1,18 +1,26 @@
-"""The same message published again: no attempt takes another one's object, no reading what a later one carries."""
+"""The same message published again: no attempt takes another one's object, no reading what a later one carries; and
+what only has the id of another message has a payload of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from claims.faults import Faulty
 from claims.world import LARGE, World
-from headrace.claims import PRESETS, ClaimError, FakeClock, PublishUnknown, Received
+from headrace.claims import PRESETS, ClaimError, FakeClock, PublishFailed, PublishUnknown, Received
+from headrace.claims import reference as references
+from headrace.claims.stores import StoreError
 from headrace.claims.wire import NoAnswer
 
 AT_ACK = PRESETS["aggressive"]
 WINDOW_NS = 200_000_000
+OTHER = b"fedcba9876543210" * 8192
 
 
 async def nothing(_: Received) -> None:
@@ -78,3 +86,96 @@ async def test_an_earlier_attempt_that_nobody_knows_of_is_a_claim_error(
         await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
     assert isinstance(caught.value, ClaimError)
     assert caught.value.retryable
+
+
+async def test_an_object_whose_deletion_was_tried_is_not_used_again(world: World) -> None:
+    """A store that did not confirm a deletion may carry it out later."""
+    objects = Faulty(world.memory)
+    claims = await world.claims(ttl=AT_ACK, objects=objects, backend="memory")
+    objects.fail("delete", StoreError("timed out"))
+    with pytest.raises(PublishFailed):
+        await claims.producer.publish(f"{world.name}.a", LARGE, msg_id="m1")
+    objects.heal()
+    (late,) = [info.key async for page in objects.list(f"{world.name}/") for info in page]
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
+    await objects.delete([late])
+    assert (await claims.consumer.read(await world.next(stream, "c"))).data == LARGE
+
+
+async def test_one_message_id_in_two_streams_is_two_payloads(world: World) -> None:
+    claims = await world.claims()
+    video, audio = await world.stream("v"), await world.stream("a")
+    await world.consumer(audio, "c")
+    await claims.producer.publish(f"{video}.x", LARGE, msg_id="1")
+    assert not (await claims.producer.publish(f"{audio}.x", OTHER, msg_id="1")).duplicate
+    assert (await claims.consumer.read(await world.next(audio, "c"))).data == OTHER
+
+
+@pytest.mark.parametrize("kind", ["bytes", "file", "iterator"])
+async def test_a_message_id_that_comes_again_for_another_payload_has_that_payload(
+    world: World, tmp_path: Path, kind: str
+) -> None:
+    claims = await world.claims(ttl=AT_ACK)
+    stream = await world.stream(duplicate_window=WINDOW_NS)
+    await world.consumer(stream, "c")
+    path = tmp_path / "other"
+    path.write_bytes(OTHER)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield OTHER
+
+    def other() -> Any:
+        return {"bytes": OTHER, "file": path, "iterator": pieces()}[kind]
+
+    await claims.producer.publish(f"{stream}.a", LARGE, msg_id="state")
+    while (await claims.producer.publish(f"{stream}.a", other(), msg_id="state")).duplicate:
+        await world.advance(0.1)
+    received: list[bytes] = []
+
+    async def take(message: Received) -> None:
+        received.append(message.data)
+
+    for _ in range(2):
+        assert await claims.consumer.handle(await world.next(stream, "c"), take)
+    assert received == [LARGE, OTHER]
+    assert not [page async for page in claims.store.list(f"{world.name}/")]
+
+
+async def test_a_payload_that_is_published_again_beside_another_of_its_id_is_stored_once(
+    world: World,
+) -> None:
+    claims = await world.claims()
+    stream = await world.stream(duplicate_window=WINDOW_NS)
+    await claims.producer.publish(f"{stream}.a", LARGE, msg_id="state")
+    while (first := await claims.producer.publish(f"{stream}.a", OTHER, msg_id="state")).duplicate:
+        await world.advance(0.1)
+    await world.connection.flush()
+    again = await claims.producer.publish(f"{stream}.a", OTHER, msg_id="state")
+    assert first.reference
+    assert again.reference == first.reference
+
+
+async def test_claims_whose_ids_know_no_subject_are_read_retried_and_collected(
+    world: World, monkeypatch: Any
+) -> None:
+    """Earlier versions made them so."""
+    claims = await world.claims(ttl=AT_ACK)
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    new_id = references.new_id
+    with monkeypatch.context() as patch:
+        patch.setattr(references, "new_id", lambda *given, subject="": new_id(*given))
+        sent = await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
+    assert sent.reference
+    assert sent.reference.claim_id == new_id(world.name, "m1")
+    assert (await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m1")).duplicate
+    received: list[bytes] = []
+
+    async def take(message: Received) -> None:
+        received.append(message.data)
+
+    assert await claims.consumer.handle(await world.next(stream, "c"), take)
+    assert received == [LARGE]
+    assert not [page async for page in claims.store.list(f"{world.name}/")]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.claims.stores import FolderStore, ObjectMissing, ObjectThere, Plain, StoreError
+from headrace.claims.stores import FolderStore, ObjectMissing, ObjectThere, Plain, StoreError, folder
 
 METADATA = {"prism-namespace": "ns", "prism-checksum": "ab" * 32, "prism-created-at": "2026-01-31T12:00:00Z"}
 PLAIN = Plain(METADATA)
@@ -147,3 +149,35 @@ async def test_a_folder_can_be_filled_and_emptied_at_once(tmp_path: Any) -> None
 
     await asyncio.gather(*(churn(name) for name in "abcd"))
     assert await keys(store, "") == []
+
+
+async def test_an_object_in_a_folder_that_another_writer_just_made_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderStore(tmp_path, "claims")
+    await store.ensure_bucket()
+    topic = tmp_path / "claims" / "ns" / "topic"
+    (topic / "2026013112").mkdir(parents=True)
+    synced: list[Path] = []
+    monkeypatch.setattr(folder, "_sync_folder", synced.append)
+    await store.put("ns/topic/2026013112/one", b"one", PLAIN)
+    assert synced == [topic / "2026013112", topic, topic.parent, topic.parent.parent]
+
+
+async def test_folders_that_did_not_change_are_synced_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderStore(tmp_path, "claims")
+    await store.ensure_bucket()
+    topic = tmp_path / "claims" / "ns" / "topic"
+    (topic / "2026013112").mkdir(parents=True)
+    for above in (topic, topic.parent, topic.parent.parent):
+        os.utime(above, (1_000_000_000, 1_000_000_000))
+    await store.put("ns/topic/2026013112/one", b"one", PLAIN)
+    synced: list[Path] = []
+    monkeypatch.setattr(folder, "_sync_folder", synced.append)
+    await store.put("ns/topic/2026013112/two", b"two", PLAIN)
+    assert synced == [topic / "2026013112"]
+    (topic / "2026013113").mkdir()
+    await store.put("ns/topic/2026013113/three", b"three", PLAIN)
+    assert synced[1:] == [topic / "2026013113", topic]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.claims import ClaimConfig, Claims, Ttl
+from headrace.claims.reference import key_of
 from headrace.claims.stores import Plain
 from headrace.spark import jobs
+from headrace.spark.jobs.auditing import claim_lives
+from headrace.spark.options import OptionError
+from headrace.spark.streams import StreamError
 from spark.conftest import Broker
 
 LARGE = b"x" * 5000
@@ -109,6 +114,52 @@ async def _nothing(_: Any) -> None:
     """A handler that is content."""
 
 
+def publish(broker: Broker, config: ClaimConfig, subject: str) -> str:
+    """A claim is published; its id."""
+
+    async def published(claims: Claims) -> str:
+        sent = await claims.producer.publish(subject, LARGE)
+        assert sent.reference is not None
+        return sent.reference.claim_id
+
+    found: str = claimed(broker, config, published)
+    return found
+
+
+def test_what_only_later_consumers_have_passed_is_kept(
+    ours: Broker, spark: SparkSession, name: str, config: ClaimConfig
+) -> None:
+    ours.create(name, allow_msg_ttl=True)
+    publish(ours, config, f"{name}.a")
+    consumer = {"durable_name": "tail", "ack_policy": "explicit", "deliver_policy": "new"}
+    ours.api(f"CONSUMER.DURABLE.CREATE.{name}.tail", {"stream_name": name, "config": consumer})
+    done = jobs.claims_collect(spark, {"servers": ours.url}, config=config, dry_run=True)
+    assert done.actions == {"live": 1}
+
+
+@pytest.mark.parametrize("kind", ["not there", "without direct gets"])
+def test_who_vouches_for_a_stream_that_cannot_be_read_is_refused(
+    ours: Broker, spark: SparkSession, name: str, config: ClaimConfig, kind: str
+) -> None:
+    ours.create(name, allow_direct=False)
+    claim = publish(ours, config, f"{name}.a")
+
+    async def forgotten(claims: Claims) -> None:
+        """As after two attempts at once, of which one was undone."""
+        await claims.wire.api("STREAM.PURGE.CLAIMS", {"filter": f"$CLAIMS.claim.{name}.*"})
+
+    claimed(ours, config, forgotten)
+    streams = [name if kind == "without direct gets" else f"{name}s"]
+    with pytest.raises(StreamError, match=streams[0]):
+        jobs.claims_collect(spark, {"servers": ours.url}, config=config, streams=streams)
+    assert objects(config) == {claim}
+
+
+def test_a_domain_is_refused_where_claims_are_collected(spark: SparkSession, config: ClaimConfig) -> None:
+    with pytest.raises(OptionError, match="domain"):
+        jobs.claims_collect(spark, {"servers": "nats://127.0.0.1:1", "domain": "hub"}, config=config)
+
+
 def test_lives_of_claims_are_told(
     ours: Broker,
     spark: SparkSession,
@@ -150,3 +201,22 @@ def test_lives_of_claims_are_told(
     links = set(re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]*)""", page))
     assert not links, "nothing is loaded"
     assert json.loads((target / "summary.json").read_text())["leaks"] == 3
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+def test_the_hour_of_a_key_is_utc_whatever_the_session_says(
+    ours: Broker, spark: SparkSession, name: str, config: ClaimConfig, zone: str
+) -> None:
+    async def stored(claims: Claims) -> None:
+        """Two objects that nobody knows, an upload under way and one that is overdue."""
+        now = int(time.time())
+        for end, claim in ((now + 5 * 3600, "young"), (now - 3 * 3600, "old")):
+            await claims.store.put(key_of(name, f"{name}.x", end, claim), b"x", Plain())
+
+    claimed(ours, config, stored)
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        lives = claim_lives(spark, {"servers": ours.url}, [config]).collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert {row.claim_id: row.status for row in lives} == {"young": "live", "old": "orphan"}

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.cli.pipeline import reason
 from headrace.spark import jobs
+from headrace.spark.jobs.snapshots import replace_table
 from headrace.spark.offsets import DataLoss
 from headrace.spark.options import OptionError
 from spark.conftest import Broker
@@ -135,3 +136,41 @@ def test_an_error_of_spark_is_cut_to_what_it_says() -> None:
     quoted = "[PYTHON_DATA_SOURCE_ERROR] Failed:\n  File x\nheadrace.spark.streams.StreamError: no such stream\n SQLSTATE"
     assert reason(RuntimeError(quoted)) == "no such stream"
     assert reason(RuntimeError("plain")) == "plain"
+
+
+class Written:
+    """What a frame leaves in a folder, without a session."""
+
+    @property
+    def write(self) -> Written:
+        return self
+
+    def format(self, _: str) -> Written:
+        return self
+
+    def save(self, path: str) -> None:
+        Path(path).mkdir()
+        (Path(path) / "part").write_text("new")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, PermissionError])
+def test_a_table_stays_when_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    table = tmp_path / "table"
+    table.mkdir()
+    (table / "part").write_text("old")
+    rename = Path.rename
+
+    def refused(path: Path, to: Path) -> Path:
+        if path.name.startswith("_table.new"):
+            raise error
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(error):
+        replace_table(Written(), str(table), "parquet")  # type: ignore[arg-type]
+    assert [path.read_text() for path in tmp_path.rglob("part")] == ["old"]
+    monkeypatch.undo()
+    replace_table(Written(), str(table), "parquet")  # type: ignore[arg-type]
+    assert [path.read_text() for path in tmp_path.rglob("part")] == ["new"]

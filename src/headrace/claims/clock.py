@@ -6,11 +6,13 @@ Nothing in this package calls `time.time()` itself.
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, datetime
 from typing import Protocol
 
 SECOND_NS = 1_000_000_000
+_FRACTION = re.compile(r"\.(\d{1,9})")
 
 
 class Clock(Protocol):
@@ -47,7 +49,7 @@ def rfc3339(time_ns: int) -> str:
 
 
 def rfc3339_ns(text: str) -> int:
-    """Nanoseconds of a time as servers write it, to the microsecond."""
-    whole, _, rest = text.removesuffix("Z").partition(".")
-    moment = datetime.fromisoformat(whole).replace(tzinfo=UTC)
-    return int(moment.timestamp()) * SECOND_NS + int(rest.ljust(9, "0")[:9] or 0)
+    """Nanoseconds of a time as servers write it; one that a client gave them may be in another zone than UTC."""
+    moment = datetime.fromisoformat(text).replace(microsecond=0)
+    fraction = _FRACTION.search(text)
+    return int(moment.timestamp()) * SECOND_NS + (int(fraction[1].ljust(9, "0")) if fraction else 0)

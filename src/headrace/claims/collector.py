@@ -102,7 +102,7 @@ class Collector:
                     await self.collect()
                     next_sweep = loop.time() + sweep_every_s
                 await self.collect_due(poll_s)
-            except (NoAnswer, RequestError, StoreError, NatsError) as error:
+            except (NoAnswer, RequestError, StoreError, NatsError, OSError) as error:
                 _LOG.warning("collecting %s: %s", self._config.namespace, error)
                 await asyncio.sleep(min(poll_s, 1.0))
 
@@ -139,7 +139,7 @@ class Collector:
         doomed: list[tuple[Entry, str]] = []
         waiting: list[tuple[Entry, float, int]] = []
         for entry in entries:
-            verdict = await judge(entry, self._config.ttl, now_ns, floors)
+            verdict = await judge(entry, self._config, now_ns, floors)
             if verdict.event:
                 doomed.append((entry, verdict.event))
             else:

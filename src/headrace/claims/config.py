@@ -70,6 +70,13 @@ class ClaimConfig:
                 raise ConfigError(path, text)
 
     @property
+    def end_grace_s(self) -> int:
+        """How long after its expiry a claim that somebody needs stays. Its expiry is by the producer's clock, and
+        consumers allow for a difference of clocks: until then it must be there.
+        """
+        return max(self.ttl.grace_period, self.clock_skew)
+
+    @property
     def lifecycle_days(self) -> int:
         """Whole days after which the bucket's own rule may remove what everybody else missed; at least one."""
         return max(1, -(-(self.ttl.max_age + self.ttl.grace_period) // _DAY_S))

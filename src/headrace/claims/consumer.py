@@ -182,23 +182,35 @@ class Consumer:
             if entry is None or entry.object_key != reference.object_key or entry.shared:
                 return  # gone already, by its age or by someone else's ack; or its age ends it
             entry = entry.at(place.stream, place.sequence.stream, message.subject)
-            if not retention_s and await self._delete_now(entry, place.consumer, floors):
+            if entry.state == "pending" and not await self._takes(place.stream, entry.subject):
+                if await self._registry.change(entry, self._keep_s(entry)):
+                    return
+                continue
+            if not retention_s and await self._delete_now(entry, place.stream, place.consumer, floors):
                 return
             if await self._mark(entry, retention_s or RECHECK_S):
                 await self._audit.tell(entry.namespace, entry.claim_id, "released", by=_consumer_of(message))
                 return
 
+    async def _takes(self, stream: str, subject: str) -> bool:
+        """Whether messages are published to this stream, which is no copy then.
+
+        A producer whose note was lost has not said where its message is, and a copy is read while those who read the
+        original may still need it: such a claim is released by them, or ends by its age.
+        """
+        found = await self._wire.api("STREAM.NAMES", {"subject": subject})
+        return stream in (found.get("streams") or ())
+
     async def _mark(self, entry: Entry, seconds: float) -> bool:
         """Write down that it was read, and when to look again; False if the facts changed meanwhile."""
-        now_ns = self._clock.now_ns()
-        released = replace(entry, state="released", released_ns=now_ns)
-        kept_s = keep_s(entry, self._config.ttl.grace_period, now_ns)
-        return await self._registry.release(released, kept_s, seconds)
+        released = replace(entry, state="released", released_ns=self._clock.now_ns())
+        return await self._registry.release(released, self._keep_s(entry), seconds)
 
-    async def _delete_now(self, entry: Entry, consumer: str, floors: Floors) -> bool:
+    async def _delete_now(self, entry: Entry, read_from: str, consumer: str, floors: Floors) -> bool:
         """At retention 0 the last reader deletes; False if it was not the last, or the facts changed meanwhile."""
         for stream, (seq, subject) in entry.places.items():
-            if await floors.needed_by(stream, subject, seq, but=consumer):
+            # Another stream's consumer may have the same name.
+            if await floors.needed_by(stream, subject, seq, but=consumer if stream == read_from else ""):
                 return False
         removed = await self._registry.remove([entry])
         if not removed:
@@ -221,11 +233,12 @@ class Consumer:
         self._metrics.delete_failures.labels(entry.namespace).inc()
         _LOG.warning("claim %s could not be deleted, the collector tries again: %s", entry.claim_id, error)
         await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="delete", error=str(error))
-        now_ns = self._clock.now_ns()
-        released = replace(entry, state="released", released_ns=now_ns)
-        kept_s = keep_s(entry, self._config.ttl.grace_period, now_ns)
-        if await self._registry.put_back(released, tombstone, kept_s):
+        released = replace(entry, state="released", released_ns=self._clock.now_ns())
+        if await self._registry.put_back(released, tombstone, self._keep_s(entry)):
             await self._registry.arm(released, RECHECK_S)
+
+    def _keep_s(self, entry: Entry) -> float:
+        return keep_s(entry, self._config.ttl.grace_period, self._clock.now_ns())
 
 
 async def fetched(store: ObjectStore, reference: Reference) -> AsyncIterator[Piece]:

@@ -1,8 +1,8 @@
 """Who still needs a message: the ack floors of a stream's consumers, and those of registered readers.
 
-A consumer needs a message while its filter matches and it has neither acknowledged the message nor started beyond it.
-Readers that never ack (Spark, replays) register a floor under a lease. One `Floors` is one look at the server: it is
-made for a batch of decisions and thrown away.
+A consumer needs a message while its filter matches and it has neither acknowledged the message nor started beyond it; it
+has read one only if it can have had it. Readers that never ack (Spark, replays) register a floor under a lease. One
+`Floors` is one look at the server: it is made for a batch of decisions and thrown away.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.claims.registry import STREAM
-from headrace.claims.wire import STREAM_MISSING, Wire
+from headrace.claims.clock import rfc3339_ns
+from headrace.claims.registry import STREAM, UNMARKED
+from headrace.claims.wire import STREAM_MISSING, NoAnswer, Stored, Wire
 from headrace.errors import RequestError
+
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +30,21 @@ class Floor:
     acked: int
     #: Everything up to here was delivered, and nothing of it awaits an ack.
     done: int
+    #: The first sequence that it can have had; None when nobody knows.
+    start: int | None = None
+    #: When the first message was stored, at the earliest, that it can have had.
+    since_ns: int = 0
 
     def needs(self, subject: str, seq: int) -> bool:
         return seq > max(self.acked, self.done) and self.concerns(subject)
 
     def concerns(self, subject: str) -> bool:
         return not self.filters or any(matches(pattern, subject) for pattern in self.filters)
+
+    def has_read(self, subject: str, seq: int, stored_ns: int) -> bool:
+        """Whether it had the message and needs it no more; who began behind it has not read it."""
+        can_have_had = self.start is not None and seq >= self.start and stored_ns >= self.since_ns
+        return can_have_had and self.concerns(subject) and not self.needs(subject, seq)
 
 
 class Floors:
@@ -55,15 +67,18 @@ class Floors:
         """
         floors = await self.of(stream) or ()
         needing = next((item.name for item in floors if item.name != but and item.needs(subject, seq)), "")
-        if needing and await self._wire.message(stream, seq) is None:
-            return ""
-        return needing
+        return "" if needing and await self.is_gone(stream, seq) else needing
 
-    async def was_read(self, stream: str, subject: str, seq: int) -> bool:
-        """Whether somebody concerned has read the message and nobody is left who needs it; or it is gone."""
-        concerned = [item for item in await self.of(stream) or () if item.concerns(subject)]
-        if concerned and not any(item.needs(subject, seq) for item in concerned):
+    async def was_read(self, stream: str, subject: str, seq: int, stored_ns: int) -> bool:
+        """Whether somebody has read the message, stored then or later, and nobody is left who needs it; or it is gone."""
+        floors = await self.of(stream) or ()
+        is_needed = any(item.needs(subject, seq) for item in floors)
+        if not is_needed and any(item.has_read(subject, seq, stored_ns) for item in floors):
             return True
+        return await self.is_gone(stream, seq)
+
+    async def is_gone(self, stream: str, seq: int) -> bool:
+        """Whether a message has left its stream."""
         return await self._wire.message(stream, seq) is None
 
     async def _read(self, stream: str) -> list[Floor] | None:
@@ -71,18 +86,41 @@ class Floors:
         return None if consumers is None else consumers + leases
 
     async def _consumers(self, stream: str) -> list[Floor] | None:
-        floors: list[Floor] = []
-        while True:
-            try:
-                page = await self._wire.api(f"CONSUMER.LIST.{stream}", {"offset": len(floors)})
-            except RequestError as error:
-                if error.err_code == STREAM_MISSING:
-                    return None
-                raise
-            infos = page.get("consumers") or []
-            floors += [floor_of(info) for info in infos]
-            if not infos or len(floors) >= page.get("total", 0):
-                return floors
+        try:
+            for _ in range(_ATTEMPTS):
+                floors = await self._listed(stream)
+                if floors is not None:
+                    return floors
+        except RequestError as error:
+            if error.err_code == STREAM_MISSING:
+                return None
+            raise
+        raise NoAnswer(f"the consumers of {stream!r} change while they are listed")
+
+    async def _listed(self, stream: str) -> list[Floor] | None:
+        """All pages of the list, which is in the order of names; None if it changed between two of them.
+
+        Each page but the first begins with the last name of the one before: where it does not, somebody was added or
+        deleted meanwhile, and others may have been passed over.
+        """
+        floors: dict[str, Floor] = {}
+        total = 1
+        while len(floors) < total:
+            page = await self._wire.api(f"CONSUMER.LIST.{stream}", {"offset": max(len(floors) - 1, 0)})
+            found, total = _page_of(page), page.get("total", 0)
+            is_next = not floors or max(floors) == min(found, default="")
+            both = {**floors, **found}
+            if not is_next or len(floors) == len(both) < total:
+                return None
+            floors = both
+        return list(floors.values())
+
+
+def _page_of(page: dict[str, Any]) -> dict[str, Floor]:
+    """The floors of a page, by name; who did not answer, or cannot now, may need everything."""
+    silent = [*(page.get("missing") or ()), *(page.get("offline") or ())]
+    found = [floor_of(info) for info in page.get("consumers") or ()]
+    return {floor.name: floor for floor in (*found, *(Floor(name, (), 0, 0) for name in silent))}
 
 
 def floor_of(info: dict[str, Any]) -> Floor:
@@ -94,22 +132,41 @@ def floor_of(info: dict[str, Any]) -> Floor:
         tuple(pattern for pattern in filters if pattern),
         info["ack_floor"]["stream_seq"],
         delivered if not info.get("num_ack_pending") else 0,
+        config.get("opt_start_seq", 0),
+        _since_ns(info),
     )
 
 
-async def register_reader(wire: Wire, stream: str, reader: str, acked: int, lease_s: int = 3600) -> None:
-    """Protect what a reader that does not ack has still to read: everything above `acked`, while the lease lasts."""
-    body = json.dumps({"acked": acked}).encode()
-    await wire.publish(f"$CLAIMS.reader.{stream}.{reader}", body, {"Nats-TTL": f"{lease_s}s"})
+def _since_ns(info: dict[str, Any]) -> int:
+    """When the messages begin that a consumer can have had; where it began with the newest ones, its own time."""
+    config = info["config"]
+    if config.get("deliver_policy", "all") in ("all", "by_start_sequence"):
+        return 0
+    return rfc3339_ns(config.get("opt_start_time") or info["created"])
+
+
+async def register_reader(
+    wire: Wire, stream: str, reader: str, acked: int, lease_s: int = 3600, *, start: int | None = None
+) -> None:
+    """Protect what a reader that does not ack has still to read: everything above `acked`, while the lease lasts.
+
+    What it has read from `start` on counts as read, once nobody else needs it; without `start` nothing does.
+    """
+    began = {} if start is None else {"start": start}
+    body = json.dumps({"acked": acked, **began}).encode()
+    await wire.publish(f"$CLAIMS.reader.{stream}.{reader}", body, {**UNMARKED, "Nats-TTL": f"{lease_s}s"})
 
 
 async def readers(wire: Wire, stream: str) -> list[Floor]:
-    leases = await wire.last_of(STREAM, [f"$CLAIMS.reader.{stream}.*"])
-    return [
-        Floor(f"reader {subject.rpartition('.')[2]}", (), int(json.loads(item.data)["acked"]), 0)
-        for subject, item in leases.items()
-        if item.data
-    ]
+    """The leases of a stream; a marker of one that ran out is none."""
+    leases = await wire.all_of(STREAM, f"$CLAIMS.reader.{stream}.*")
+    return [_leased(item) for item in leases if item.data]
+
+
+def _leased(lease: Stored) -> Floor:
+    terms = json.loads(lease.data)
+    start = int(terms["start"]) if "start" in terms else None
+    return Floor(f"reader {lease.subject.rpartition('.')[2]}", (), int(terms["acked"]), 0, start)
 
 
 def matches(pattern: str, subject: str) -> bool:

@@ -27,7 +27,7 @@ from headrace.claims.metrics import Metrics
 from headrace.claims.reference import Reference
 from headrace.claims.registry import Entry, Registry, keep_s
 from headrace.claims.stores import ObjectStore, StoreError
-from headrace.claims.transfer import Encoder, Payload, chunks_of, size_of, whole_or_stream
+from headrace.claims.transfer import Encoder, Payload, checksum_of, chunks_of, size_of, whole_or_stream
 from headrace.claims.upload import Upload
 from headrace.claims.wire import NoAnswer, Wire
 from headrace.errors import RequestError
@@ -154,8 +154,8 @@ class Producer:
     async def _offload(
         self, subject: str, payload: Payload, headers: dict[str, str], msg_id: str
     ) -> Published:
-        claim_id = references.new_id(self._config.namespace, msg_id, self._draw_id)
-        attempt = await self._earlier(claim_id) if msg_id else None
+        claim_id = references.new_id(self._config.namespace, msg_id, self._draw_id, subject=subject)
+        claim_id, attempt = await self._earlier(claim_id, payload) if msg_id else (claim_id, None)
         if attempt is None:
             stored = await self._store_and_register(subject, payload, headers, claim_id, bool(msg_id))
             attempt = _Attempt(stored, is_new=True)
@@ -171,22 +171,34 @@ class Producer:
             await self._note(placed, attempt.is_new)
         return answer
 
-    async def _earlier(self, claim_id: str) -> _Attempt | None:
-        """The claim of an earlier attempt; from now on two messages may carry it."""
+    async def _earlier(self, claim_id: str, payload: Payload) -> tuple[str, _Attempt | None]:
+        """The claim of an earlier attempt, which from now on two messages may carry; else the id for a new one."""
         for _ in range(_ATTEMPTS):
             found = await self._reusable(claim_id)
             if found is None:
-                return None
+                return claim_id, None
+            checksum = await checksum_of(payload)
+            if checksum is None:
+                return (
+                    self._draw_id(),
+                    None,
+                )  # it can be read only once: nobody knows beforehand whether it is the same
+            if checksum != (found.reference or {}).get("checksum"):
+                # The id came again for another payload: a stream forgets ids. Both keep their objects and facts.
+                claim_id = references.new_id(self._config.namespace, checksum, subject=claim_id)
+                continue
             kept = await self._changed(replace(found, shared=True))
             if kept is not None:
-                return _Attempt(kept, is_new=False, is_sole=not found.shared)
-        return None
+                return claim_id, _Attempt(kept, is_new=False, is_sole=not found.shared)
+        return claim_id, None
 
     async def _reusable(self, claim_id: str) -> Entry | None:
         """The claim of an earlier attempt, if it is whole and has time left."""
         try:
             entry = await self._registry.find(self._config.namespace, claim_id)
-            if entry is None or entry.reference is None or entry.expires_ns <= self._clock.now_ns():
+            if entry is None or entry.reference is None or entry.doomed:
+                return None
+            if entry.expires_ns <= self._clock.now_ns():
                 return None
             return entry if await self._store.exists(entry.object_key) else None
         except (NoAnswer, RequestError) as error:
@@ -205,6 +217,18 @@ class Producer:
         return PublishUnknown(f"nobody said what became of an earlier attempt: {error}", claim_id)
 
     async def _store_and_register(
+        self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str, replaces: bool
+    ) -> Entry:
+        entry = await self._uploaded(subject, payload, headers, claim_id, replaces)
+        if entry.expires_ns > self._clock.now_ns():
+            return entry
+        await self._undo(entry)
+        max_age = self._config.ttl.max_age
+        raise PublishFailed(
+            f"the upload of claim {claim_id} took longer than ttl.max_age, {max_age} s", claim_id
+        )
+
+    async def _uploaded(
         self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str, replaces: bool
     ) -> Entry:
         upload = self._planned(subject, payload, headers, claim_id, self._draw_id()[:8] if replaces else "")

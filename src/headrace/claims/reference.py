@@ -2,8 +2,8 @@
 
 Owns the format of references, keys, ids and metadata. A key is `{namespace}/{topic}/{yyyymmddHH of expiry}/{id}`: a
 sweep lists only what is due, and a namespace is a prefix. Ids are random or derived from the message id, never from
-the content: two messages never share an object. Where the id is derived, `.{attempt}` follows it in the key: two attempts
-at the same message never have the same object either. It knows no store and no server.
+the content alone: two messages never share an object. Where the id is derived, `.{attempt}` follows it in the key: two
+attempts at the same message never have the same object either. It knows no store and no server.
 """
 
 from __future__ import annotations
@@ -101,11 +101,17 @@ def random_id() -> str:
     return uuid.uuid4().hex
 
 
-def new_id(namespace: str, msg_id: str = "", draw: Callable[[], str] = random_id) -> str:
-    """A random id, or the one that belongs to a message id: a retry finds the claim of the first attempt."""
+def new_id(
+    namespace: str, msg_id: str = "", draw: Callable[[], str] = random_id, *, subject: str = ""
+) -> str:
+    """A random id, or the one that belongs to a message id: a retry finds the claim of the first attempt.
+
+    A message id is unique in its stream only, so those who have no better name for a message give its subject too.
+    """
     if not msg_id:
         return draw()
-    return hashlib.sha256(f"{namespace}\0{msg_id}".encode()).hexdigest()[:32]
+    parts = (namespace, subject, msg_id) if subject else (namespace, msg_id)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def topic_of(subject: str) -> str:

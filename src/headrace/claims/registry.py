@@ -31,8 +31,10 @@ STREAM = "CLAIMS"
 MARKER_REASON = "Nats-Marker-Reason"
 _MARKER_TTL_S = 7 * 86400
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-#: Leaves no marker of its own when it expires, and is nothing to a reader.
-_TOMBSTONE = {"KV-Operation": "PURGE", "Nats-TTL": "1s"}
+#: What leaves no marker when it expires: servers place none after something that is one by its headers.
+UNMARKED = {"KV-Operation": "PURGE"}
+#: Nothing to a reader, and soon gone.
+_TOMBSTONE = {**UNMARKED, "Nats-TTL": "1s"}
 _SCAN = 500
 
 
@@ -56,8 +58,11 @@ class Entry:
     reference: Mapping[str, Any] | None = None
     #: More than one message may carry it, or may come to: nobody's reading ends it, only its age.
     shared: bool = False
-    #: The sequence of these facts in the registry; not part of them.
+    #: Its deletion was tried, and a store may carry out later what it did not confirm: nothing new may refer to it.
+    doomed: bool = False
+    #: The sequence of these facts in the registry, and when the server wrote them down; not part of them.
     revision: int = 0
+    told_ns: int = 0
 
     @property
     def expires_ns(self) -> int:
@@ -69,7 +74,7 @@ class Entry:
 
 
 #: What of an entry is written down.
-_FACTS = frozenset(item.name for item in fields(Entry)) - {"revision"}
+_FACTS = frozenset(item.name for item in fields(Entry)) - {"revision", "told_ns"}
 
 
 def entry_of(reference: Reference, namespace: str, subject: str, created_ns: int) -> Entry:
@@ -201,9 +206,9 @@ class Registry:
 
     async def put_back(self, entry: Entry, tombstone: int, keep_s: float) -> Entry | None:
         """Facts again, of a claim that was removed and whose object would not go; None if there are others now."""
-        back = await self.change(replace(entry, revision=tombstone), keep_s)
+        doomed = replace(entry, doomed=True, revision=tombstone)
         # The tombstone may have run out meanwhile.
-        return back or await self.change(replace(entry, revision=0), keep_s)
+        return await self.change(doomed, keep_s) or await self.change(replace(doomed, revision=0), keep_s)
 
     async def stop_timers(self, entries: Iterable[Entry]) -> None:
         """Nothing is due any more for claims that were removed before their time; a timer that goes on does no harm."""
@@ -300,7 +305,7 @@ def _entry(found: Stored) -> Entry | None:
     if not found.data:
         return None  # a tombstone, or the marker of facts that ran out
     facts = {name: value for name, value in decoded(found.data).items() if name in _FACTS}
-    return Entry(**facts, revision=found.seq)
+    return Entry(**facts, revision=found.seq, told_ns=found.time_ns)
 
 
 def _ttl(seconds: float) -> str:

@@ -48,7 +48,7 @@ class Sweeper:
         async for page in self._registry.scan(self._config.namespace):
             doomed: list[tuple[Entry, str]] = []
             for entry in page:
-                verdict = await judge(entry, self._config.ttl, now_ns, floors)
+                verdict = await judge(entry, self._config, now_ns, floors)
                 if verdict.event:
                     doomed.append((entry, verdict.event))
                     report.lines.append(
@@ -70,8 +70,10 @@ class Sweeper:
         is_young = now_ns < entry.created_ns + ttl.grace_period * SECOND_NS
         if entry.state != "live" or entry.shared or is_young or not ttl.delete_after_read:
             return False
+        # By the server's clock the message was stored then at the earliest: the producer's may be ahead.
+        stored_ns = entry.created_ns - self._config.clock_skew * SECOND_NS
         for stream, (seq, subject) in entry.places.items():
-            if not await floors.was_read(stream, subject, seq):
+            if not await floors.was_read(stream, subject, seq, stored_ns):
                 return False
         return bool(entry.places)
 
@@ -92,7 +94,7 @@ class Sweeper:
 
     async def _due_objects(self, now_ns: int) -> AsyncIterator[list[ObjectInfo]]:
         """Pages of objects whose hour and grace have passed; each topic is listed up to the first that is not due."""
-        grace_ns = self._config.ttl.grace_period * SECOND_NS
+        grace_ns = self._config.end_grace_s * SECOND_NS
         for topic in await self._store.prefixes(f"{self._config.namespace}/"):
             async for page in self._store.list(topic):
                 due = [info for info in page if _is_due(info, now_ns - grace_ns)]

@@ -82,6 +82,16 @@ def size_of(payload: Payload) -> int | None:
     return len(payload) if isinstance(payload, bytes | bytearray | memoryview) else None
 
 
+async def checksum_of(payload: Payload) -> str | None:
+    """What a payload's checksum will be; None when it can be read only once."""
+    if size_of(payload) is None:
+        return None
+    passing = hashlib.sha256()
+    async for chunk in chunks_of(payload):
+        await worked(len(chunk), passing.update, chunk)
+    return passing.hexdigest()
+
+
 def chunks_of(payload: Payload) -> AsyncIterator[Chunk]:
     """A payload in chunks of useful size."""
     if isinstance(payload, Path):

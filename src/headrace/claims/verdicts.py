@@ -1,8 +1,9 @@
 """When a claim may go: the one place that decides, from facts, time and floors.
 
 A claim lives until everybody concerned has acknowledged its message, or the message has left its streams, plus the
-retention; at `max_age` it ends unless somebody still needs it, and at `max_age` + `grace_period` in any case. One that
-several messages may carry lives until then.
+retention; at `max_age` it ends unless somebody still needs it, and at `max_age` + `grace_period` in any case (not before
+clocks that differ by `clock_skew` agree that it is over). One that several messages may carry lives until then. It was
+released when the server says so, or the reader if that is later: the retention runs on the server's clock.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.claims.clock import SECOND_NS
-from headrace.claims.config import Ttl
+from headrace.claims.config import ClaimConfig
 from headrace.claims.floors import Floors
 from headrace.claims.registry import Entry
 
@@ -26,24 +27,26 @@ class Verdict:
     reason: str = ""
 
 
-async def judge(entry: Entry, ttl: Ttl, now_ns: int, floors: Floors) -> Verdict:
-    end_ns = entry.expires_ns + ttl.grace_period * SECOND_NS
+async def judge(entry: Entry, config: ClaimConfig, now_ns: int, floors: Floors) -> Verdict:
+    ttl = config.ttl
+    end_ns = entry.expires_ns + config.end_grace_s * SECOND_NS
     if now_ns >= end_ns:
         return Verdict("expired", reason="past max_age and grace_period")
     if entry.state == "released" and ttl.delete_after_read and not entry.shared:
-        kept_ns = entry.released_ns + ttl.retention_after_read * SECOND_NS
+        released_ns = max(entry.told_ns, entry.released_ns)
+        kept_ns = released_ns + ttl.retention_after_read * SECOND_NS
         if now_ns < kept_ns:
             return _wait(kept_ns - now_ns, "retention_after_read")
         needing = await _needing(entry, floors)
         if not needing:
             return Verdict("collected", reason="everybody has read it")
         # Ever rarer looks: the consumer that is behind releases the claim itself if it is one of ours.
-        pause_ns = max(round(RECHECK_S * SECOND_NS), now_ns - entry.released_ns)
+        pause_ns = max(round(RECHECK_S * SECOND_NS), now_ns - released_ns)
         limit_ns = entry.expires_ns if now_ns < entry.expires_ns else end_ns
         return _wait(min(pause_ns, max(limit_ns - now_ns, SECOND_NS)), f"{needing} still needs it")
     if now_ns < entry.expires_ns:
         return _wait(entry.expires_ns - now_ns, "max_age")
-    if not entry.places or entry.shared:
+    if entry.state == "pending" or not entry.places or entry.shared:
         return _wait(end_ns - now_ns, "it may have been published")
     needing = await _needing(entry, floors)
     if needing:

@@ -25,7 +25,10 @@ from headrace.errors import RequestError
 _LOG = logging.getLogger("headrace.claims")
 _NO_RESPONDERS = "503"
 _CONFLICT = "409"
+#: How the answers to a get of many end well: no more of them, or none at all.
+_ENDS = ("204", "404")
 _MULTI_MAX = 500
+_PAGE = 1000
 _NOBODY = {"error": {"code": 503, "err_code": 0, "description": "no stream takes it, or JetStream is off"}}
 STREAM_MISSING = 10059
 MESSAGE_MISSING = 10037
@@ -155,8 +158,19 @@ class Wire:
         found: dict[str, Stored] = {}
         for start in range(0, len(subjects), _MULTI_MAX):
             body = _json({"multi_last": list(subjects[start : start + _MULTI_MAX])})
-            for message in await self._batch(f"{self._prefix}.DIRECT.GET.{stream}", body):
-                found[message.subject] = message
+            messages, _ = await self._batch(f"{self._prefix}.DIRECT.GET.{stream}", body)
+            found.update((message.subject, message) for message in messages)
+        return found
+
+    async def all_of(self, stream: str, subject: str) -> list[Stored]:
+        """Every message under a subject, which may have wildcards, however many there are."""
+        found: list[Stored] = []
+        pending = 1
+        while pending:
+            seq = found[-1].seq + 1 if found else 1
+            body = _json({"seq": seq, "next_by_subj": subject, "batch": _PAGE})
+            messages, pending = await self._batch(f"{self._prefix}.DIRECT.GET.{stream}", body)
+            found += messages
         return found
 
     async def message(self, stream: str, seq: int) -> dict[str, Any] | None:
@@ -215,25 +229,26 @@ class Wire:
         """The server's clock, as it says in a stream's info."""
         return rfc3339_ns((await self.api(f"STREAM.INFO.{stream}"))["ts"])
 
-    async def _batch(self, subject: str, body: bytes) -> list[Stored]:
+    async def _batch(self, subject: str, body: bytes) -> tuple[list[Stored], int]:
+        """The answers to a get of many, and how many more there are."""
         got: list[Stored] = []
-        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        finished: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
 
         def arrive(message: Msg) -> None:
             if not _status(message):
                 got.append(_stored(message))
             elif not finished.done():
-                finished.set_result(None)
+                finished.set_result(message)
 
         reply = await self._reply(arrive)
         try:
             await self.connection.publish(subject, body, reply=reply)
-            await asyncio.wait_for(finished, self.timeout_s)
+            end = await asyncio.wait_for(finished, self.timeout_s)
         except (TimeoutError, NatsError) as error:
             raise NoAnswer(f"no end of the answers to {subject!r}") from error
         finally:
             self._waiting.pop(reply, None)
-        return got
+        return got, _pending(end, subject)
 
     async def _answer(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Msg:
         answer = await self._send(subject, data, headers)
@@ -306,6 +321,16 @@ def checked(answer: dict[str, Any]) -> dict[str, Any]:
 
 def _status(message: Msg) -> str:
     return message.headers.get("Status", "") if message.headers else ""
+
+
+def _pending(end: Msg, subject: str) -> int:
+    """How many more answers there are after those that ended so; a refusal is no end."""
+    status, headers = _status(end), end.headers or {}
+    if status == _NO_RESPONDERS:
+        raise NoStream(subject)
+    if status not in _ENDS:
+        raise RequestError(int(status), 0, headers.get("Description", ""))
+    return int(headers.get("Nats-Num-Pending", 0))
 
 
 def _stored(message: Msg) -> Stored:

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 
+from headrace.claims.clock import SECOND_NS, SystemClock
 from headrace.claims.stores.base import (
     READ,
     Attributes,
@@ -37,6 +38,7 @@ _HIDDEN = ".headrace"
 _NO_SEGMENTS = frozenset(("", ".", ".."))
 _ATTRIBUTE = "user.headrace.metadata"
 _OUT_OF_SPACE = {28, 122}  # ENOSPC, EDQUOT
+_SYNCED_MAX = 10_000
 
 
 class FolderStore:
@@ -52,6 +54,8 @@ class FolderStore:
         self._hidden = self._root / _HIDDEN
         self._sync = sync
         self._xattrs = xattrs and hasattr(os, "setxattr")
+        #: Folders in which all names are durable, with the time of the last change that is.
+        self._synced: dict[Path, int] = {}
 
     async def ensure_bucket(self) -> None:
         with _explained(self.bucket):
@@ -102,21 +106,21 @@ class FolderStore:
             yield page
 
     async def prefixes(self, prefix: str) -> Sequence[str]:
-        folder = self._root / prefix
-        if not folder.is_dir():
+        try:
+            with os.scandir(self._root / prefix) as entries:
+                return sorted(
+                    f"{prefix}{entry.name}/" for entry in entries if entry.is_dir() and entry.name != _HIDDEN
+                )
+        except (FileNotFoundError, NotADirectoryError):
             return ()
-        with os.scandir(folder) as entries:
-            return sorted(
-                f"{prefix}{entry.name}/" for entry in entries if entry.is_dir() and entry.name != _HIDDEN
-            )
 
     async def uploads(self) -> Sequence[Upload]:
-        """Files of writers that were cut off."""
-        return [
-            Upload("", str(path), path.stat().st_mtime_ns)
-            for path in self._hidden.glob("*.part")
-            if path.is_file()
-        ]
+        """Files of writers that were cut off, or are at work: then they may go while we look."""
+        found: list[Upload] = []
+        for path in self._hidden.glob("*.part"):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(Upload("", str(path), path.stat().st_mtime_ns))
+        return found
 
     async def abort(self, upload: Upload) -> None:
         await asyncio.to_thread(Path(upload.upload_id).unlink, missing_ok=True)
@@ -175,17 +179,34 @@ class FolderStore:
             self._place(temporary, path, replace)
 
     def _place(self, temporary: Path, path: Path, replace: bool) -> None:
-        missing: list[Path] = []
         while not self._linked(temporary, path, replace):
-            missing = [folder for folder in path.parents if not folder.exists()]
             with contextlib.suppress(
                 FileExistsError, FileNotFoundError
             ):  # a collector removes them meanwhile
                 path.parent.mkdir(parents=True, exist_ok=True)
         if self._sync:
-            for folder in (path.parent, *(folder.parent for folder in missing)):
-                with contextlib.suppress(FileNotFoundError):  # deleted again meanwhile, with what was in it
-                    _sync_folder(folder)
+            with contextlib.suppress(FileNotFoundError):  # deleted again meanwhile, with what was in it
+                _sync_folder(path.parent)
+                self._sync_above(path.parent)
+
+    def _sync_above(self, folder: Path) -> None:
+        """Make the names of folders durable. Also of those that were there: another writer may have made them a moment
+        ago, and not have synced them yet.
+        """
+        for above in folder.parents:
+            changed_ns = above.stat().st_mtime_ns
+            if self._synced.get(above) != changed_ns:
+                _sync_folder(above)
+                self._remember(above, changed_ns)
+            if above == self._root:
+                return
+
+    def _remember(self, folder: Path, changed_ns: int) -> None:
+        """What was synced need not be again until it changes; a change within a tick of the clock could not be seen."""
+        if SystemClock().now_ns() - changed_ns > SECOND_NS:
+            if len(self._synced) >= _SYNCED_MAX:
+                self._synced.clear()
+            self._synced[folder] = changed_ns
 
     def _linked(self, temporary: Path, path: Path, replace: bool) -> bool:
         """Give the file its name; False when the folder for it is missing."""

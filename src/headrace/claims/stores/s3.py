@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from headrace.claims.clock import SECOND_NS
 from headrace.claims.stores.base import BucketThere, Denied, StoreError, Upload
@@ -17,6 +18,8 @@ from headrace.claims.stores.lifecycle import Rule
 
 _KEYS = ("access_key_id", "secret_access_key", "session_token")
 _NO_RULES = "NoSuchLifecycleConfiguration"
+_FIRST_REGION = "us-east-1"
+_AMAZON = "amazonaws.com"
 
 
 def s3_store(bucket: str, settings: Mapping[str, Any]) -> S3Store:
@@ -27,7 +30,7 @@ def s3_store(bucket: str, settings: Mapping[str, Any]) -> S3Store:
     options: dict[str, Any] = {key: settings[key] for key in _KEYS if key in settings}
     if endpoint:
         options |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
-    options["region"] = settings.get("region", "us-east-1")
+    options["region"] = settings.get("region", _FIRST_REGION)
     return S3Store(bucket, Client(bucket, **options, **client_options(settings, endpoint)), settings)
 
 
@@ -47,7 +50,7 @@ class S3Store(CloudStore):
             return
         if _boto3() is None:
             await super().ensure_bucket()
-        await self.call("create_bucket", Bucket=self.bucket)
+        await self.call("create_bucket", Bucket=self.bucket, **self._location())
 
     async def bucket_exists(self) -> bool:
         if _boto3() is None:
@@ -60,11 +63,16 @@ class S3Store(CloudStore):
     async def uploads(self) -> Sequence[Upload]:
         if _boto3() is None:
             return ()
-        answer = await self.call("list_multipart_uploads", Bucket=self.bucket)
-        return [
-            Upload(item["Key"], item["UploadId"], round(item["Initiated"].timestamp() * SECOND_NS))
-            for item in answer.get("Uploads", ())
-        ]
+        found: list[Upload] = []
+        markers: dict[str, Any] | None = {}
+        while markers is not None:
+            answer = await self.call("list_multipart_uploads", Bucket=self.bucket, **markers)
+            found += [
+                Upload(item["Key"], item["UploadId"], round(item["Initiated"].timestamp() * SECOND_NS))
+                for item in answer.get("Uploads", ())
+            ]
+            markers = _following(answer)
+        return found
 
     async def abort(self, upload: Upload) -> None:
         await self.call(
@@ -96,6 +104,19 @@ class S3Store(CloudStore):
         except BotoCoreError as error:
             raise StoreError(f"{operation} on {self.bucket!r}: {error}") from error
 
+    def _location(self) -> dict[str, Any]:
+        """What Amazon wants to hear of a bucket's region, and refuses to hear of its first one; others have regions of
+        their own kind.
+        """
+        host = urlsplit(str(self._settings.get("endpoint", ""))).hostname or _AMAZON
+        if self._region == _FIRST_REGION or _AMAZON not in host:
+            return {}
+        return {"CreateBucketConfiguration": {"LocationConstraint": self._region}}
+
+    @property
+    def _region(self) -> str:
+        return str(self._settings.get("region", _FIRST_REGION))
+
     def _admin(self) -> Any:
         if self._admin_client is None:
             from botocore.config import Config
@@ -107,7 +128,7 @@ class S3Store(CloudStore):
             self._admin_client = _boto3().client(
                 "s3",
                 endpoint_url=settings.get("endpoint") or None,
-                region_name=settings.get("region", "us-east-1"),
+                region_name=self._region,
                 config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 3}),
                 **known,
             )
@@ -143,6 +164,13 @@ class S3Lifecycle:
 
     def is_of(self, rule: Rule, namespace: str) -> bool:
         return rule.get("ID") in _ids(namespace)
+
+
+def _following(answer: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Where a list of uploads goes on; a server tells a thousand at once."""
+    if not answer.get("IsTruncated"):
+        return None
+    return {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
 
 def _ids(namespace: str) -> tuple[str, str]:

@@ -108,9 +108,7 @@ def claim_lives(
         f.coalesce("claim_id", "object_id").alias("claim_id"),
         f.coalesce(f.split("key", "/")[1], "object_topic").alias("topic"),
         "created",
-        f.coalesce("expires_at", f.to_timestamp("hour", "yyyyMMddHH") + f.expr("interval 1 hour")).alias(
-            "expires_at"
-        ),
+        f.coalesce("expires_at", _end_of_hour()).alias("expires_at"),
         "first_read",
         "last_read",
         "reads",
@@ -124,6 +122,11 @@ def claim_lives(
         "modified",
     )
     return _judged(rows, configs, price)
+
+
+def _end_of_hour() -> Column:
+    """When everything under an hour of keys has expired; they are in UTC, whatever zone the session has."""
+    return f.to_timestamp(f.concat("hour", f.lit("Z")), "yyyyMMddHHX") + f.expr("interval 1 hour")
 
 
 def audit_events(spark: SparkSession, source: Options, namespaces: Sequence[str]) -> DataFrame:

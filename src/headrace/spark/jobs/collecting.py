@@ -32,7 +32,7 @@ from headrace.spark.jobs.inventory import inventory as list_objects
 from headrace.spark.jobs.snapshots import replace_table
 from headrace.spark.jobs.summaries import Options, Progress, silent
 from headrace.spark.link import Address
-from headrace.spark.options import address_of, lowered
+from headrace.spark.options import OptionError, address_of, lowered
 from headrace.spark.schema import CLAIM
 from headrace.spark.streams import StreamError, facts_of
 
@@ -78,20 +78,19 @@ def claims_collect(
 
     `source` has `servers` and what else a read needs. References are looked for in the streams that the registry names.
     With `streams`, whoever calls vouches that no other stream refers to claims of this namespace: then unknown objects
-    go as soon as they are older than the grace period, and not only when their own time is over. `inventory` is a table
-    of objects that is there already. `target` is a folder for a table of what became of each claim.
+    go as soon as they are older than the grace period, and not only when their own time is over. `StreamError` if one
+    of them cannot be read: what it refers to would be taken for unknown. `inventory` is a table of objects that is there
+    already. `target` is a folder for a table of what became of each claim.
     """
     payloads.usable([config])
+    address = _address(source)
     facts = _facts(spark, source, config)
     named = list(streams) if streams is not None else _named_streams(facts)
     progress(f"references are in {', '.join(named) or 'no stream'}")
-    joined = _joined(facts, _references(spark, source, named), list_objects(spark, [config], table=inventory))
-    worker = _Worker(
-        address_of(lowered({name: str(value) for name, value in source.items()})),
-        config,
-        vouched=streams is not None,
-        dry_run=dry_run,
-    )
+    readable = _readable(address, named, is_vouched=streams is not None)
+    references = _references(spark, source, readable)
+    joined = _joined(facts, references, list_objects(spark, [config], table=inventory))
+    worker = _Worker(address, config, vouched=streams is not None, dry_run=dry_run)
     done = joined.repartition(tasks or 8, "key").mapInArrow(worker, _RESULT)
     if target:
         # Written, then summed up: the work is done once.
@@ -127,10 +126,7 @@ def _named_streams(facts: DataFrame) -> list[str]:
 def _references(spark: SparkSession, source: Options, streams: Sequence[str]) -> DataFrame:
     """Messages that are there and refer to a claim: referred_key, referring (streams)."""
     found = spark.createDataFrame([], "referred_key string, stream string")
-    address = address_of(lowered({name: str(value) for name, value in source.items()}))
     for stream in streams:
-        if not _is_readable(address, stream):
-            continue
         reader = spark.read.schema(StructType([StructField("claim", CLAIM)])).format("headrace")
         # Who collects must not be a reader that everything is kept for.
         frame = reader.options(**{**source, "stream": stream, "claimReader": "none"}).load()
@@ -141,8 +137,28 @@ def _references(spark: SparkSession, source: Options, streams: Sequence[str]) ->
     return found.groupBy("referred_key").agg(f.collect_set("stream").alias("referring"))
 
 
+def _address(source: Options) -> Address:
+    options = lowered({name: str(value) for name, value in source.items()})
+    if options.get("domain"):
+        raise OptionError(
+            "domain: claims are kept and collected where a server's own JetStream is; connect to one there"
+        )
+    return address_of(options)
+
+
+def _readable(address: Address, streams: Sequence[str], *, is_vouched: bool) -> list[str]:
+    """The streams that can be read as tables. Of others the tasks ask message by message, where the facts name them."""
+    readable = [stream for stream in streams if _is_readable(address, stream)]
+    if is_vouched and len(readable) < len(streams):
+        others = ", ".join(repr(stream) for stream in streams if stream not in readable)
+        raise StreamError(
+            f"nobody can say what {others} refers to: there is no such stream, or its allow_direct is off; "
+            "name streams that can be read, or none"
+        )
+    return readable
+
+
 def _is_readable(address: Address, stream: str) -> bool:
-    """Whether a stream is there and can be read as a table; of others the tasks ask message by message."""
     try:
         return bool(facts_of(address, "$JS.API", stream, 0.0).config.get("allow_direct"))
     except StreamError:
@@ -194,17 +210,8 @@ class _JoinedFloors(Floors):
     #: The streams that refer to the claim in question.
     referring: frozenset[str] = frozenset()
 
-    async def needed_by(self, stream: str, subject: str, seq: int, but: str = "") -> str:
-        if stream not in self.referring:
-            return await super().needed_by(stream, subject, seq, but)
-        floors = await self.of(stream) or ()
-        return next((item.name for item in floors if item.name != but and item.needs(subject, seq)), "")
-
-    async def was_read(self, stream: str, subject: str, seq: int) -> bool:
-        if stream not in self.referring:
-            return await super().was_read(stream, subject, seq)
-        concerned = [item for item in await self.of(stream) or () if item.concerns(subject)]
-        return bool(concerned) and not any(item.needs(subject, seq) for item in concerned)
+    async def is_gone(self, stream: str, seq: int) -> bool:
+        return stream not in self.referring and await super().is_gone(stream, seq)
 
 
 @dataclass(frozen=True)
@@ -266,7 +273,7 @@ class _Worker:
         if fresh is None or fresh.revision != entry.revision:
             return "", "somebody changed it meanwhile"
         floors.referring = frozenset(row.referring or ())
-        verdict = await judge(entry, self.config.ttl, now_ns, floors)
+        verdict = await judge(fresh, self.config, now_ns, floors)
         if not verdict.event and row.size is None and now_ns > entry.created_ns + self._grace_ns:
             return "missing", "its object is not in the store"
         return verdict.event, verdict.reason
@@ -278,7 +285,7 @@ class _Worker:
         hour_ns = end_of_hour_ns(row.key.split("/")[2])
         if hour_ns is None or (row.modified_us or 0) * 1000 > limit_ns:
             return "", "younger than grace_period"
-        if hour_ns <= limit_ns:
+        if hour_ns <= now_ns - self.config.end_grace_s * SECOND_NS:
             return "orphan", "nobody knows it, and its time is over"
         if row.referring:
             return "", f"referred to from {', '.join(row.referring)}"

@@ -46,9 +46,18 @@ def replace_table(frame: DataFrame, target: str, table_format: str) -> None:
     made, old = (place.parent / f"_{place.name}.{word}-{uuid.uuid4().hex[:8]}" for word in ("new", "old"))
     try:
         frame.write.format(table_format).save(str(made))
+        _take_place(made, place, old)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _take_place(made: Path, place: Path, old: Path) -> None:
+    """Let one folder take the place of another, which is removed only when that has worked, and put back when not."""
+    try:
         if place.exists():
             place.rename(old)
         made.rename(place)
     finally:
-        for folder in (made, old):
-            shutil.rmtree(folder, ignore_errors=True)
+        if old.exists() and not place.exists():
+            old.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
