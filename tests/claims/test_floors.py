@@ -195,9 +195,18 @@ async def test_who_began_in_time_and_acknowledged_has_read_it(world: World) -> N
     assert await swept(world, claims, sent)
 
 
-@pytest.mark.parametrize(("terms", "goes"), [({}, False), ({"start": 2}, False), ({"start": 1}, True)])
+@pytest.mark.parametrize(
+    ("terms", "goes"),
+    [
+        ({}, False),
+        ({"start": 2}, False),
+        ({"start": 1}, True),
+        ({"start": 1, "filters": ["*.b"]}, False),
+        ({"start": 1, "filters": ["*.b", "*.a"]}, True),
+    ],
+)
 async def test_a_reader_under_a_lease_has_read_from_its_start_on(
-    world: World, terms: dict[str, int], goes: bool
+    world: World, terms: dict[str, Any], goes: bool
 ) -> None:
     claims = await world.claims(ttl=LONG)
     stream = await world.stream()

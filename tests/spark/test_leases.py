@@ -147,10 +147,10 @@ def keeping(ours: Broker) -> Broker:
     return ours
 
 
-def told(broker: Broker, stream: str) -> dict[str, int]:
+def told(broker: Broker, stream: str) -> dict[str, Any]:
     """What the lease of reader `r` says."""
     found = broker.api("STREAM.MSG.GET.CLAIMS", {"last_by_subj": f"$CLAIMS.reader.{stream}.r"})["message"]
-    said: dict[str, int] = json.loads(base64.b64decode(found["data"]))
+    said: dict[str, Any] = json.loads(base64.b64decode(found["data"]))
     return said
 
 
@@ -180,6 +180,14 @@ def test_a_batch_read_protects_all_that_it_reads(
     given = {"servers": keeping.url, "stream": name, "starting": starting, "claimReader": "r"}
     StreamReader(source_options(given), SCHEMA).partitions()
     assert told(keeping, name) == {"acked": acked, "start": acked + 1}
+
+
+def test_a_lease_says_which_subjects_its_query_reads(keeping: Broker, name: str) -> None:
+    keeping.create(name)
+    keeping.fill(name, 3)
+    given = {"servers": keeping.url, "stream": name, "subject": f"{name}.a", "claimReader": "r"}
+    StreamReader(source_options(given), SCHEMA).partitions()
+    assert told(keeping, name)["filters"] == [f"{name}.a"]
 
 
 @pytest.mark.parametrize(

@@ -146,14 +146,26 @@ def _since_ns(info: dict[str, Any]) -> int:
 
 
 async def register_reader(
-    wire: Wire, stream: str, reader: str, acked: int, lease_s: int = 3600, *, start: int | None = None
+    wire: Wire,
+    stream: str,
+    reader: str,
+    acked: int,
+    lease_s: int = 3600,
+    *,
+    start: int | None = None,
+    filters: Sequence[str] = (),
 ) -> None:
     """Protect what a reader that does not ack has still to read: everything above `acked`, while the lease lasts.
 
-    What it has read from `start` on counts as read, once nobody else needs it; without `start` nothing does.
+    What it has read from `start` on counts as read, once nobody else needs it; without `start` nothing does. With
+    `filters` it reads these subjects only.
     """
-    began = {} if start is None else {"start": start}
-    body = json.dumps({"acked": acked, **began}).encode()
+    terms: dict[str, object] = {"acked": acked}
+    if start is not None:
+        terms["start"] = start
+    if filters:
+        terms["filters"] = list(filters)
+    body = json.dumps(terms).encode()
     await wire.publish(f"$CLAIMS.reader.{stream}.{reader}", body, {**UNMARKED, "Nats-TTL": f"{lease_s}s"})
 
 
@@ -166,7 +178,8 @@ async def readers(wire: Wire, stream: str) -> list[Floor]:
 def _leased(lease: Stored) -> Floor:
     terms = json.loads(lease.data)
     start = int(terms["start"]) if "start" in terms else None
-    return Floor(f"reader {lease.subject.rpartition('.')[2]}", (), int(terms["acked"]), 0, start)
+    name, filters = lease.subject.rpartition(".")[2], tuple(terms.get("filters", ()))
+    return Floor(f"reader {name}", filters, int(terms["acked"]), 0, start)
 
 
 def matches(pattern: str, subject: str) -> bool:

@@ -24,6 +24,8 @@ from headrace.spark.streams import StreamError, call
 
 _log = logging.getLogger("headrace.spark")
 _REGISTRY = "CLAIMS"
+#: The operation keeps the server from leaving a marker when the lease runs out.
+_HEADER = b"NATS/1.0\r\nKV-Operation: PURGE\r\nNats-TTL: %ds\r\n\r\n"
 _LOOK_S = 5.0
 _UNPROTECTED = "claims of stream %r are not protected: %s"
 #: The name of a reader that wants nothing to be kept for it.
@@ -140,13 +142,14 @@ def _write(link: Link, options: Options, subject: str, reach: Reach) -> bool:
     found = call(link, f"{options.api}.STREAM.NAMES", {"subject": subject})
     if _REGISTRY not in (found.get("streams") or ()):
         return False
-    _store(link, subject, reach, options.lease_s)
+    _store(link, subject, reach, options)
     return True
 
 
-def _store(link: Link, subject: str, reach: Reach, lease_s: float) -> None:
-    header = b"NATS/1.0\r\nNats-TTL: %ds\r\n\r\n" % max(1, round(lease_s))
-    body = json.dumps({"acked": reach.finished, "start": reach.start}).encode()
+def _store(link: Link, subject: str, reach: Reach, options: Options) -> None:
+    header = _HEADER % max(1, round(options.lease_s))
+    filters = {"filters": [options.subject]} if options.subject else {}
+    body = json.dumps({"acked": reach.finished, "start": reach.start, **filters}).encode()
     reply = link.new_inbox()
     sizes = (subject.encode(), reply, len(header), len(header) + len(body), header, body)
     link.send(b"HPUB %s %s %d %d\r\n%s%s\r\n" % sizes)
