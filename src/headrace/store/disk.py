@@ -44,6 +44,8 @@ class Disk(Protocol):
     Operations: ("create", path, size), ("write", path, offset, data or list of data), ("sync", path),
     ("syncdir", folder), ("mkdir", folder), ("link", path, new), ("rename", path, new), ("unlink", path),
     ("rmdir", folder), ("copy", source, source_offset, target, target_offset, length).
+
+    An operation that finds no room, or a quota used up, fails with ENOSPC; a sync that fails never does.
     """
 
     def list(self, folder: str) -> list[str]:
@@ -77,16 +79,44 @@ class Disk(Protocol):
     def close(self) -> None: ...
 
 
-class _Handle:
-    """An open file, how many use it now, and whether it was written through since its last sync."""
+def told(kind: str, error: OSError) -> OSError:
+    """The error of an operation as its owner is to see it: for want of room it can be done again later, unless it
+    is a sync, after which nobody knows what the disk has.
+    """
+    if kind in ("sync", "syncdir"):
+        return OSError(errno.EIO, f"sync failed: {error.strerror}", error.filename)
+    if error.errno == errno.EDQUOT:
+        return OSError(errno.ENOSPC, error.strerror, error.filename)
+    return error
 
-    __slots__ = ("fd", "forgotten", "unsynced", "users")
+
+class _Handle:
+    """An open file, how many use it now, whether it was written through since its last sync, and what a sync
+    of it failed with.
+    """
+
+    __slots__ = ("failed", "fd", "forgotten", "syncing", "unsynced", "users")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.users = 0
         self.unsynced = False
         self.forgotten = False
+        self.failed: OSError | None = None
+        self.syncing = threading.Lock()
+
+    def sync(self) -> None:
+        """The kernel tells a failure once, to one of those who ask; whoever asks later learns it from here."""
+        with self.syncing:
+            if self.failed is not None:
+                raise self.failed
+            # Before, not after: a write of the other lane during the sync counts as unsynced.
+            self.unsynced = False
+            try:
+                _fdatasync(self.fd)
+            except OSError as error:
+                self.failed = error
+                raise
 
 
 class FileDisk(Folder):
@@ -147,7 +177,10 @@ class FileDisk(Folder):
 
     def run(self, ops: Sequence[Op]) -> None:
         for op in ops:
-            _HANDLERS[op[0]](self, *op[1:])
+            try:
+                _HANDLERS[op[0]](self, *op[1:])
+            except OSError as error:
+                raise told(op[0], error) from None
 
     def submit(self, lane: str, ops: Sequence[Op], done: Done) -> None:
         queue = self._queues.get(lane) or self._start(lane)
@@ -245,19 +278,31 @@ class FileDisk(Folder):
         if len(self._handles) > DESCRIPTORS_MAX:
             self._close_oldest()
 
-    def _close_oldest(self) -> None:
+    def _close_oldest(self) -> bool:
+        """Closes a file that nobody uses and that needs no sync; returns whether there was one."""
         with self._handles_lock:
-            idle = [path for path, handle in self._handles.items() if not handle.users]
-            path = next(
-                (path for path in idle if not self._handles[path].unsynced), idle[0] if idle else None
-            )
-            handle = self._handles.pop(path) if path is not None else None
-        if handle is not None:
-            try:
-                if handle.unsynced:
-                    _fdatasync(handle.fd)
-            finally:
-                os.close(handle.fd)
+            for path, handle in self._handles.items():
+                if not (handle.users or handle.unsynced or handle.failed):
+                    del self._handles[path]
+                    os.close(handle.fd)
+                    return True
+        return False
+
+    def _sync_oldest(self) -> None:
+        """Syncs a file that nobody uses, which can then be closed. If that fails it stays open: whoever syncs it
+        next is told, and not who happens to be here.
+        """
+        with self._handles_lock:
+            idle = (each for each in self._handles.values() if not (each.users or each.failed))
+            handle = next((each for each in idle if each.unsynced), None)
+            if handle is None:
+                return
+            handle.users += 1
+        try:
+            with contextlib.suppress(OSError):
+                handle.sync()
+        finally:
+            self._give_back(handle)
 
     def _forget(self, path: str) -> None:
         with self._handles_lock:
@@ -286,13 +331,13 @@ class FileDisk(Folder):
                 offset += _write_all(handle.fd, part, offset)
         finally:
             self._give_back(handle)
+            if len(self._handles) > DESCRIPTORS_MAX:
+                self._sync_oldest()
 
     def _sync(self, path: str) -> None:
         handle = self._take(path)
         try:
-            # Before, not after: a write of the other lane during the sync counts as unsynced.
-            handle.unsynced = False
-            _fdatasync(handle.fd)
+            handle.sync()
         finally:
             self._give_back(handle)
 

@@ -99,3 +99,59 @@ def test_more_files_than_descriptors(disk: FileDisk, monkeypatch: pytest.MonkeyP
         disk.run([("create", f"f{number}", 0), ("write", f"f{number}", 0, b"%d" % number)])
     assert [disk.read(f"f{number}", 0, 9) for number in range(40)] == [b"%d" % number for number in range(40)]
     assert len(disk._handles) <= 9
+
+
+def crowded(disk: FileDisk, monkeypatch: pytest.MonkeyPatch, error: int) -> list[int]:
+    """As many files as descriptors are written and not synced; the first sync fails, once, as the kernel tells it."""
+    monkeypatch.setattr(disk_module, "DESCRIPTORS_MAX", 8)
+    for number in range(8):
+        disk.run([("create", f"f{number}", 0), ("write", f"f{number}", 0, b"x")])
+    synced: list[int] = []
+
+    def sync(fd: int) -> None:
+        synced.append(fd)
+        if len(synced) == 1:
+            raise OSError(error, "write-back failed")
+
+    monkeypatch.setattr(disk_module, "_fdatasync", sync)
+    return synced
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_a_sync_in_passing_that_fails_is_told_to_the_next_who_syncs_the_file(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    synced = crowded(disk, monkeypatch, error)
+    for number in range(8, 40):
+        disk.run([("create", f"f{number}", 0), ("write", f"f{number}", 0, b"x")])
+    assert synced
+    for _ in range(2):  # whoever asks again is told again
+        with pytest.raises(OSError, match="sync failed") as failed:
+            disk.run([("sync", "f0")])
+        assert failed.value.errno == errno.EIO
+    disk.run([("sync", f"f{number}") for number in range(1, 40)])
+    assert len(disk._handles) <= 9
+
+
+def test_a_reader_never_waits_for_a_sync(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    (disk.root / "other").write_bytes(b"y")
+    synced = crowded(disk, monkeypatch, errno.EIO)
+    assert disk.read("other", 0, 9) == b"y"
+    assert disk.read("f0", 0, 9) == b"x"
+    assert synced == []
+    assert len(disk._handles) == 8
+
+
+@pytest.mark.parametrize("kind", ["sync", "syncdir"])
+def test_a_failed_sync_is_never_taken_for_a_full_disk(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    disk.run([("mkdir", "a"), ("create", "a/x", 0), ("write", "a/x", 0, b"x")])
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(disk_module, "_fdatasync", fail)
+    with pytest.raises(OSError, match="sync failed") as failed:
+        disk.run([(kind, "a/x" if kind == "sync" else "a")])
+    assert failed.value.errno == errno.EIO
