@@ -58,6 +58,23 @@ def block_parts(segment: FileSegment, block: Block) -> list[bytes | memoryview]:
     return [block_head(segment.seed, block.offset, block.first_seq, block.records, view), view]
 
 
+def large_ops(larges: list[tuple[FileLog, FileSegment, Block]], disk: Disk) -> list[Op]:
+    """Operations that make large messages durable, with their files and names, before the frame that refers to them."""
+    ops: list[Op] = []
+    touched: dict[str, tuple[FileLog, FileSegment]] = {}
+    for log, segment, block in larges:
+        ops += make_folder(log, disk) + make_file(log, segment, disk)
+        ops.append(("write", segment.path, block.offset, block_parts(segment, block)))
+        touched[segment.path] = (log, segment)
+    for path, (log, segment) in touched.items():
+        ops.append(("sync", path))
+        if not log.folder_synced:
+            ops.append(("syncdir", "streams"))
+        if not segment.folder_synced:
+            ops.append(("syncdir", log.folder_path))
+    return ops
+
+
 class Behind:
     """The queue. One submission is under way at a time, so that everything else on the lane gets its turn."""
 

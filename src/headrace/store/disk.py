@@ -318,7 +318,11 @@ class FileDisk(Folder):
         self._forget(path)
         with self._held(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as handle:
             if size:
-                _reserve(handle.fd, size)
+                try:
+                    _reserve(handle.fd, size)
+                except OSError:
+                    self._unlink(path)  # it is there as it was asked for, or not at all
+                    raise
 
     def _write(self, path: str, offset: int, data: Any) -> None:
         # Twice a commit: without the context manager it takes half the time.

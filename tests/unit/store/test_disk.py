@@ -155,3 +155,16 @@ def test_a_failed_sync_is_never_taken_for_a_full_disk(
     with pytest.raises(OSError, match="sync failed") as failed:
         disk.run([(kind, "a/x" if kind == "sync" else "a")])
     assert failed.value.errno == errno.EIO
+
+
+def test_a_file_is_there_as_large_as_it_was_asked_for_or_not_at_all(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reserve(fd: int, size: int) -> None:
+        raise OSError(errno.EDQUOT, "quota exceeded")
+
+    monkeypatch.setattr(disk_module, "_reserve", reserve)
+    with pytest.raises(OSError, match="quota") as failed:
+        disk.run([("create", "a", 100)])
+    assert failed.value.errno == errno.ENOSPC  # a quota that is used up is a full disk
+    assert not disk.exists("a")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import Corrupt, Full, Poisoned, StoreError
-from headrace.sim import Fault, SimDisk
+from headrace.sim import BY_NAME, Fault, SimDisk
 from headrace.store import FileDisk, Store, StoreOptions
 
 from .stores import TINY, Ticking, commit, kill, open_store, opened
@@ -668,3 +668,123 @@ def test_small_segments_left_by_restarts_are_merged(tmp_path: Path) -> None:
         assert len(log.sealed) <= 2
         assert log.seqs(None, 0, 1_000).tolist() == list(range(1, 161))
         assert all(log.get(seq) is not None for seq in range(1, 161))
+
+
+def fill_up(disk: SimDisk) -> None:
+    """Somebody else takes all that is left."""
+    disk.run([("create", "filler", 0), ("write", "filler", 0, bytes(disk.free()))])
+
+
+def turn_over(store: Store) -> None:
+    """Until the disk has no room for one more file of the journal."""
+    for number in range(2_000):
+        store.facts.put(b"consumer", b"%d" % number)
+        store.seal()
+        store.disk.drain()
+        if store.waits:
+            return
+    raise AssertionError("there is always room")
+
+
+def on_a_full_disk() -> tuple[SimDisk, Store]:
+    disk = SimDisk(capacity=1 << 20)
+    store = Store.open(disk, Ticking(), replace(TINY, headroom_bytes=64 << 10))
+    log = store.create("S")
+    for _ in range(100):
+        log.append(b"a", b"", b"x" * 100, 1)
+        commit(store)
+    fill_up(disk)
+    return disk, store
+
+
+def test_a_frame_that_finds_no_room_waits_for_it() -> None:
+    disk, store = on_a_full_disk()
+    log = store.logs["S"]
+    commits: list[int] = []
+    told: list[bool] = []
+    store.on_commit, store.on_full = commits.append, lambda: told.append(True)
+    turn_over(store)
+    before = list(commits)
+    log.remove(1)
+    for _ in range(3):  # still no room: it is tried, and nothing is told
+        store.idle()
+        disk.drain()
+    assert commits == before
+    assert store.poisoned is None
+    assert told == [True]
+    with pytest.raises(Full):
+        log.append(b"a", b"", b"x", 1)
+    disk.run([("unlink", "filler")])
+    store.idle()
+    disk.drain()
+    assert not store.waits
+    assert len(commits) == len(before) + 1
+    log.append(b"a", b"", b"again", 1)
+    commit(store)
+    again = Store.open(disk.kill(), Ticking(), TINY)
+    assert again.facts.get(b"consumer") == store.facts.get(b"consumer")
+    assert again.logs["S"].first_seq == 2
+    assert again.logs["S"].last_seq == 101
+    assert again.report().healthy
+
+
+def test_a_frame_that_waits_for_room_was_never_promised() -> None:
+    disk, store = on_a_full_disk()
+    turn_over(store)
+    newest = int(store.facts.get(b"consumer") or b"")
+    after = disk.kill()
+    after.capacity = None
+    assert Store.open(after, Ticking(), TINY).facts.get(b"consumer") == b"%d" % (newest - 1)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [("mkdir", "streams"), ("create", "streams"), ("write", "streams"), ("write", "journal")],
+)
+def test_a_large_message_that_finds_no_room_waits_for_it(kind: str, path: str, error: int) -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    disk.faults.add(Fault(error, kinds=(kind,), path=path, short=True))
+    log.append(b"a", b"", b"x" * 10_000, 1)
+    commit(store)
+    assert (store.waits, log.committed_seq) == (True, 0)
+    store.idle()
+    disk.drain()
+    assert (store.waits, log.committed_seq) == (False, 1)
+    log.append(b"a", b"", b"y" * 10_000, 1)
+    commit(store)
+    again = Store.open(disk.crash(BY_NAME["drop"]), Ticking(), TINY)
+    assert [again.logs["S"].get(seq) for seq in (1, 2)] == [log.get(1), log.get(2)]
+    assert again.report().healthy
+
+
+def test_a_sync_that_fails_for_a_frame_that_waited_poisons() -> None:
+    disk, store = on_a_full_disk()
+    turn_over(store)
+    committed = store.committed
+    disk.run([("unlink", "filler")])
+    disk.faults.add(Fault(errno.ENOSPC, kinds=("sync",), path="journal"))
+    store.idle()
+    disk.drain()
+    assert store.poisoned is not None
+    assert store.committed == committed
+
+
+@pytest.mark.parametrize("room", [False, True])
+def test_closing_tries_a_frame_that_waits_once_more(room: bool) -> None:
+    disk, store = on_a_full_disk()
+    turn_over(store)
+    newest = int(store.facts.get(b"consumer") or b"")
+    if room:
+        disk.run([("unlink", "filler")])
+        store.close()
+    else:
+        with pytest.raises(Poisoned, match="No space left"):
+            store.close()
+    after = disk.kill()
+    after.capacity = None
+    found = Store.open(after, Ticking(), TINY).facts.get(b"consumer")
+    assert found == b"%d" % (newest if room else newest - 1)
