@@ -188,6 +188,9 @@ class Store:
         quiet = not (self.in_flight or self.dirty)
         if quiet or self.full:
             self._measure()
+        if self.full:
+            self._maybe_checkpoint()
+            self.checkpoints.step()
         if quiet and self.poisoned is None and self._last_kind == TICK:
             self._seal(IDLE)
 
@@ -280,6 +283,7 @@ class Store:
         """
         self._check()
         self._measure()
+        self.behind.resume()
         self.checkpoints.begin(done)
         self.checkpoints.step()
 
@@ -293,8 +297,10 @@ class Store:
         if self.checkpoints.running or self.checkpoints.mark_wanted:
             return
         if self.journal.bytes >= self.options.checkpoint_bytes or self.trash.urgent():
-            self.journal.bytes = 0
-            self.checkpoints.begin()
+            self.behind.resume()  # also below the headroom: without a checkpoint nothing that is removed goes
+            if not self.behind.stuck:
+                self.journal.bytes = 0
+                self.checkpoints.begin()
 
     def want_mark(self) -> None:
         """A checkpoint is durable: its mark goes into the next frame, at once when there is nothing else.
@@ -310,7 +316,10 @@ class Store:
         self.checkpoints.prove(checkpoint)
 
     def _progress(self) -> None:
-        """Something was written behind."""
+        """Something was written behind, or found no room."""
+        if self.full and not self.behind.stuck:
+            self._measure()
+            self._maybe_checkpoint()
         self.checkpoints.step()
         self.compactor.step()
 

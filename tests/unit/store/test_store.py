@@ -788,3 +788,106 @@ def test_closing_tries_a_frame_that_waits_once_more(room: bool) -> None:
     after.capacity = None
     found = Store.open(after, Ticking(), TINY).facts.get(b"consumer")
     assert found == b"%d" % (newest if room else newest - 1)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_where_no_file_can_be_made_messages_are_refused_though_bytes_are_free(error: int) -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    disk.faults.add(Fault(error, kinds=("create", "mkdir"), sticky=True))
+    taken = refused = 0
+    for _ in range(1_000):
+        try:
+            log.append(b"a", b"", b"x" * 100, 1)
+            taken += 1
+        except Full:
+            refused += 1
+        if store.dirty and not store.in_flight:
+            store.seal()
+        disk.drain()
+    assert store.poisoned is None
+    assert taken < 2 * TINY.journal_bytes // 100
+    assert refused > 500
+    disk.faults.clear()
+    store.idle()
+    disk.drain()
+    log.append(b"a", b"", b"x", 1)
+    commit(store)
+    assert log.committed_seq == taken + 1
+
+
+def test_a_write_behind_that_finds_no_room_keeps_the_store_full_until_one_succeeds() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    disk.faults.add(Fault(errno.ENOSPC, kinds=("create",), path="streams", sticky=True))
+    log.append_many([(b"a", b"", b"x" * 100)] * 20, 1)
+    commit(store)
+    for _ in range(3):
+        with pytest.raises(Full):
+            log.append(b"a", b"", b"x", 1)
+        assert store.full  # what is tried now has not succeeded yet
+        disk.drain()
+    disk.faults.clear()
+    store.idle()
+    disk.drain()
+    assert not store.full
+    assert store.behind.pending_bytes == 0
+
+
+def test_removing_everything_frees_a_disk_on_which_blocks_found_no_room() -> None:
+    disk = SimDisk(capacity=1 << 20)
+    store = Store.open(disk, Ticking(), replace(TINY, headroom_bytes=64 << 10))
+    log = store.create("S")
+    for _ in range(1_500):
+        log.append(b"a", b"", b"x" * 100, 1)
+        commit(store)
+    log.append_many([(b"a", b"", b"y" * 200)] * 60, 1)
+    fill_up(disk)
+    commit(store)
+    assert store.behind.stuck
+    disk.capacity = 1_060 << 10  # enough for what is queued and a checkpoint, less than the headroom
+    log.remove_below(log.last_seq + 1)
+    commit(store)
+    for _ in range(3):
+        store.idle()
+        disk.drain()
+    assert not store.behind.stuck
+    assert sum(disk.size(path) for path in disk.walk("streams")) < 50_000
+    assert not store.full
+    log.append(b"a", b"", b"z", 1)
+
+
+def test_a_journal_file_that_finds_no_room_for_its_new_name_is_used_later() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    disk.faults.add(Fault(errno.ENOSPC, kinds=("rename",), path="journal"))
+    for _ in range(600):
+        log.append(b"a", b"", b"x" * 100, 1)
+        commit(store)
+    assert disk.faults.hits == 1
+    journal = store.journal
+    known = {journal._file, *(number for number, _ in journal.spares)}
+    known |= {file.number for file in (*journal.closed, *journal._free)}
+    assert {int(name[:16], 16) for name in disk.list("journal") if name.endswith(".jnl")} == known
+
+
+def test_the_spare_that_a_frame_fits_into_is_taken() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    store.journal.spares.append((99, 4 * TINY.journal_bytes))  # as recovery finds them, behind a smaller one
+    disk.run([("create", "journal/0000000000000063.jnl", 4 * TINY.journal_bytes)])
+    assert store.journal.room() > 3 * TINY.journal_bytes
+    made = store.journal.next_file
+    log.append_many([(b"a", b"", b"x" * 1_000)] * (2 * TINY.journal_bytes // 1_000), 1)
+    store.seal()
+    assert store.journal._file == 99
+    assert store.journal.next_file == made
+    disk.drain()
+    assert log.committed_seq == log.last_seq
