@@ -27,7 +27,7 @@ from headrace.store.log import Log
 from headrace.store.memorylog import MemoryLog
 from headrace.store.options import StoreOptions
 from headrace.store.records import Appender, Block, Gate, gather, settle
-from headrace.store.report import Damage, Report
+from headrace.store.report import Report
 from headrace.store.segments import FileSegment, State
 from headrace.store.shelf import Shelf
 from headrace.store.trash import Trash
@@ -62,8 +62,8 @@ class Store:
         self.checkpoints = Checkpointer(self)
         self.trash = Trash(self)
         self.compactor = Compactor(self)
-        self.shelf = self._make_shelf()
         self._report = report
+        self.shelf = self._make_shelf()
         self._creates: list[bytes] = []
         self._deletes: list[bytes] = []
         self._marks = b""
@@ -86,7 +86,7 @@ class Store:
         shelf.queue_columns = self.behind.add_columns
         shelf.discard = self.trash.add
         shelf.consider = self.compactor.consider
-        shelf.damage = self._damage
+        shelf.damage = self._report.add
         shelf.check_space = self._check_space
         return shelf
 
@@ -252,7 +252,8 @@ class Store:
             if not log.gone:
                 self.behind.unsynced[segment.path] = (log, segment)
         if mark:
-            self._proven(mark)
+            self.trash.empty(mark)
+            self.checkpoints.prove(mark)
         if self.full:
             self._measure()
         self.behind.pump()
@@ -311,10 +312,6 @@ class Store:
             probe("a frame for the mark alone")
             self._seal(TICK)
 
-    def _proven(self, checkpoint: int) -> None:
-        self.trash.empty(checkpoint)
-        self.checkpoints.prove(checkpoint)
-
     def _progress(self) -> None:
         """Something was written behind, or found no room."""
         if self.full and not self.behind.stuck:
@@ -362,9 +359,6 @@ class Store:
             self.compactor.review(log)
 
     # Health and end
-
-    def _damage(self, damage: Damage) -> None:
-        self._report.add(damage)
 
     def report(self) -> Report:
         """What recovery found, and what reading has found since."""

@@ -1,6 +1,7 @@
 """The store as a whole: frames, facts, checkpoints, poison, full disks, restarts."""
 
 import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from headrace.errors import Corrupt, Full, Poisoned, StoreError
 from headrace.sim import BY_NAME, Fault, SimDisk
-from headrace.store import FileDisk, Store, StoreOptions
+from headrace.store import FileDisk, Store, StoreOptions, handles
 
 from .stores import TINY, Ticking, commit, kill, open_store, opened
 
@@ -891,3 +892,33 @@ def test_the_spare_that_a_frame_fits_into_is_taken() -> None:
     assert store.journal.next_file == made
     disk.drain()
     assert log.committed_seq == log.last_seq
+
+
+def test_a_sync_that_fails_in_passing_poisons_before_the_journal_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "DESCRIPTORS_MAX", 8)
+    store = Store.open(FileDisk(tmp_path), Ticking(), replace(TINY, checkpoint_bytes=1 << 30))
+    logs = [store.create(f"S{number}") for number in range(16)]
+    commit(store)
+    failed: list[str] = []
+    real = handles._fdatasync
+
+    def sync(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if path.endswith(".seg") and not failed:
+            failed.append(path)
+            raise OSError(errno.ENOSPC, "write-back failed")
+        real(fd)
+
+    monkeypatch.setattr(handles, "_fdatasync", sync)
+    for log in logs:
+        log.append_many([(b"a", b"", b"x" * 200)] * 8, 1)
+    commit(store)
+    assert failed
+    proven = store.checkpoints.proven
+    store.checkpoint()
+    with pytest.raises(Poisoned):
+        commit(store)
+    assert store.checkpoints.proven == proven
+    store.disk.close()
