@@ -185,13 +185,15 @@ class Store:
         """To be called when nothing has happened for a while, and now and then while the disk is full: a mark
         proves the last frame, and what waits for room is tried again.
         """
+        if self.poisoned is not None:
+            return
         quiet = not (self.in_flight or self.dirty)
         if quiet or self.full:
             self._measure()
         if self.full:
             self._maybe_checkpoint()
             self.checkpoints.step()
-        if quiet and self.poisoned is None and self._last_kind == TICK:
+        if quiet and self._last_kind == TICK:
             self._seal(IDLE)
 
     def _seal(self, kind: int) -> int:
@@ -314,7 +316,7 @@ class Store:
 
     def _progress(self) -> None:
         """Something was written behind, or found no room."""
-        if self.full and not self.behind.stuck:
+        if self.full and not self.behind.stuck and self.poisoned is None:
             self._measure()
             self._maybe_checkpoint()
         self.checkpoints.step()

@@ -922,3 +922,16 @@ def test_a_sync_that_fails_in_passing_poisons_before_the_journal_goes(
         commit(store)
     assert store.checkpoints.proven == proven
     store.disk.close()
+
+
+def test_a_poisoned_store_tries_nothing_again() -> None:
+    disk, store = on_a_full_disk()
+    turn_over(store)
+    store.fail(OSError(errno.EIO, "a sync failed on the other lane"))
+    disk.run([("unlink", "filler")])
+    before = disk.ops_done
+    store.idle()
+    disk.drain()
+    with pytest.raises(Poisoned):
+        store.close()
+    assert disk.ops_done == before
