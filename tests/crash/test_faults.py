@@ -95,8 +95,10 @@ def test_what_finds_no_room_is_done_when_there_is_some(
     record_property("count: failing calls", total)
     for number in range(1, total + 1):
         outcome = run(word, Fault(error, nth=number, kinds=kinds, sticky=sticky, short=True))
+        rng = Random(f"{word} {number}")
+        survives(outcome, rng)  # while it waits
         goes_on(outcome)
-        survives(outcome, Random(f"{word} {number}"))
+        survives(outcome, rng)
 
 
 def fill(driver: Driver) -> None:
