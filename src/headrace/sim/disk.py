@@ -235,7 +235,7 @@ class SimDisk:
                 self._fail(op, fault)
             self._handlers[kind](*op[1:])
         except OSError as error:
-            raise told(kind, error) from None
+            raise told(op, error) from None
 
     def _fail(self, op: Op, fault: Fault) -> None:
         """What a failing call does before it fails."""

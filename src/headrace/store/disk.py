@@ -45,7 +45,7 @@ class Disk(Protocol):
     ("syncdir", folder), ("mkdir", folder), ("link", path, new), ("rename", path, new), ("unlink", path),
     ("rmdir", folder), ("copy", source, source_offset, target, target_offset, length).
 
-    An operation that finds no room, or a quota used up, fails with ENOSPC; a sync that fails never does.
+    An operation that finds no room, or a quota used up, fails with `NoRoom`; a sync that fails never does.
     """
 
     def list(self, folder: str) -> list[str]:
@@ -79,15 +79,23 @@ class Disk(Protocol):
     def close(self) -> None: ...
 
 
-def told(kind: str, error: OSError) -> OSError:
-    """The error of an operation as its owner is to see it: for want of room it can be done again later, unless it
-    is a sync, after which nobody knows what the disk has.
+class NoRoom(OSError):
+    """An operation found no room, and may be done again later; those before it in its submission are done."""
+
+    op: Op = ()
+
+
+def told(op: Op, error: OSError) -> OSError:
+    """The error of an operation as its owner is to see it. A failed sync is never for want of room: nobody knows
+    what the disk has then.
     """
-    if kind in ("sync", "syncdir"):
+    if op[0] in ("sync", "syncdir"):
         return OSError(errno.EIO, f"sync failed: {error.strerror}", error.filename)
-    if error.errno == errno.EDQUOT:
-        return OSError(errno.ENOSPC, error.strerror, error.filename)
-    return error
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    found = NoRoom(errno.ENOSPC, error.strerror, error.filename)
+    found.op = op
+    return found
 
 
 class FileDisk(Folder):
@@ -153,7 +161,7 @@ class FileDisk(Folder):
             try:
                 _HANDLERS[op[0]](self, *op[1:])
             except OSError as error:
-                raise told(op[0], error) from None
+                raise told(op, error) from None
 
     def submit(self, lane: str, ops: Sequence[Op], done: Done) -> None:
         queue = self._queues.get(lane) or self._start(lane)

@@ -762,6 +762,24 @@ def test_a_large_message_that_finds_no_room_waits_for_it(kind: str, path: str, e
     assert again.report().healthy
 
 
+def test_a_frame_that_waited_writes_nothing_again_that_was_synced() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    disk.faults.add(Fault(errno.ENOSPC, kinds=("write",), path="journal/synced"))
+    log.append(b"a", b"", b"x" * 10_000, 1)
+    commit(store)
+    assert store.waits
+    seen: list[tuple[str, str]] = []
+    disk.before = lambda op: seen.append(op[:2])
+    store.idle()
+    disk.drain()
+    assert seen[0] == ("write", "journal/synced")
+    assert not [path for _, path in seen if path.endswith((".seg", ".jnl"))]
+    assert log.committed_seq == 1
+
+
 def test_a_sync_that_fails_for_a_frame_that_waited_poisons() -> None:
     disk, store = on_a_full_disk()
     turn_over(store)
