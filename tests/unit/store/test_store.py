@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import Corrupt, Full, Poisoned, StoreError
 from headrace.sim import BY_NAME, Fault, SimDisk
-from headrace.store import FileDisk, Store, StoreOptions, handles
+from headrace.store import FileDisk, Store, StoreOptions, handles, snapshots
 
 from .stores import TINY, Ticking, commit, kill, open_store, opened
 
@@ -953,3 +953,14 @@ def test_a_poisoned_store_tries_nothing_again() -> None:
     with pytest.raises(Poisoned):
         store.close()
     assert disk.ops_done == before
+
+
+def test_a_snapshot_of_what_waits_for_room_is_refused() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    disk.faults.add(Fault(errno.ENOSPC, kinds=("write",), path="journal", sticky=True))
+    log.append(b"a", b"", b"x", 1)
+    with pytest.raises(Full):
+        snapshots.open_log(store, log, 1)
