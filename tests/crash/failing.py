@@ -90,3 +90,22 @@ def goes_silent(outcome: Outcome) -> None:
     while driver.step():
         pass
     demand(driver.history.acked == acked, "a poisoned store acknowledged a frame")
+
+
+def goes_on(outcome: Outcome) -> None:
+    """Once there is room again, what waited for it becomes durable, and more is taken."""
+    driver = outcome.driver
+    outcome.disk.faults.clear()
+    if driver is None:
+        return
+    driver.store.idle()
+    while driver.step():
+        pass
+    demand(driver.store.poisoned is None, "no room, and the store is poisoned")
+    driver.settle()
+    for _ in range(3):
+        driver.append("A")
+        driver.tick()
+    driver.settle()
+    demand(driver.history.acked == driver.history.admitted, "what waited for room is still not durable")
+    demand(not driver.store.full, "there is room, and the store is full")

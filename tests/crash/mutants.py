@@ -27,6 +27,7 @@ from headrace.store import (
     synced,
     trash,
 )
+from headrace.store import store as stores
 from headrace.store.log import Log
 from headrace.store.store import Store
 from support.planting import Mutant, Patch, main
@@ -195,7 +196,7 @@ def _without_in_run(self: Any, old: Any, folder: str, *arguments: Any) -> None:
 
 def streams_folder_not_synced(patch: Patch) -> None:
     patch(checkpoint, "sync_ops", lambda old: lambda unsynced: without(old(unsynced), "syncdir"))
-    patch(Store, "_large_ops", lambda old: lambda self: without(old(self), "syncdir"))
+    patch(stores, "large_ops", lambda old: lambda *a: without(old(*a), "syncdir"))
 
 
 def sequence_reuse(patch: Patch) -> None:
@@ -309,7 +310,7 @@ def block_not_verified(patch: Patch) -> None:
 
 def large_not_synced(patch: Patch) -> None:
     """The frame that refers to a large message is durable before the message."""
-    patch(Store, "_large_ops", lambda old: lambda self: without(old(self), "sync"))
+    patch(stores, "large_ops", lambda old: lambda *a: without(old(*a), "sync"))
 
 
 def checkpoint_of_an_open_frame(patch: Patch) -> None:

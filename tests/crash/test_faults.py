@@ -11,7 +11,7 @@ from headrace.sim import Fault, SimDisk
 from headrace.sim.driver import Driver
 from headrace.sim.faults import CHANGES, READS
 
-from .failing import calls, goes_silent, run, survives
+from .failing import calls, goes_on, goes_silent, run, survives
 from .options import TINY
 from .workloads import live, prepare
 
@@ -79,6 +79,26 @@ def test_a_failed_folder_sync_poisons(word: str, record_property: Record) -> Non
         outcome = run(word, Fault(errno.EIO, nth=number, kinds=("syncdir",)))
         goes_silent(outcome)
         survives(outcome, Random(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sticky", [False, True])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize(
+    "word", [word for word in WORDS if "z" not in word]
+)  # a store that closes does not wait
+def test_what_finds_no_room_is_done_when_there_is_some(
+    word: str, error: int, sticky: bool, record_property: Record
+) -> None:
+    kinds = ("create", "write", "mkdir", "rename")
+    total = calls(word, kinds)
+    record_property("count: failing calls", total)
+    for number in range(1, total + 1):
+        outcome = run(word, Fault(error, nth=number, kinds=kinds, sticky=sticky, short=True))
+        rng = Random(f"{word} {number}")
+        survives(outcome, rng)  # while it waits
+        goes_on(outcome)
+        survives(outcome, rng)
 
 
 def fill(driver: Driver) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -46,6 +47,25 @@ def test_a_sequence_beyond_counting_is_refused(seq: int) -> None:
     number = broker.publish("s.a", b"x")
     broker.settle()
     assert broker.answers[number].json["seq"] == 1
+
+
+def test_while_a_frame_waits_for_room_others_are_refused_at_once_and_then_all_go_on() -> None:
+    broker = start()
+    broker.call("STREAM.CREATE.S", name="S", subjects=["s.>"])
+    broker.advance(SECOND)
+    broker.disk.faults.add(Fault(errno.ENOSPC, kinds=("write",), path="journal/", sticky=True))
+    first = broker.publish("s.a", b"x")
+    broker.settle()
+    second = broker.publish("s.a", b"y")
+    broker.settle()
+    assert first not in broker.answers
+    assert broker.answers[second].json["error"]["err_code"] == 10023
+    broker.disk.faults.clear()  # somebody made room, and nobody publishes
+    broker.advance(2 * SECOND)
+    assert broker.answers[first].json["seq"] == 1
+    third = broker.publish("s.a", b"z")
+    broker.settle()
+    assert broker.answers[third].json["seq"] == 2
 
 
 def test_publishers_go_on_when_the_disk_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:

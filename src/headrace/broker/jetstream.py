@@ -100,7 +100,8 @@ class JetStream:
         self.strict = strict  # whether a request with a key that nobody knows is refused
         self.pending_max = pending_max
         self.later = wake
-        self.ticker = Ticker(store, hub, wake, self._committed)
+        self.ticker = Ticker(store, hub, wake, self._look_soon)
+        store.on_full = self._look_soon
         self._idle_alarm: Handle | None = None
         self.pressure = Pressure(store, timers)
         self.advisories = Advisories(self)
@@ -147,15 +148,14 @@ class JetStream:
 
     # Rest
 
-    def _committed(self) -> None:
+    def _look_soon(self) -> None:
         if self._idle_alarm is None:
             self._idle_alarm = self.timers.after(_IDLE_NS, self._look_idle)
 
     def _look_idle(self) -> None:
         """When nothing happened for a while a mark proves the last frame, so that rot can be told from a tear."""
         self._idle_alarm = None
-        if self.settled:
-            self.store.idle()
+        self.store.idle()
         if self.store.full:  # look again: space may be freed by others
             probe("a full disk is looked at again")
             self._idle_alarm = self.timers.after(_FULL_NS, self._look_idle)
@@ -168,7 +168,7 @@ class JetStream:
     @property
     def at_rest(self) -> bool:
         """Whether nothing more becomes durable by waiting."""
-        return self.settled or self.store.poisoned is not None
+        return self.settled or self.store.waits or self.store.poisoned is not None
 
     # Streams
 

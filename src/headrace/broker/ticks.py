@@ -113,9 +113,11 @@ class Ticker:
         self.outbox.held.append((subject, reply, header, payload))
 
     def refuse(self, reply: bytes, answer: bytes) -> None:
-        """Tell somebody no, in turn with other answers; at once when nothing can become durable any more."""
+        """Tell somebody no, in turn with other answers; at once when nothing can become durable, for now or any more."""
         if self._store.poisoned is not None:
             probe("a refusal of a poisoned store")
+            self._hub.publish(reply, b"", b"", answer)
+        elif self._store.waits:
             self._hub.publish(reply, b"", b"", answer)
         else:
             self.outbox.held.append((reply, b"", b"", answer))

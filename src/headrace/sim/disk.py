@@ -23,6 +23,7 @@ from headrace.sim.image import Image, Write
 from headrace.sim.nodes import File, Folder, NameChange, Node
 from headrace.sim.outcome import Outcome
 from headrace.sim.snapshot import ROOT, Snapshot
+from headrace.store.disk import told
 
 Op = tuple[Any, ...]
 Names = list[str]
@@ -229,9 +230,12 @@ class SimDisk:
         self.ops_done += 1
         kind, path = op[0], op[1]
         fault = self.faults.hit(kind, path)
-        if fault is not None:
-            self._fail(op, fault)
-        self._handlers[kind](*op[1:])
+        try:
+            if fault is not None:
+                self._fail(op, fault)
+            self._handlers[kind](*op[1:])
+        except OSError as error:
+            raise told(op, error) from None
 
     def _fail(self, op: Op, fault: Fault) -> None:
         """What a failing call does before it fails."""

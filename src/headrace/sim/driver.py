@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headrace.errors import Full
 from headrace.sim.checks import MEMORY, Violation, difference, observe
 from headrace.sim.clock import SimClock
 from headrace.sim.disk import SimDisk
@@ -173,11 +174,19 @@ class Driver:
             self.wait()
 
     def until(self, condition: Callable[[], bool]) -> None:
+        """Steps the disk; a frame that finds no room is tried once more."""
+        tried = False
         while not condition():
             if self.store.poisoned is not None:
                 raise self.store.poisoned
-            if not self.step():
+            if self.step():
+                continue
+            if not self.store.waits:
                 raise AssertionError("the disk is idle, yet the store still waits")
+            if tried:
+                raise Full("a frame waits for room")
+            tried = True
+            self.store.idle()
 
     def settle(self) -> None:
         """Seals and lets all work in the background come to rest."""

@@ -238,7 +238,7 @@ def _rest(world: World) -> None:
     world.settle()
     world.site.advance(world.rng.randrange(2 * SECOND_NS))
     world.settle()
-    if world.near.store.poisoned is None:
+    if world.near.store.poisoned is None and not world.near.store.waits:
         world.judge("rest", calm=False)
 
 

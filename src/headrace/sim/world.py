@@ -249,8 +249,6 @@ class World:
             self.crash()
         if isinstance(self.site, SimPair):
             self.site.far.disk.capacity = None
-            if self.site.far.store.poisoned is not None:
-                self.site.crash_far()  # a large message met a disk that somebody else had filled
             if self.site.losing is not None or not self.site.joined:
                 self.site.losing = None
                 self.site.join()

@@ -1,8 +1,8 @@
 """Writes full blocks, columns and subjects to their files, behind the journal.
 
 Owns the queue of lane "behind" towards segments. Invariant: what is queued is written in order, and a
-block leaves memory only when its file has it. A full disk stops the queue until `resume`; nothing is
-lost, for the journal has it all. Must not know frames or checkpoints.
+block leaves memory only when its file has it. A full disk stops the queue until `resume` has succeeded;
+nothing is lost, for the journal has it all. Must not know frames or checkpoints.
 """
 
 from __future__ import annotations
@@ -58,6 +58,23 @@ def block_parts(segment: FileSegment, block: Block) -> list[bytes | memoryview]:
     return [block_head(segment.seed, block.offset, block.first_seq, block.records, view), view]
 
 
+def large_ops(larges: list[tuple[FileLog, FileSegment, Block]], disk: Disk) -> list[Op]:
+    """Operations that make large messages durable, with their files and names, before the frame that refers to them."""
+    ops: list[Op] = []
+    touched: dict[str, tuple[FileLog, FileSegment]] = {}
+    for log, segment, block in larges:
+        ops += make_folder(log, disk) + make_file(log, segment, disk)
+        ops.append(("write", segment.path, block.offset, block_parts(segment, block)))
+        touched[segment.path] = (log, segment)
+    for path, (log, segment) in touched.items():
+        ops.append(("sync", path))
+        if not log.folder_synced:
+            ops.append(("syncdir", "streams"))
+        if not segment.folder_synced:
+            ops.append(("syncdir", log.folder_path))
+    return ops
+
+
 class Behind:
     """The queue. One submission is under way at a time, so that everything else on the lane gets its turn."""
 
@@ -105,13 +122,16 @@ class Behind:
 
     def pump(self) -> None:
         """Submits the next part of the queue, if nothing is under way."""
-        if self._busy or self.stuck:
-            return
-        batch, ops = self._next()
-        if not batch:
-            return
-        self._busy = True
-        self._disk.submit("behind", ops, lambda error: self._done(batch, error))
+        if not self.stuck:
+            self._submit()
+
+    def _submit(self) -> bool:
+        """Whether something is under way now."""
+        batch, ops = self._next() if not self._busy else ([], [])
+        if batch:
+            self._busy = True
+            self._disk.submit("behind", ops, lambda error: self._done(batch, error))
+        return self._busy
 
     def flush_now(self) -> None:
         """Everything queued, blocking; for recovery."""
@@ -123,9 +143,9 @@ class Behind:
             self._finish(batch)
 
     def resume(self) -> None:
-        """There may be space again."""
-        self.stuck = False
-        self.pump()
+        """There may be space again: what is next is tried, and the queue is stuck until that is written."""
+        if self.stuck:
+            self.stuck = self._submit()
 
     def _next(self) -> tuple[list[_Item], list[Op]]:
         batch: list[_Item] = []
@@ -184,6 +204,7 @@ class Behind:
     def _done(self, batch: list[_Item], error: OSError | None) -> None:
         self._busy = False
         if error is None:
+            self.stuck = False
             self._finish(batch)
             self.pump()
         elif error.errno == errno.ENOSPC:

@@ -1,32 +1,32 @@
 """The only door between the store and a file system: the protocol `Disk`, and `FileDisk` on real files.
 
-Owns files, folders, descriptors and the two lanes of background work. Invariant: submissions of one lane run
+Owns files, folders and the two lanes of background work. Invariant: submissions of one lane run
 in order, the first failing operation ends its submission, and `done` is called on the core's thread only. It
-must not know what the bytes mean, and it never retries: whoever submitted decides what an error means.
+must not know what the bytes mean, and it repeats nothing but the opening of a file for which there was no
+descriptor: whoever submitted decides what an error means.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 from headrace.errors import StoreError
 from headrace.store.folder import Folder, whole
+from headrace.store.handles import Handles
 from headrace.store.latency import Latency
 
 Op = tuple[Any, ...]
 Done = Callable[[OSError | None], None]
 
-DESCRIPTORS_MAX = 256
 VECTORS_MAX = 512
 LANES = ("commit", "behind")
 
@@ -43,6 +43,8 @@ class Disk(Protocol):
     Operations: ("create", path, size), ("write", path, offset, data or list of data), ("sync", path),
     ("syncdir", folder), ("mkdir", folder), ("link", path, new), ("rename", path, new), ("unlink", path),
     ("rmdir", folder), ("copy", source, source_offset, target, target_offset, length).
+
+    An operation that finds no room, or a quota used up, fails with `NoRoom`; a sync that fails never does.
     """
 
     def list(self, folder: str) -> list[str]:
@@ -76,16 +78,23 @@ class Disk(Protocol):
     def close(self) -> None: ...
 
 
-class _Handle:
-    """An open file, how many use it now, and whether it was written through since its last sync."""
+class NoRoom(OSError):
+    """An operation found no room, and may be done again later; those before it in its submission are done."""
 
-    __slots__ = ("fd", "forgotten", "unsynced", "users")
+    op: Op = ()
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.users = 0
-        self.unsynced = False
-        self.forgotten = False
+
+def told(op: Op, error: OSError) -> OSError:
+    """The error of an operation as its owner is to see it. A failed sync is never for want of room: nobody knows
+    what the disk has then.
+    """
+    if op[0] in ("sync", "syncdir"):
+        return OSError(errno.EIO, f"sync failed: {error.strerror}", error.filename)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    found = NoRoom(errno.ENOSPC, error.strerror, error.filename)
+    found.op = op
+    return found
 
 
 class FileDisk(Folder):
@@ -94,8 +103,7 @@ class FileDisk(Folder):
     def __init__(self, root: str | Path, post: Callable[[Callable[[], None]], object] | None = None) -> None:
         super().__init__(root)
         self._post = post
-        self._handles: OrderedDict[str, _Handle] = OrderedDict()
-        self._handles_lock = threading.Lock()
+        self._handles = Handles(self.root, lambda: threading.current_thread() in self._threads)
         self._arrived: deque[tuple[Done, OSError | None]] = deque()
         self._idle = threading.Condition()
         self._running = 0
@@ -119,8 +127,11 @@ class FileDisk(Folder):
 
     # Reading
 
+    def list(self, folder: str) -> list[str]:
+        return self._handles.opening(lambda: super(FileDisk, self).list(folder))
+
     def read(self, path: str, offset: int, length: int) -> bytes:
-        with self._held(path) as handle:
+        with self._handles.held(path) as handle:
             fd = handle.fd
             data = os.pread(fd, length, offset)
             if len(data) == length:
@@ -134,19 +145,22 @@ class FileDisk(Folder):
             return b"".join(parts)
 
     def map(self, path: str) -> memoryview:
-        with self._held(path) as handle:
+        with self._handles.held(path) as handle:
             return whole(handle.fd)
 
     def prefetch(self, path: str, offset: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):
-            with self._held(path) as handle:
+            with self._handles.held(path) as handle:
                 os.posix_fadvise(handle.fd, offset, length, os.POSIX_FADV_WILLNEED)
 
     # Writing
 
     def run(self, ops: Sequence[Op]) -> None:
         for op in ops:
-            _HANDLERS[op[0]](self, *op[1:])
+            try:
+                _HANDLERS[op[0]](self, *op[1:])
+            except OSError as error:
+                raise told(op, error) from None
 
     def submit(self, lane: str, ops: Sequence[Op], done: Done) -> None:
         queue = self._queues.get(lane) or self._start(lane)
@@ -171,8 +185,7 @@ class FileDisk(Folder):
             queue.put(None)
         for thread in self._threads:
             thread.join()
-        for path in list(self._handles):
-            self._forget(path)
+        self._handles.close()
         os.close(self._lock_fd)
 
     def _start(self, lane: str) -> SimpleQueue[tuple[Sequence[Op], Done] | None]:
@@ -216,87 +229,39 @@ class FileDisk(Folder):
                     self._post(self._deliver)  # one broken callback must not hold up the others
                 raise
 
-    # Descriptors are shared by the lanes and the core, so one in use is never closed. One that was written
-    # through stays open until synced: the kernel tells a failed write-back only to those open at the time.
-
-    @contextlib.contextmanager
-    def _held(self, path: str, flags: int = os.O_RDWR) -> Iterator[_Handle]:
-        handle = self._take(path, flags)
-        try:
-            yield handle
-        finally:
-            self._give_back(handle)
-
-    def _take(self, path: str, flags: int = os.O_RDWR) -> _Handle:
-        with self._handles_lock:
-            handle = self._handles.pop(path, None)
-            if handle is None:
-                handle = _Handle(os.open(self.root / path, flags | os.O_CLOEXEC, 0o644))
-            self._handles[path] = handle  # most recently used last
-            handle.users += 1
-        return handle
-
-    def _give_back(self, handle: _Handle) -> None:
-        with self._handles_lock:
-            handle.users -= 1
-            if handle.forgotten and not handle.users:
-                os.close(handle.fd)
-        if len(self._handles) > DESCRIPTORS_MAX:
-            self._close_oldest()
-
-    def _close_oldest(self) -> None:
-        with self._handles_lock:
-            idle = [path for path, handle in self._handles.items() if not handle.users]
-            path = next(
-                (path for path in idle if not self._handles[path].unsynced), idle[0] if idle else None
-            )
-            handle = self._handles.pop(path) if path is not None else None
-        if handle is not None:
-            try:
-                if handle.unsynced:
-                    _fdatasync(handle.fd)
-            finally:
-                os.close(handle.fd)
-
-    def _forget(self, path: str) -> None:
-        with self._handles_lock:
-            handle = self._handles.pop(path, None)
-            if handle is not None:
-                handle.forgotten = True
-                if not handle.users:
-                    os.close(handle.fd)
-
     # Operations
 
     def _create(self, path: str, size: int) -> None:
-        self._forget(path)
-        with self._held(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as handle:
+        self._handles.forget(path)
+        with self._handles.held(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as handle:
             if size:
-                _reserve(handle.fd, size)
+                try:
+                    _reserve(handle.fd, size)
+                except OSError:
+                    self._unlink(path)  # it is there as it was asked for, or not at all
+                    raise
 
     def _write(self, path: str, offset: int, data: Any) -> None:
         # Twice a commit: without the context manager it takes half the time.
-        handle = self._take(path)
+        handle = self._handles.take(path)
         try:
-            handle.unsynced = True
             if isinstance(data, bytes) and os.pwrite(handle.fd, data, offset) == len(data):
                 return
             for part in [data] if not isinstance(data, list) else _batches(data):
                 offset += _write_all(handle.fd, part, offset)
         finally:
-            self._give_back(handle)
+            self._handles.wrote(handle)
 
     def _sync(self, path: str) -> None:
-        handle = self._take(path)
+        handle = self._handles.take(path)
         try:
-            # Before, not after: a write of the other lane during the sync counts as unsynced.
-            handle.unsynced = False
-            _fdatasync(handle.fd)
+            handle.sync()
         finally:
-            self._give_back(handle)
+            self._handles.give_back(handle)
 
     def _syncdir(self, folder: str) -> None:
-        fd = os.open(self.root / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        fd = self._handles.opening(lambda: os.open(self.root / folder, flags))
         try:
             os.fsync(fd)
         finally:
@@ -311,19 +276,18 @@ class FileDisk(Folder):
     def _rename(self, path: str, new: str) -> None:
         if os.path.lexists(self.root / new):
             raise FileExistsError(errno.EEXIST, "the store never renames over a file", new)
-        self._forget(path)
+        self._handles.forget(path)
         os.rename(self.root / path, self.root / new)
 
     def _unlink(self, path: str) -> None:
-        self._forget(path)
+        self._handles.forget(path)
         os.unlink(self.root / path)
 
     def _rmdir(self, folder: str) -> None:
         os.rmdir(self.root / folder)
 
     def _copy(self, source: str, source_offset: int, target: str, target_offset: int, length: int) -> None:
-        with self._held(source) as from_file, self._held(target) as to_file:
-            to_file.unsynced = True
+        with self._handles.held(source) as from_file, self._handles.held(target) as to_file:
             while length > 0:
                 done = _copy_some(from_file.fd, source_offset, to_file.fd, target_offset, length)
                 if done == 0:
@@ -331,6 +295,7 @@ class FileDisk(Folder):
                 source_offset += done
                 target_offset += done
                 length -= done
+                to_file.unsynced = True
 
 
 def _batches(parts: Sequence[Any]) -> list[Any]:
@@ -357,13 +322,6 @@ def _reserve(fd: int, size: int) -> None:
         os.posix_fallocate(fd, 0, size)
     else:
         os.ftruncate(fd, size)
-
-
-def _fdatasync(fd: int) -> None:
-    if hasattr(fcntl, "F_FULLFSYNC"):
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-    else:
-        os.fdatasync(fd)
 
 
 def _copy_some(fd_in: int, at_in: int, fd_out: int, at_out: int, length: int) -> int:

@@ -100,8 +100,10 @@ class Journal:
         """Goes on to another file: a spare, or one had on the spot where none is ready or large enough."""
         self.closed.append(File(self._file, self._size, self.number))
         self._at = 0
-        if self.spares and self.spares[0][1] >= length:
-            self._file, self._size = self.spares.popleft()
+        spare = next((each for each in self.spares if each[1] >= length), None)
+        if spare is not None:
+            self.spares.remove(spare)
+            self._file, self._size = spare
             return []
         if length <= self._standard:  # they are used up faster than they are made
             self._spares_wanted = min(self._spares_wanted + 1, SPARES_MAX)
@@ -130,7 +132,7 @@ class Journal:
         surplus = self._surplus()
         if surplus:
             probe("journal files are too many")
-            self._submit([("unlink", journal_path(file.number)) for file in surplus], None)
+            self._submit([("unlink", journal_path(file.number)) for file in surplus])
         elif len(self.spares) < self._spares_wanted:
             self._make()
 
@@ -148,15 +150,15 @@ class Journal:
         if self._free:
             probe("an old journal file becomes a spare")
             old = self._free.popleft()
-            self._submit(_renamed(old, number), (number, old.size))
+            self._submit(_renamed(old, number), (number, old.size), old)
         else:
             self._submit(_made(number, self._standard), (number, self._standard))
 
-    def _submit(self, ops: list[Op], spare: tuple[int, int] | None) -> None:
+    def _submit(self, ops: list[Op], spare: tuple[int, int] | None = None, old: File | None = None) -> None:
         self._making = True
-        self._disk.submit("behind", ops, lambda error: self._made(spare, error))
+        self._disk.submit("behind", ops, lambda error: self._made(spare, old, error))
 
-    def _made(self, spare: tuple[int, int] | None, error: OSError | None) -> None:
+    def _made(self, spare: tuple[int, int] | None, old: File | None, error: OSError | None) -> None:
         self._making = False
         if error is None:
             self.short = False
@@ -167,7 +169,9 @@ class Journal:
             probe("no room for a spare journal file")
             self.short = True
             path = journal_path(spare[0])
-            if self._disk.exists(path):
+            if old is not None:
+                self._free.appendleft(old)  # it has its old name
+            elif self._disk.exists(path):
                 self._disk.submit("behind", [("unlink", path)], lambda error: None)
         else:
             self._fail(error)

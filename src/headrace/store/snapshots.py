@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 
-from headrace.errors import Corrupt, StoreError
+from headrace.errors import Corrupt, Full, StoreError
 from headrace.store import manifest as manifests
 from headrace.store.folder import FolderDisk
 from headrace.store.log import Log
@@ -62,6 +62,8 @@ def open_log(store: Store, log: Log, now_ns: int) -> Snapshot:
         if not store.in_flight:
             store.seal()
         store.disk.drain()
+        if store.waits:
+            raise Full("the disk is full, and what is to be shown is not durable; free some space")
     made = pin(store, log, _LEASE_S, now_ns)
     return Snapshot(store.disk, made.manifest, lambda: unpin(store, made))
 

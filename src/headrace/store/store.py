@@ -14,8 +14,9 @@ from typing import Any
 
 from headrace.errors import Full, Poisoned, StoreError
 from headrace.probes import probe
-from headrace.store.behind import Behind, block_parts, make_file, make_folder
+from headrace.store.behind import Behind, large_ops
 from headrace.store.checkpoint import Checkpointer
+from headrace.store.commits import Commits
 from headrace.store.compaction import Compactor
 from headrace.store.disk import Clock, Disk, Op
 from headrace.store.facts import Facts
@@ -26,7 +27,7 @@ from headrace.store.log import Log
 from headrace.store.memorylog import MemoryLog
 from headrace.store.options import StoreOptions
 from headrace.store.records import Appender, Block, Gate, gather, settle
-from headrace.store.report import Damage, Report
+from headrace.store.report import Report
 from headrace.store.segments import FileSegment, State
 from headrace.store.shelf import Shelf
 from headrace.store.trash import Trash
@@ -52,15 +53,17 @@ class Store:
         self.poisoned: StoreError | None = None
         self.full = False
         self.on_commit: Callable[[int], None] = lambda frame: None
+        self.on_full: Callable[[], None] = lambda: None  # to be followed by calls of `idle`
         self.gate = Gate(self.make_room)
         self.facts = Facts(self.gate)
         self.journal = Journal(disk, ident, options, self.fail)
         self.behind = Behind(disk, options, self._progress, self.out_of_space, self.fail)
+        self.commits = Commits(disk, self.out_of_space)
         self.checkpoints = Checkpointer(self)
         self.trash = Trash(self)
         self.compactor = Compactor(self)
-        self.shelf = self._make_shelf()
         self._report = report
+        self.shelf = self._make_shelf()
         self._creates: list[bytes] = []
         self._deletes: list[bytes] = []
         self._marks = b""
@@ -83,7 +86,7 @@ class Store:
         shelf.queue_columns = self.behind.add_columns
         shelf.discard = self.trash.add
         shelf.consider = self.compactor.consider
-        shelf.damage = self._damage
+        shelf.damage = self._report.add
         shelf.check_space = self._check_space
         return shelf
 
@@ -139,6 +142,11 @@ class Store:
             self._deletes.append(entry(DELETE, log.ident, b""))
             self.trash.add_folder(log.folder_path)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the frame in flight has found no room on the disk, and is kept until there is some."""
+        return self.commits.short is not None
+
     def file_logs(self) -> Iterator[FileLog]:
         return (log for log in self.logs.values() if isinstance(log, FileLog))
 
@@ -174,11 +182,19 @@ class Store:
         return self._seal(TICK)
 
     def idle(self) -> None:
-        """To be called when nothing has happened for a while: a mark proves the last frame."""
-        if self.poisoned is None and not self.in_flight and not self.dirty:
+        """To be called when nothing has happened for a while, and now and then while the disk is full: a mark
+        proves the last frame, and what waits for room is tried again.
+        """
+        if self.poisoned is not None:
+            return
+        quiet = not (self.in_flight or self.dirty)
+        if quiet or self.full:
             self._measure()
-            if self._last_kind == TICK:
-                self._seal(IDLE)
+        if self.full:
+            self._maybe_checkpoint()
+            self.checkpoints.step()
+        if quiet and self._last_kind == TICK:
+            self._seal(IDLE)
 
     def _seal(self, kind: int) -> int:
         self._check()
@@ -192,7 +208,7 @@ class Store:
         self.gate.pending = 0
         larges, self.shelf.larges, self.shelf.large_bytes = self.shelf.larges, [], 0
         mark, self.checkpoints.mark_wanted = self.checkpoints.mark_wanted, 0
-        self.disk.submit("commit", ops, partial(self._done, tick, logs, larges, mark))
+        self.commits.submit(ops, partial(self._done, tick, logs, larges, mark))
         self._measure()
         self.checkpoints.step()
         return tick
@@ -212,23 +228,7 @@ class Store:
             body.insert(0, entry(WATERMARKS, 0, self._marks))
         self._marks = marks
         self._last_kind = kind
-        return logs, self._large_ops() + self.journal.ops(kind, body, marks)
-
-    def _large_ops(self) -> list[Op]:
-        """Large messages, their files and names, before the frame that refers to them."""
-        ops: list[Op] = []
-        touched: dict[str, tuple[FileLog, FileSegment]] = {}
-        for log, segment, block in self.shelf.larges:
-            ops += make_folder(log, self.disk) + make_file(log, segment, self.disk)
-            ops.append(("write", segment.path, block.offset, block_parts(segment, block)))
-            touched[segment.path] = (log, segment)
-        for path, (log, segment) in touched.items():
-            ops.append(("sync", path))
-            if not log.folder_synced:
-                ops.append(("syncdir", "streams"))
-            if not segment.folder_synced:
-                ops.append(("syncdir", log.folder_path))
-        return ops
+        return logs, large_ops(self.shelf.larges, self.disk) + self.journal.ops(kind, body, marks)
 
     def _done(
         self,
@@ -254,7 +254,10 @@ class Store:
             if not log.gone:
                 self.behind.unsynced[segment.path] = (log, segment)
         if mark:
-            self._proven(mark)
+            self.trash.empty(mark)
+            self.checkpoints.prove(mark)
+        if self.full:
+            self._measure()
         self.behind.pump()
         self._maybe_checkpoint()
         self.checkpoints.step()
@@ -283,6 +286,7 @@ class Store:
         """
         self._check()
         self._measure()
+        self.behind.resume()
         self.checkpoints.begin(done)
         self.checkpoints.step()
 
@@ -296,8 +300,10 @@ class Store:
         if self.checkpoints.running or self.checkpoints.mark_wanted:
             return
         if self.journal.bytes >= self.options.checkpoint_bytes or self.trash.urgent():
-            self.journal.bytes = 0
-            self.checkpoints.begin()
+            self.behind.resume()  # also below the headroom: without a checkpoint nothing that is removed goes
+            if not self.behind.stuck:
+                self.journal.bytes = 0
+                self.checkpoints.begin()
 
     def want_mark(self) -> None:
         """A checkpoint is durable: its mark goes into the next frame, at once when there is nothing else.
@@ -308,12 +314,11 @@ class Store:
             probe("a frame for the mark alone")
             self._seal(TICK)
 
-    def _proven(self, checkpoint: int) -> None:
-        self.trash.empty(checkpoint)
-        self.checkpoints.prove(checkpoint)
-
     def _progress(self) -> None:
-        """Something was written behind."""
+        """Something was written behind, or found no room."""
+        if self.full and not self.behind.stuck and self.poisoned is None:
+            self._measure()
+            self._maybe_checkpoint()
         self.checkpoints.step()
         self.compactor.step()
 
@@ -323,7 +328,7 @@ class Store:
         self._measure()
 
     def out_of_space(self, error: OSError) -> None:
-        """Background work found the disk full."""
+        """A frame or background work found the disk full."""
         self._set_full(True)
         self.checkpoints.no_space(error)
 
@@ -332,10 +337,11 @@ class Store:
         if self.poisoned is not None:
             return
         low = self.disk.free() < self.options.headroom_bytes
+        self.commits.again()  # the headroom is for frames, too
         if not low and (self.behind.stuck or self.full):
             probe("there is room again")
             self.behind.resume()
-        self._set_full(low or self.behind.stuck)
+        self._set_full(low or self.behind.stuck or self.waits)
         if not low:
             self.journal.prepare()
         room = self.journal.room()
@@ -343,8 +349,10 @@ class Store:
         self.gate.limit = room - room // 4
 
     def _set_full(self, full: bool) -> None:
-        self.full = full
+        before, self.full = self.full, full
         self.gate.closed = full or self.poisoned is not None
+        if full and not before:
+            self.on_full()
 
     def ready(self) -> None:
         """Recovery is done."""
@@ -353,9 +361,6 @@ class Store:
             self.compactor.review(log)
 
     # Health and end
-
-    def _damage(self, damage: Damage) -> None:
-        self._report.add(damage)
 
     def report(self) -> Report:
         """What recovery found, and what reading has found since."""
@@ -374,10 +379,10 @@ class Store:
         if self._closed:
             return
         self._closed = self.compactor.stopped = True
-        self.disk.drain()
+        self._come_to_rest()
         if self.poisoned is None and self.dirty and not self.in_flight:
             self._seal(TICK)
-            self.disk.drain()
+            self._come_to_rest()
         if self.poisoned is None:
             self._finish()
         if self.poisoned is not None:
@@ -392,4 +397,13 @@ class Store:
             self.fail(error)
             return
         self._seal(SHUTDOWN)
+        self._come_to_rest()
+
+    def _come_to_rest(self) -> None:
+        """Blocks until nothing is under way; a frame that waits for room has one more try."""
         self.disk.drain()
+        if self.poisoned is None:
+            self.commits.again()
+            self.disk.drain()
+        if self.commits.short is not None:
+            self.fail(self.commits.short)

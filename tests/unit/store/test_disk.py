@@ -2,11 +2,12 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from headrace.store import FileDisk, folder
+from headrace.store import FileDisk, folder, handles
 from headrace.store import disk as disk_module
 from headrace.store.folder import FolderDisk
 
@@ -123,8 +124,133 @@ def test_a_broken_submission_is_an_io_error_and_not_a_dead_lane(disk: FileDisk) 
 
 
 def test_more_files_than_descriptors(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_module, "DESCRIPTORS_MAX", 8)
+    monkeypatch.setattr(handles, "DESCRIPTORS_MAX", 8)
     for number in range(40):
         disk.run([("create", f"f{number}", 0), ("write", f"f{number}", 0, b"%d" % number)])
     assert [disk.read(f"f{number}", 0, 9) for number in range(40)] == [b"%d" % number for number in range(40)]
     assert len(disk._handles) <= 9
+
+
+def crowded(disk: FileDisk, monkeypatch: pytest.MonkeyPatch, error: int) -> list[int]:
+    """As many files as descriptors are written and not synced; the first sync fails, once, as the kernel tells it."""
+    monkeypatch.setattr(handles, "DESCRIPTORS_MAX", 8)
+    for number in range(8):
+        disk.run([("create", f"f{number}", 0), ("write", f"f{number}", 0, b"x")])
+    synced: list[int] = []
+
+    def sync(fd: int) -> None:
+        synced.append(fd)
+        if len(synced) == 1:
+            raise OSError(error, "write-back failed")
+
+    monkeypatch.setattr(handles, "_fdatasync", sync)
+    return synced
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_a_sync_in_passing_that_fails_is_told_to_the_next_who_syncs_the_file(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    synced = crowded(disk, monkeypatch, error)
+    for number in range(8, 40):
+        disk.run([("create", f"f{number}", 0), ("write", f"f{number}", 0, b"x")])
+    assert synced
+    for _ in range(2):  # whoever asks again is told again
+        with pytest.raises(OSError, match="sync failed") as failed:
+            disk.run([("sync", "f0")])
+        assert failed.value.errno == errno.EIO
+    disk.run([("sync", f"f{number}") for number in range(1, 40)])
+    assert len(disk._handles) <= 9
+
+
+def test_a_reader_never_waits_for_a_sync(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    (disk.root / "other").write_bytes(b"y")
+    synced = crowded(disk, monkeypatch, errno.EIO)
+    assert disk.read("other", 0, 9) == b"y"
+    assert disk.read("f0", 0, 9) == b"x"
+    assert synced == []
+    assert len(disk._handles) == 8
+
+
+@pytest.mark.parametrize("kind", ["sync", "syncdir"])
+def test_a_failed_sync_is_never_taken_for_a_full_disk(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    disk.run([("mkdir", "a"), ("create", "a/x", 0), ("write", "a/x", 0, b"x")])
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(handles, "_fdatasync", fail)
+    with pytest.raises(OSError, match="sync failed") as failed:
+        disk.run([(kind, "a/x" if kind == "sync" else "a")])
+    assert failed.value.errno == errno.EIO
+
+
+def test_a_file_is_there_as_large_as_it_was_asked_for_or_not_at_all(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reserve(fd: int, size: int) -> None:
+        raise OSError(errno.EDQUOT, "quota exceeded")
+
+    monkeypatch.setattr(disk_module, "_reserve", reserve)
+    with pytest.raises(OSError, match="quota") as failed:
+        disk.run([("create", "a", 100)])
+    assert failed.value.errno == errno.ENOSPC  # a quota that is used up is a full disk
+    assert not disk.exists("a")
+
+
+def run_out(monkeypatch: pytest.MonkeyPatch, left: Callable[[], bool], error: int = errno.EMFILE) -> None:
+    """Files can be opened only while some descriptor is left."""
+    real = os.open
+
+    def opened(path: Path | str, *rest: int) -> int:
+        if not left():
+            raise OSError(error, "too many open files")
+        return real(path, *rest)
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(handles, "PAUSE_S", 0.001)
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+def test_a_lane_waits_until_there_are_descriptors_again(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    tries: list[int] = []
+    run_out(monkeypatch, lambda: tries.append(1) or len(tries) % 4 == 0, error)
+    seen: list[OSError | None] = []
+    disk.submit(
+        "commit", [("create", "a", 9), ("write", "a", 0, b"x"), ("sync", "a"), ("syncdir", "")], seen.append
+    )
+    disk.drain()
+    assert seen == [None]
+    assert len(tries) == 8
+    assert (disk.root / "a").read_bytes() == b"x" + bytes(8)
+
+
+def test_a_lane_does_not_wait_for_ever(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "PATIENCE_S", 0.01)
+    run_out(monkeypatch, lambda: False)
+    seen: list[OSError | None] = []
+    disk.submit("commit", [("create", "a", 9)], seen.append)
+    disk.drain()
+    assert seen[0] is not None
+    assert seen[0].errno == errno.EMFILE
+
+
+def test_files_that_nobody_uses_make_way_for_others(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abcd":
+        disk.run([("create", name, 0), ("write", name, 0, name.encode()), ("sync", name)])
+    run_out(monkeypatch, lambda: len(disk._handles) < 4)
+    disk.run([("syncdir", ""), ("create", "e", 0)])
+    assert [disk.read(name, 0, 1) for name in "abcd"] == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_reader_does_not_wait_for_a_descriptor(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    (disk.root / "a").write_bytes(b"x")
+    tries: list[int] = []
+    run_out(monkeypatch, lambda: bool(tries.append(1)))
+    with pytest.raises(OSError, match="too many open files"):
+        disk.read("a", 0, 1)
+    assert len(tries) == 2

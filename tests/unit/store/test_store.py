@@ -1,6 +1,7 @@
 """The store as a whole: frames, facts, checkpoints, poison, full disks, restarts."""
 
 import errno
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,8 @@ import msgspec
 import pytest
 
 from headrace.errors import Corrupt, Full, Poisoned, StoreError
-from headrace.sim import Fault, SimDisk
-from headrace.store import FileDisk, Store, StoreOptions
+from headrace.sim import BY_NAME, Fault, SimDisk
+from headrace.store import FileDisk, Store, StoreOptions, handles, snapshots
 from headrace.store.disk import Done, Op
 from headrace.store.format import checkpoint_path
 from headrace.store.report import Report
@@ -864,3 +865,298 @@ def test_a_merge_that_cannot_read_is_given_up_and_the_frame_counts() -> None:
     assert frame in told
     assert not store.compactor.busy
     assert store.poisoned is None
+
+
+def fill_up(disk: SimDisk) -> None:
+    """Somebody else takes all that is left."""
+    disk.run([("create", "filler", 0), ("write", "filler", 0, bytes(disk.free()))])
+
+
+def turn_over(store: Store) -> None:
+    """Until the disk has no room for one more file of the journal."""
+    for number in range(2_000):
+        store.facts.put(b"consumer", b"%d" % number)
+        store.seal()
+        store.disk.drain()
+        if store.waits:
+            return
+    raise AssertionError("there is always room")
+
+
+def on_a_full_disk() -> tuple[SimDisk, Store]:
+    disk = SimDisk(capacity=1 << 20)
+    store = Store.open(disk, Ticking(), replace(TINY, headroom_bytes=64 << 10))
+    log = store.create("S")
+    for _ in range(100):
+        log.append(b"a", b"", b"x" * 100, 1)
+        commit(store)
+    fill_up(disk)
+    return disk, store
+
+
+def test_a_frame_that_finds_no_room_waits_for_it() -> None:
+    disk, store = on_a_full_disk()
+    log = store.logs["S"]
+    commits: list[int] = []
+    told: list[bool] = []
+    store.on_commit, store.on_full = commits.append, lambda: told.append(True)
+    turn_over(store)
+    before = list(commits)
+    log.remove(1)
+    for _ in range(3):  # still no room: it is tried, and nothing is told
+        store.idle()
+        disk.drain()
+    assert commits == before
+    assert store.poisoned is None
+    assert told == [True]
+    with pytest.raises(Full):
+        log.append(b"a", b"", b"x", 1)
+    disk.run([("unlink", "filler")])
+    store.idle()
+    disk.drain()
+    assert not store.waits
+    assert len(commits) == len(before) + 1
+    log.append(b"a", b"", b"again", 1)
+    commit(store)
+    again = Store.open(disk.kill(), Ticking(), TINY)
+    assert again.facts.get(b"consumer") == store.facts.get(b"consumer")
+    assert again.logs["S"].first_seq == 2
+    assert again.logs["S"].last_seq == 101
+    assert again.report().healthy
+
+
+def test_a_frame_that_waits_for_room_was_never_promised() -> None:
+    disk, store = on_a_full_disk()
+    turn_over(store)
+    newest = int(store.facts.get(b"consumer") or b"")
+    after = disk.kill()
+    after.capacity = None
+    assert Store.open(after, Ticking(), TINY).facts.get(b"consumer") == b"%d" % (newest - 1)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [("mkdir", "streams"), ("create", "streams"), ("write", "streams"), ("write", "journal")],
+)
+def test_a_large_message_that_finds_no_room_waits_for_it(kind: str, path: str, error: int) -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    disk.faults.add(Fault(error, kinds=(kind,), path=path, short=True))
+    log.append(b"a", b"", b"x" * 10_000, 1)
+    commit(store)
+    assert (store.waits, log.committed_seq) == (True, 0)
+    store.idle()
+    disk.drain()
+    assert (store.waits, log.committed_seq) == (False, 1)
+    log.append(b"a", b"", b"y" * 10_000, 1)
+    commit(store)
+    again = Store.open(disk.crash(BY_NAME["drop"]), Ticking(), TINY)
+    assert [again.logs["S"].get(seq) for seq in (1, 2)] == [log.get(1), log.get(2)]
+    assert again.report().healthy
+
+
+def test_a_frame_that_waited_writes_nothing_again_that_was_synced() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    disk.faults.add(Fault(errno.ENOSPC, kinds=("write",), path="journal/synced"))
+    log.append(b"a", b"", b"x" * 10_000, 1)
+    commit(store)
+    assert store.waits
+    seen: list[tuple[str, str]] = []
+    disk.before = lambda op: seen.append(op[:2])
+    store.idle()
+    disk.drain()
+    assert seen[0] == ("write", "journal/synced")
+    assert not [path for _, path in seen if path.endswith((".seg", ".jnl"))]
+    assert log.committed_seq == 1
+
+
+def test_a_sync_that_fails_for_a_frame_that_waited_poisons() -> None:
+    disk, store = on_a_full_disk()
+    turn_over(store)
+    committed = store.committed
+    disk.run([("unlink", "filler")])
+    disk.faults.add(Fault(errno.ENOSPC, kinds=("sync",), path="journal"))
+    store.idle()
+    disk.drain()
+    assert store.poisoned is not None
+    assert store.committed == committed
+
+
+@pytest.mark.parametrize("room", [False, True])
+def test_closing_tries_a_frame_that_waits_once_more(room: bool) -> None:
+    disk, store = on_a_full_disk()
+    turn_over(store)
+    newest = int(store.facts.get(b"consumer") or b"")
+    if room:
+        disk.run([("unlink", "filler")])
+        store.close()
+    else:
+        with pytest.raises(Poisoned, match="No space left"):
+            store.close()
+    after = disk.kill()
+    after.capacity = None
+    found = Store.open(after, Ticking(), TINY).facts.get(b"consumer")
+    assert found == b"%d" % (newest if room else newest - 1)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_where_no_file_can_be_made_messages_are_refused_though_bytes_are_free(error: int) -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    disk.faults.add(Fault(error, kinds=("create", "mkdir"), sticky=True))
+    taken = refused = 0
+    for _ in range(1_000):
+        try:
+            log.append(b"a", b"", b"x" * 100, 1)
+            taken += 1
+        except Full:
+            refused += 1
+        if store.dirty and not store.in_flight:
+            store.seal()
+        disk.drain()
+    assert store.poisoned is None
+    assert taken < 2 * TINY.journal_bytes // 100
+    assert refused > 500
+    disk.faults.clear()
+    store.idle()
+    disk.drain()
+    log.append(b"a", b"", b"x", 1)
+    commit(store)
+    assert log.committed_seq == taken + 1
+
+
+def test_a_write_behind_that_finds_no_room_keeps_the_store_full_until_one_succeeds() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    disk.faults.add(Fault(errno.ENOSPC, kinds=("create",), path="streams", sticky=True))
+    log.append_many([(b"a", b"", b"x" * 100)] * 20, 1)
+    commit(store)
+    for _ in range(3):
+        with pytest.raises(Full):
+            log.append(b"a", b"", b"x", 1)
+        assert store.full  # what is tried now has not succeeded yet
+        disk.drain()
+    disk.faults.clear()
+    store.idle()
+    disk.drain()
+    assert not store.full
+    assert store.behind.pending_bytes == 0
+
+
+def test_removing_everything_frees_a_disk_on_which_blocks_found_no_room() -> None:
+    disk = SimDisk(capacity=1 << 20)
+    store = Store.open(disk, Ticking(), replace(TINY, headroom_bytes=64 << 10))
+    log = store.create("S")
+    for _ in range(1_500):
+        log.append(b"a", b"", b"x" * 100, 1)
+        commit(store)
+    log.append_many([(b"a", b"", b"y" * 200)] * 60, 1)
+    fill_up(disk)
+    commit(store)
+    assert store.behind.stuck
+    disk.capacity = 1_060 << 10  # enough for what is queued and a checkpoint, less than the headroom
+    log.remove_below(log.last_seq + 1)
+    commit(store)
+    for _ in range(3):
+        store.idle()
+        disk.drain()
+    assert not store.behind.stuck
+    assert sum(disk.size(path) for path in disk.walk("streams")) < 50_000
+    assert not store.full
+    log.append(b"a", b"", b"z", 1)
+
+
+def test_a_journal_file_that_finds_no_room_for_its_new_name_is_used_later() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    disk.faults.add(Fault(errno.ENOSPC, kinds=("rename",), path="journal"))
+    for _ in range(600):
+        log.append(b"a", b"", b"x" * 100, 1)
+        commit(store)
+    assert disk.faults.hits == 1
+    journal = store.journal
+    known = {journal._file, *(number for number, _ in journal.spares)}
+    known |= {file.number for file in (*journal.closed, *journal._free)}
+    assert {int(name[:16], 16) for name in disk.list("journal") if name.endswith(".jnl")} == known
+
+
+def test_the_spare_that_a_frame_fits_into_is_taken() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    store.journal.spares.append((99, 4 * TINY.journal_bytes))  # as recovery finds them, behind a smaller one
+    disk.run([("create", "journal/0000000000000063.jnl", 4 * TINY.journal_bytes)])
+    assert store.journal.room() > 3 * TINY.journal_bytes
+    made = store.journal.next_file
+    log.append_many([(b"a", b"", b"x" * 1_000)] * (2 * TINY.journal_bytes // 1_000), 1)
+    store.seal()
+    assert store.journal._file == 99
+    assert store.journal.next_file == made
+    disk.drain()
+    assert log.committed_seq == log.last_seq
+
+
+def test_a_sync_that_fails_in_passing_poisons_before_the_journal_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "DESCRIPTORS_MAX", 8)
+    store = Store.open(FileDisk(tmp_path), Ticking(), replace(TINY, checkpoint_bytes=1 << 30))
+    logs = [store.create(f"S{number}") for number in range(16)]
+    commit(store)
+    failed: list[int] = []
+    real = handles._fdatasync
+
+    def sync(fd: int) -> None:
+        number = os.fstat(fd).st_ino
+        if not failed and number in {path.stat().st_ino for path in tmp_path.rglob("*.seg")}:
+            failed.append(number)
+            raise OSError(errno.ENOSPC, "write-back failed")
+        real(fd)
+
+    monkeypatch.setattr(handles, "_fdatasync", sync)
+    for log in logs:
+        log.append_many([(b"a", b"", b"x" * 200)] * 8, 1)
+    commit(store)
+    assert failed
+    proven = store.checkpoints.proven
+    store.checkpoint()
+    with pytest.raises(Poisoned):
+        commit(store)
+    assert store.checkpoints.proven == proven
+    store.disk.close()
+
+
+def test_a_poisoned_store_tries_nothing_again() -> None:
+    disk, store = on_a_full_disk()
+    turn_over(store)
+    store.fail(OSError(errno.EIO, "a sync failed on the other lane"))
+    disk.run([("unlink", "filler")])
+    before = disk.ops_done
+    store.idle()
+    disk.drain()
+    with pytest.raises(Poisoned):
+        store.close()
+    assert disk.ops_done == before
+
+
+def test_a_snapshot_of_what_waits_for_room_is_refused() -> None:
+    disk = SimDisk()
+    store = Store.open(disk, Ticking(), TINY)
+    log = store.create("S")
+    commit(store)
+    disk.faults.add(Fault(errno.ENOSPC, kinds=("write",), path="journal", sticky=True))
+    log.append(b"a", b"", b"x", 1)
+    with pytest.raises(Full):
+        snapshots.open_log(store, log, 1)
