@@ -178,11 +178,8 @@ class Producer:
             if found is None:
                 return claim_id, None
             checksum = await checksum_of(payload)
-            if checksum is None:
-                return (
-                    self._draw_id(),
-                    None,
-                )  # it can be read only once: nobody knows beforehand whether it is the same
+            if checksum is None:  # it can be read only once: nobody knows beforehand whether it is the same
+                return self._draw_id(), None
             if checksum != (found.reference or {}).get("checksum"):
                 # The id came again for another payload: a stream forgets ids. Both keep their objects and facts.
                 claim_id = references.new_id(self._config.namespace, checksum, subject=claim_id)
