@@ -151,13 +151,19 @@ async def test_a_folder_can_be_filled_and_emptied_at_once(tmp_path: Any) -> None
     assert await keys(store, "") == []
 
 
+async def store_with_topic(root: Path) -> tuple[FolderStore, Path]:
+    """A store in which somebody else has just made the folders of an hour."""
+    store = FolderStore(root, "claims")
+    await store.ensure_bucket()
+    topic = root / "claims" / "ns" / "topic"
+    (topic / "2026013112").mkdir(parents=True)
+    return store, topic
+
+
 async def test_an_object_in_a_folder_that_another_writer_just_made_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = FolderStore(tmp_path, "claims")
-    await store.ensure_bucket()
-    topic = tmp_path / "claims" / "ns" / "topic"
-    (topic / "2026013112").mkdir(parents=True)
+    store, topic = await store_with_topic(tmp_path)
     synced: list[Path] = []
     monkeypatch.setattr(folder, "_sync_folder", synced.append)
     await store.put("ns/topic/2026013112/one", b"one", PLAIN)
@@ -167,10 +173,7 @@ async def test_an_object_in_a_folder_that_another_writer_just_made_is_durable(
 async def test_folders_that_did_not_change_are_synced_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = FolderStore(tmp_path, "claims")
-    await store.ensure_bucket()
-    topic = tmp_path / "claims" / "ns" / "topic"
-    (topic / "2026013112").mkdir(parents=True)
+    store, topic = await store_with_topic(tmp_path)
     for above in (topic, topic.parent, topic.parent.parent):
         os.utime(above, (1_000_000_000, 1_000_000_000))
     await store.put("ns/topic/2026013112/one", b"one", PLAIN)

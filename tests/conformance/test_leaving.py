@@ -186,8 +186,8 @@ def test_a_pin_whose_group_was_taken_away_holds_nobody_up(reading: Make) -> None
 
 def test_a_sealed_stream_takes_no_marker(reading: Make) -> None:
     stream = reading(allow_msg_ttl=True, subject_delete_marker_ttl=60 * SECOND, max_msgs_per_subject=1)
-    stream.client.store(stream.subject("a"), b"", {"Nats-TTL": "1s"})
+    stream.client.store(stream.subject("a"), b"", {"Nats-TTL": "3s"})
     updated(stream, sealed=True)
-    time.sleep(1.6)
+    time.sleep(3.6)  # it would have ended
     state = stream.state()
     assert (state["last_seq"], state["messages"]) == (1, 1)

@@ -7,6 +7,7 @@ not what was published word for word. A part only uses what clients see, and its
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,7 +29,7 @@ _IDENT = "Ident"
 _SUBJECTS = 3
 
 
-class Part:
+class Part(ABC):
     """A stream with rules of its own."""
 
     config: ClassVar[dict[str, Any]]
@@ -36,13 +37,13 @@ class Part:
     def __init__(self) -> None:
         self._number = 0
 
+    @abstractmethod
     def act(self, world: World) -> None:
         """A client does something about it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def judge(self, world: World, log: Log, *, calm: bool) -> None:
         """Hold the log against what is known. `calm`: timers have run."""
-        raise NotImplementedError
 
     def _next(self) -> bytes:
         self._number += 1
