@@ -17,7 +17,8 @@ import nats
 import pytest
 
 from claims.objects import Azurite, GcsEmulator, Weed
-from claims.world import OURS, REFERENCE, World, reference_server
+from claims.world import World, reference_server
+from conformance.servers import OURS, REFERENCE
 from headrace.claims import ClaimConfig, open_store
 from headrace.testing import HostedServer
 

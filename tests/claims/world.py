@@ -5,11 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +12,12 @@ from typing import Any
 from nats.aio.client import Client as Connection
 from nats.aio.msg import Msg
 
+from conformance.servers import REFERENCE, Server, Setup
 from headrace.claims import ClaimConfig, Claims, FakeClock, MemoryStore, Metrics, Ttl
 from headrace.claims.registry import STREAM, due_subject
 from headrace.claims.wire import Wire
 from headrace.testing import HostedServer
 
-OURS = "headrace"
-REFERENCE = "nats-server"
 LARGE = b"0123456789abcdef" * 8192  # 128 KiB
 THRESHOLD = 64 * 1024
 
@@ -31,30 +25,9 @@ THRESHOLD = 64 * 1024
 @contextlib.contextmanager
 def reference_server(*, sync_always: bool = False) -> Iterator[str]:
     """A real nats-server with JetStream, for as long as the block lasts; syncing its disk as it does, or always."""
-    with tempfile.TemporaryDirectory(prefix="claims-nats-") as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        binary = Path(sys.executable).with_name("nats-server")
-        command = [str(binary), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", folder]
-        if sync_always:
-            config = Path(folder) / "server.conf"
-            config.write_text("jetstream { sync_interval: always }\n")
-            command += ["-c", str(config)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            deadline = time.monotonic() + 20
-            while True:
-                with contextlib.suppress(OSError):
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                if time.monotonic() > deadline:
-                    raise TimeoutError("nats-server did not start")
-                time.sleep(0.02)
-            yield f"nats://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait()
+    config = "jetstream { sync_interval: always }" if sync_always else ""
+    with Server(REFERENCE, Setup(config=config)) as server:
+        yield server.url
 
 
 class World:

@@ -65,6 +65,8 @@ class Server:
         self.port = -1
         self._folder = Path(tempfile.mkdtemp(prefix=f"conformance-{kind}-"))
         self.store_dir = self._folder / "store"
+        if not self.is_ours:
+            self._keep_folders()
         flags = self.setup.flags
         self._log = Path(flags[flags.index("-l") + 1]) if "-l" in flags else self._folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -112,6 +114,14 @@ class Server:
         found = _LISTENING.search(text)
         if found:
             self.port = int(found[1])
+
+    def _keep_folders(self) -> None:
+        """Let the reference keep the folder of its streams when the last one goes.
+
+        It removes the folder in the background, in between the steps with which the next stream makes it
+        anew, and so refuses one stream in some thousands.
+        """
+        (self.store_dir / "jetstream" / "$G" / "streams" / "kept").mkdir(parents=True)
 
     def _command(self) -> list[str]:
         setup = self.setup
