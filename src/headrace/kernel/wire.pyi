@@ -21,6 +21,7 @@ class Peer:
     in_bytes: int
     out_msgs: int
     out_bytes: int
+    carried: int
     table: RouteTable
     def __init__(self, table: RouteTable) -> None: ...
     def touch(self) -> None: ...

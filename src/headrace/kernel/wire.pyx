@@ -177,14 +177,15 @@ cdef class Peer:
 
     `out` may be appended to by anyone who then calls `touch()`. What stands before it, `parted` bytes in all, are the
     payloads that several peers share and what was written between them. A subclass brings the control operations.
-    `table` may be exchanged for one that shares its list of dirty peers.
+    `table` may be exchanged for one that shares its list of dirty peers. `carried` counts the bytes that its messages
+    brought to all who received them.
     """
 
     cdef public bytearray out
     cdef list parts
     cdef readonly Py_ssize_t parted
     cdef public bint headers, echo, verbose, pedantic, no_responders, ready, guarded, dirty
-    cdef public long long in_msgs, in_bytes, out_msgs, out_bytes
+    cdef public long long in_msgs, in_bytes, out_msgs, out_bytes, carried
     cdef public RouteTable table
 
     def __init__(self, RouteTable table not None):
@@ -897,6 +898,7 @@ cdef class Parser:
             peer.send(b"+OK\r\n")
         if not route.empty:
             received = self.table.spread(route, peer, pub, body, body + pub.header, None, None, None, None)
+            peer.carried += received * pub.total
         if received == 0 and pub.reply.size and peer.no_responders:
             peer.on_no_responders(
                 PyBytes_FromStringAndSize(pub.subject.at, pub.subject.size),

@@ -75,10 +75,12 @@ class Peer:
 
     `out` may be appended to by anyone who then calls `touch()`. What stands before it, `parted` bytes in all, are the
     payloads that several peers share and what was written between them. A subclass brings the control operations.
-    `table` may be exchanged for one that shares its list of dirty peers.
+    `table` may be exchanged for one that shares its list of dirty peers. `carried` counts the bytes that its messages
+    brought to all who received them.
     """
 
     __slots__ = (
+        "carried",
         "dirty",
         "echo",
         "guarded",
@@ -104,7 +106,7 @@ class Peer:
         self.parted = 0
         self.echo = self.verbose = self.pedantic = True
         self.headers = self.no_responders = self.ready = self.guarded = self.dirty = False
-        self.in_msgs = self.in_bytes = self.out_msgs = self.out_bytes = 0
+        self.in_msgs = self.in_bytes = self.out_msgs = self.out_bytes = self.carried = 0
 
     def touch(self) -> None:
         """Note that `out` holds something to flush."""
@@ -508,5 +510,6 @@ class Parser:
         if whole(subject):
             table = peer.table
             received = table.spread(table.find(subject), peer, pub, header, payload)
+            peer.carried += received * pub[5]
         if not received and reply and peer.no_responders:
             peer.on_no_responders(subject, reply)

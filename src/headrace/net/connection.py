@@ -20,6 +20,7 @@ from headrace.kernel import Parser
 from headrace.net.auth import Approach
 from headrace.net.doors import Door
 from headrace.net.nkeys import new_nonce
+from headrace.net.outflow import MODEST_BYTES
 from headrace.net.secure import Channel
 
 if TYPE_CHECKING:
@@ -139,17 +140,20 @@ class Connection(asyncio.BufferedProtocol):
         listener = self._listener
         if self._closing:
             return
+        outflow, carried = listener.outflow, self.session.carried
         if self._channel is not None:
             self._receive_secure(nbytes)
         else:
             self._arrived(listener.inbox, nbytes)
         full = nbytes == len(listener.inbox)
         if full:
-            listener.flush()
+            outflow.flush()
         if listener.pressed():
             listener.pause_publishers()
         if listener.strained:
             listener.hold_back(self)
+        elif outflow.waiting and self.session.carried - carried > MODEST_BYTES:
+            outflow.hold(self)
         elif full:
             # Bulk: libuv would read on and on here. Let others have their turn first.
             self.pause_reading()

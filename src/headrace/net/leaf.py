@@ -124,8 +124,8 @@ class LeafDoor:
         self.connections.pop(connection.session.cid, None)
 
     def pressed(self) -> bool:
-        """Whether more waits for the disk than should."""
-        return self._clients.pressed()
+        """Whether more waits for the disk, or to be sent, than should."""
+        return self._clients.pressed() or self._clients.outflow.waiting
 
     def leaves(self, account: str) -> Leaves:
         """The connections of an account; ProtocolError when it may have no more."""

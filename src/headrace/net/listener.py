@@ -1,8 +1,8 @@
 """The door for clients: accepts them, gives each its session, flushes what is for them, and sends them home.
 
 Owns the set of connections and what they share: the receive buffer, the flush at the end of a turn of the
-loop, the wheel of patience, the limits. Invariant: one write per connection and turn, however many messages
-it is for.
+loop, the wheel of patience, the limits. Invariant: at most one write per connection and turn, however many
+messages it is for.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from headrace.net.doors import Door
 from headrace.net.info import Card
 from headrace.net.logs import SILENT, Log
 from headrace.net.options import Options
+from headrace.net.outflow import Outflow
 from headrace.net.wheel import Wheel
 
 INBOX_BYTES = 512 * 1024
@@ -84,6 +85,7 @@ class Listener:
         """Listen; raises OSError when the address is not to be had."""
         self.loop = asyncio.get_running_loop()
         self.wheel = Wheel(self.loop, self.connections.get)
+        self.outflow = Outflow(self.loop, self.accounts.dirty)
         self._server = await self.loop.create_server(
             lambda: Connection(self, self.door),
             self.options.host or "0.0.0.0",
@@ -244,6 +246,7 @@ class Listener:
             self.on_go(session)
         self._blocked.pop(connection, None)
         self._held_back.pop(connection, None)
+        self.outflow.forget(connection)
         if self._empty is not None and not self.connections:
             self._empty.set()
 
@@ -272,17 +275,7 @@ class Listener:
 
     def _wake(self) -> None:
         """The first session of this turn has output: flush when the turn is over."""
-        self.loop.call_soon(self.flush)
-
-    def flush(self) -> None:
-        """Send the output of every session that has some."""
-        dirty = self.accounts.dirty
-        if not dirty:
-            return
-        batch = dirty[:]
-        dirty.clear()
-        for session in batch:
-            session.owner.flush()
+        self.loop.call_soon(self.outflow.flush)
 
     def backlog(self, connection: Connection, pending: int) -> None:
         """A client has not taken all that was sent: cut it off, or slow publishers when it is near that."""

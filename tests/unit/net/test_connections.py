@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from headrace.net import outflow
 from support.sockets import PATIENCE_S, Start, Wire, listeners, until
 
 
@@ -38,7 +39,11 @@ async def test_info_has_the_fields_in_the_reference_order(start: Start) -> None:
     await wire.close()
 
 
-async def test_large_messages_to_many_arrive_whole_and_in_order(start: Start) -> None:
+@pytest.mark.parametrize("slice_s", [outflow.SLICE_S, 0.0])
+async def test_large_messages_to_many_arrive_whole_and_in_order(
+    start: Start, slice_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outflow, "SLICE_S", slice_s)
     listener = await start()
     readers = [await Wire.dial(listener) for _ in range(5)]
     for reader in readers:
@@ -173,6 +178,23 @@ class TestPressure:
         await until(lambda: session.in_msgs == 10)
         await wire.close()
         await idle.close()
+
+    async def test_who_adds_to_large_outputs_waits_for_them(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        listener = await start()
+        publisher, modest, reader = [await Wire.dial(listener) for _ in range(3)]
+        await reader.ask(b"SUB flood 1\r\n")
+        monkeypatch.setattr(outflow.Outflow, "waiting", True)
+        await publisher.ask(b"PUB flood 5000\r\n%s\r\n" % (b"x" * 5000))
+        publisher.send(b"PUB flood 0\r\n\r\n")
+        for _ in range(3):
+            assert await modest.ask(b"PUB flood 2\r\nok\r\n") == b"", "who brings little is read from"
+        heard = await reader.ask(b"")
+        assert heard.count(b"MSG flood 1 2\r\n") == 3
+        assert b"MSG flood 1 0\r\n" not in heard
+        listener.outflow.let_go()
+        assert await reader.line() == b"MSG flood 1 0\r\n"
 
 
 class TestLameDuck:
