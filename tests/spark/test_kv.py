@@ -184,12 +184,12 @@ def test_a_stream_of_changes_is_written_and_read(
     changes(broker, name)
     broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"Nats-Marker-Reason: MaxAge\r\n", b"")])
 
-    def keep_up() -> None:
+    def keep_up(checkpoint: str = "checkpoint") -> None:
         reader = spark.readStream.format("headrace_kv").option("servers", broker.url).option("bucket", name)
         feed = reader.option("starting", "earliest").load().coalesce(1)
         writer = feed.writeStream.format("headrace_kv")
-        writer = writer.option("servers", broker.url).option("bucket", copy)
-        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer = writer.option("servers", broker.url).option("bucket", copy).option("writeId", "copy")
+        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
         assert writer.trigger(availableNow=True).start().awaitTermination(250)
 
     keep_up()
@@ -200,6 +200,8 @@ def test_a_stream_of_changes_is_written_and_read(
     before = broker.state(f"KV_{copy}")["last_seq"]
     keep_up()
     assert broker.state(f"KV_{copy}")["last_seq"] == before, "an epoch that is repeated changes nothing"
+    keep_up("another")
+    assert broker.state(f"KV_{copy}")["last_seq"] > before, "another query is no repetition"
 
 
 def test_what_ran_out_is_told(broker: Broker, spark: SparkSession, name: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 import headrace
 from headrace.claims import ClaimConfig
 from headrace.spark.streams import StreamError
-from spark.conftest import Broker
+from spark.conftest import Broker, eventually
 from spark.test_claims import published
 from spark.test_kv import bucket, changes
 
@@ -68,6 +68,18 @@ def test_a_bucket_is_read(broker: Broker, name: str) -> None:
         ]
         history = headrace.read_kv(broker.url, name, ["b", "e"], history=True, path=path).to_table()
         assert history["operation"].to_pylist() == ["put", "delete", "put", "delete", "put"]
+
+
+def test_a_mirrored_bucket_is_read(broker: Broker, name: str) -> None:
+    bucket(broker, name, 10)
+    changes(broker, name)
+    copy = f"{name}copy"
+    mirror = {"mirror": {"name": f"KV_{name}"}, "allow_direct": True, "max_msgs_per_subject": 10}
+    broker.api(f"STREAM.CREATE.KV_{copy}", {"name": f"KV_{copy}", **mirror})
+    eventually(lambda: broker.state(f"KV_{copy}")["messages"] == broker.state(f"KV_{name}")["messages"])
+    for path in (None, broker.path) if broker.server.is_ours else (None,):
+        with headrace.read_kv(broker.url, copy, path=path) as reading:
+            assert sorted(reading.to_table()["key"].to_pylist()) == ["a", "d", "e"]
 
 
 def test_claims_are_resolved(broker: Broker, name: str, tmp_path: Path) -> None:

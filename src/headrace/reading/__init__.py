@@ -98,6 +98,8 @@ def read_kv(
     (put, delete, purge, expired), expires_at. `keys` are patterns such as `fruit.*`; the rest is as with `read`.
     """
     _with_arrow()
+    from headrace.spark.entries import prefix_of
+
     is_server, stream = _is_server(source), f"KV_{bucket}"
     origin = (
         served(os.fspath(source), stream, connection, path)
@@ -105,9 +107,11 @@ def read_kv(
         else folder(os.fspath(source), stream, pin)
     )
     try:
-        patterns = tuple(f"$KV.{bucket}.{key}" for key in _patterns(keys))
-        bounds = Bounds(patterns, start, end, batch_rows, is_table=not history)
-        return Reading(origin, *bucket_rows(origin, bounds, Dress(time_unit, False, True), bucket, history))
+        prefix = prefix_of(bucket, origin.mirrors)
+        bounds = Bounds(
+            tuple(prefix + key for key in _patterns(keys)), start, end, batch_rows, is_table=not history
+        )
+        return Reading(origin, *bucket_rows(origin, bounds, Dress(time_unit, False, True), prefix, history))
     except BaseException:
         origin.close()
         raise

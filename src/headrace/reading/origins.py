@@ -35,6 +35,10 @@ class Origin(Protocol):
     def position(self) -> int: ...
     @property
     def as_of(self) -> datetime: ...
+    @property
+    def mirrors(self) -> str:
+        """The stream that this one is a mirror of, as far as a server says so."""
+
     def batches(self, bounds: Bounds, shape: Shape) -> Callable[[], Batches]:
         """A way to read what is within the bounds, as often as wanted."""
 
@@ -55,7 +59,10 @@ class Bounds:
 class Files:
     """A snapshot in files: a pin's, or that of a store that nobody has open."""
 
-    def __init__(self, snapshot: Snapshot, release: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, release: Callable[[], None] = lambda: None, mirrors: str = ""
+    ) -> None:
+        self.mirrors = mirrors
         self._snapshot = snapshot
         self._release: Callable[[], None] | None = release
 
@@ -98,6 +105,7 @@ class Wire:
         self._door = WireDoor(options)
         self._facts = self._door.facts()
         self.as_of = datetime.now(UTC)
+        self.mirrors = self._facts.mirrors
 
     @property
     def position(self) -> int:
@@ -190,9 +198,9 @@ def served(
     if path is None:
         return Wire(options)
     folder = str(store_folder(path))
-    streams.stream_facts(options)
+    facts = streams.stream_facts(options)
     pin = streams.pin_stream(options)
-    return Files(open_pin(folder, stream, pin), lambda: streams.unpin_stream(options, pin))
+    return Files(open_pin(folder, stream, pin), lambda: streams.unpin_stream(options, pin), facts.mirrors)
 
 
 def _selection(bounds: Bounds) -> Selection:

@@ -107,7 +107,7 @@ def claims_of(claims: str, config: ClaimConfig | Path | None, errors: str) -> Op
 
 
 def bucket_rows(
-    origin: Origin, bounds: Bounds, dress: Dress, bucket: str, history: bool
+    origin: Origin, bounds: Bounds, dress: Dress, prefix: str, history: bool
 ) -> tuple[pa.Schema, Callable[[], Batches]]:
     """The schema of a bucket's rows, and a way to read them."""
     import pyarrow as pa
@@ -121,7 +121,6 @@ def bucket_rows(
     plain = origin.batches(bounds, dress.shape(kv.NEEDED))
 
     def rows() -> Batches:
-        prefix = kv.prefix_of(bucket)
         return (assemble(kv.entries(batch, prefix), schema) for batch in plain())
 
     return schema, rows if history else (lambda: kv.live(rows(), schema))

@@ -27,7 +27,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from headrace.client.durations import ttl_text
-from headrace.client.kv_bucket import bucket_of
 from headrace.durations import duration_ns
 from headrace.spark import options as o
 from headrace.spark import schema as schemas
@@ -92,11 +91,10 @@ def kv_options(raw: Mapping[str, str]) -> KvOptions:
 
 def _located(kv: KvOptions) -> KvOptions:
     """The same where its server has it: keys of a mirror have the subjects of the origin."""
-    mirror = door_of(kv.stream).facts().config.get("mirror")
-    if not mirror:
+    origin = door_of(kv.stream).facts().mirrors
+    if not origin:
         return kv
-    origin = str(mirror["name"])
-    prefix = prefix_of(bucket_of(origin) or origin)
+    prefix = prefix_of("", origin)
     return replace(kv, prefix=prefix, stream=replace(kv.stream, subject=prefix + kv.keys))
 
 
@@ -231,7 +229,8 @@ class BucketStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None, "tasks have a context"
-        query = self.sink.write_id or context.getLocalProperty("sql.streaming.queryId")
+        # `writeId` names a batch write: another query under it counts its epochs anew, and would write nothing.
+        query = context.getLocalProperty("sql.streaming.queryId")
         epoch = context.getLocalProperty("streaming.sql.batchId") or 0
         return _write(self.sink, self.names, iterator, f"{query}:{epoch}")
 

@@ -45,6 +45,11 @@ class Facts:
         return str(self.config.get("retention", "limits"))
 
     @property
+    def mirrors(self) -> str:
+        """The stream that this one is a mirror of, or nothing."""
+        return str((self.config.get("mirror") or {}).get("name", ""))
+
+    @property
     def message_bytes(self) -> int:
         """What a message takes on average."""
         return max(self.bytes // max(self.messages, 1), 1)
