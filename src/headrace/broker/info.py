@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headrace import COMPATIBLE_VERSION
@@ -9,6 +10,9 @@ from headrace.api import responses
 
 if TYPE_CHECKING:
     from headrace.broker.stream import Stream
+
+#: Sequences of removed messages that one answer lists; a mirror or a restore can leave a gap of any size.
+DELETED_MAX = 1_000_000
 
 
 def stream_info(
@@ -52,4 +56,5 @@ def stream_state(
         num_deleted=log.num_deleted,
         consumers=len(stream.consumers),
     )
-    return responses.stream_state(state, subjects, list(log.deleted()) if deleted else None)
+    listed = list(islice(log.deleted(), DELETED_MAX)) if deleted else None
+    return responses.stream_state(state, subjects, listed)
