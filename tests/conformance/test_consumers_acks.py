@@ -99,11 +99,12 @@ class TestVerbs:
 
 class TestRedelivery:
     def test_after_the_wait(self, ten: Reading) -> None:
-        ten.made("C", ack_wait=60 * SECOND)
+        full = {"max_ack_pending": 6}  # nothing new comes before these
+        ten.made("C", ack_wait=60 * SECOND, **full)
         ten.fetch("C", 3)
         again = [ack_of(m) for m in ten.fetch("C", 3)]
         assert [ack.seq for ack in again] == [4, 5, 6]
-        ten.made("C", ack_wait=200 * MS)  # only now, so that the second three have time
+        ten.made("C", ack_wait=200 * MS, **full)  # only now, so that the second three have time
         time.sleep(0.5)
         again = [ack_of(m) for m in ten.fetch("C", 6)]
         assert [(ack.delivered, ack.seq) for ack in again] == [(2, seq) for seq in range(1, 7)]
