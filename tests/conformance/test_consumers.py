@@ -178,7 +178,7 @@ class TestLists:
         stream = Reading(client, name)
         stream.made("C")
         sid = stream.ask("C", {"batch": 1, "expires": 30 * SECOND})
-        client.flush()
+        eventually(lambda: stream.info("C")["num_waiting"] == 1)
         client.api(f"STREAM.DELETE.{name}")
         assert client.next(sid).status == "409 Consumer Deleted"
         assert client.request(stream.next_subject("C")).status == "503"
