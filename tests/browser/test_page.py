@@ -22,6 +22,7 @@ CHROMIUM = shutil.which("chromium")
 SHOTS = Path("out/browser")
 HTML = b"<img src=x onerror=\"document.title='owned'\"><b>bold</b>"
 TOKEN = "sesame"
+expect.set_options(timeout=30_000)
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed"),

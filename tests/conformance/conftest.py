@@ -137,7 +137,7 @@ def client(server: Server) -> Iterator[Client]:
 @pytest.fixture
 async def nc(server: Server) -> AsyncIterator[NatsClient]:
     """An unmodified nats-py client of the shared server."""
-    connection = await nats.connect(server.url, allow_reconnect=False)
+    connection = await nats.connect(server.url, allow_reconnect=False, connect_timeout=20)
     yield connection
     await connection.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,12 +17,20 @@ PAIRINGS = [(hub, leaf) for hub in KINDS for leaf in KINDS]
 HUB, LEAF = "HUB", "LEAF"
 
 
+#: Below the ports that the kernel gives to whoever asks for any, and to connections that go out.
+_OWN_PORTS = range(12_000, 30_000)
+
+
 def free_port() -> int:
-    """A port that nobody has at this moment; a server that restarts can keep it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody has and that nobody is given by chance; a server that restarts can keep it."""
+    while True:
+        port = random.SystemRandom().choice(_OWN_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def hub_setup(leaf_port: int, *, extra: str = "", more: str = "", jetstream: bool = True) -> Setup:
@@ -69,7 +78,7 @@ def await_joined(leaf: Client, hub: Client) -> None:
         sid = one.subscribe("joined.*")
         one.flush()
         try:
-            eventually(lambda one=one, other=other, sid=sid: _crossed(one, other, sid), 15.0)
+            eventually(lambda one=one, other=other, sid=sid: _crossed(one, other, sid), 40.0)
         finally:
             one.unsubscribe(sid)
             one.flush()

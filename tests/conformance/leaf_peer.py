@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any
 
-PATIENCE_S = 10.0
+PATIENCE_S = 20.0
 EOF = b"<EOF>"
 
 
@@ -112,13 +112,25 @@ class PlayedHub:
         peer.send(b"INFO " + json.dumps({**fields, **info}).encode() + b" \r\n")
         return peer
 
-    def welcome(self, peer: LeafPeer, **info: Any) -> dict[str, Any]:
-        """Take the CONNECT and say that all is well."""
-        connect = peer.json(b"CONNECT ")
+    def meet(self, **info: Any) -> tuple[LeafPeer, dict[str, Any]]:
+        """The next who dials and stays, and its CONNECT; `info` is more of the INFO that says that all is well.
+
+        Who had to wait too long for our INFO is gone, and dials again.
+        """
+        while True:
+            try:
+                peer = self.accept()
+                line = peer.next(b"CONNECT ")
+            except (BrokenPipeError, ConnectionResetError):
+                continue
+            if line != EOF:
+                break
+            peer.close()
+        connect: dict[str, Any] = json.loads(line.removeprefix(b"CONNECT "))
         fields = {"server_id": "PLAYED", "server_name": "played", "client_id": 7, "connect_info": True,
                   "remote_account": "$G", "leafnode_urls": [f"127.0.0.1:{self.port}"]}  # fmt: skip
         peer.send(b"INFO " + json.dumps({**fields, **info}).encode() + b" \r\n")
-        return connect
+        return peer, connect
 
     def close(self) -> None:
         self._server.close()

@@ -28,10 +28,13 @@ KINDS = (OURS, REFERENCE)
 
 _LISTENING = re.compile(r"Listening for client connections on \S*?:(\d+)\s")
 _READY = "Server is ready"
+#: The last line about a reload; the reference tells of single settings before it has taken them all up.
+_RELOADED = "Reloaded server configuration"
 _MONITORING = re.compile(r"Starting http monitor on \S*?:(\d+)")
 _WEBSOCKET = re.compile(r"Listening for websocket clients on (wss?://\S+)")
-_START_TIMEOUT_S = 20.0
-_STOP_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 30.0
+_HTTP_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,14 @@ class Setup:
     """What a server is started with.
 
     `settings` are keys of the configuration file, `config` is more of its text; `flags` come on top.
+    `accounts` are those in which streams are deleted and made again.
     """
 
     flags: tuple[str, ...] = ()
     settings: Mapping[str, str | int] = field(default_factory=dict)
     config: str = ""
     jetstream: bool = True
+    accounts: tuple[str, ...] = ("$G",)
 
 
 def reference_binary() -> str:
@@ -65,9 +70,9 @@ class Server:
         self.port = -1
         self._folder = Path(tempfile.mkdtemp(prefix=f"conformance-{kind}-"))
         self.store_dir = self._folder / "store"
-        if not self.is_ours:
-            self._keep_folders()
         flags = self.setup.flags
+        if not self.is_ours and "-m" not in flags:
+            self._keep_folders()
         self._log = Path(flags[flags.index("-l") + 1]) if "-l" in flags else self._folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -107,6 +112,7 @@ class Server:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while _READY not in (text := self.log_text()[written:]):
             if self._process.poll() is not None:
+                text = self.log_text()[written:]  # with what it wrote since
                 raise RuntimeError(f"{self.kind} ended with {self._process.returncode} at start:\n{text}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.kind} is not ready after {_START_TIMEOUT_S} s:\n{text}")
@@ -119,9 +125,11 @@ class Server:
         """Let the reference keep the folder of its streams when the last one goes.
 
         It removes the folder in the background, in between the steps with which the next stream makes it
-        anew, and so refuses one stream in some thousands.
+        anew, and so refuses one stream in some thousands. Where its health can be looked at, nothing is kept: it
+        would take that for a stream that it could not recover.
         """
-        (self.store_dir / "jetstream" / "$G" / "streams" / "kept").mkdir(parents=True)
+        for account in self.setup.accounts:
+            (self.store_dir / "jetstream" / account / "streams" / "kept").mkdir(parents=True)
 
     def _command(self) -> list[str]:
         setup = self.setup
@@ -135,6 +143,22 @@ class Server:
             path.write_text("\n".join([*lines, setup.config, ""]))
             command += ["-c", str(path)]
         return command
+
+    def written_since(self, started_s: float, stream: str, consumer: str) -> None:
+        """Wait until a consumer's state of this time or later is on disk, and nothing is left to be written.
+
+        The reference writes it down a little later than it confirms what changed it; ours before.
+        """
+        if self.is_ours:
+            return
+        path = self.store_dir / "jetstream" / "$G" / "streams" / stream / "obs" / consumer / "o.dat"
+        last, quiet = 0.0, 0
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while last < started_s or quiet < 20:
+            assert time.monotonic() < deadline, f"{path} is not written"
+            now = path.stat().st_mtime if path.exists() else 0.0
+            last, quiet = now, quiet + 1 if now == last else 0
+            time.sleep(0.02)
 
     def log_text(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
@@ -151,6 +175,16 @@ class Server:
         found = _WEBSOCKET.search(self.log_text())
         assert found, self.log_text()
         return found[1]
+
+    def reload(self, config: str) -> None:
+        """Change the configuration file and have it read again; return when that is done."""
+        (self._folder / "server.conf").write_text(config + "\n")
+        before = self.log_text().count(_RELOADED)
+        self.signal(signal.SIGHUP)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while self.log_text().count(_RELOADED) == before:
+            assert time.monotonic() < deadline, self.log_text()
+            time.sleep(0.01)
 
     def signal(self, number: int) -> None:
         assert self._process is not None
@@ -203,7 +237,7 @@ class Server:
 def monitoring_status(server: Server, path: str) -> int:
     """The HTTP status of a monitoring page."""
     try:
-        with urllib.request.urlopen(server.monitoring_url(path), timeout=5) as answer:
+        with urllib.request.urlopen(server.monitoring_url(path), timeout=_HTTP_TIMEOUT_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:

@@ -75,13 +75,13 @@ class TestAudit:
         client = connect(server)
         sid = client.subscribe(f"{PREFIX}API")
         shown: dict[str, Any] = {}
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while "rtt" not in shown:
             assert time.monotonic() < deadline
             time.sleep(0.2)
             client.api("STREAM.NAMES")
             shown = audits(client, sid, "$JS.API.STREAM.NAMES")[-1]["client"]
-        assert 0 < shown["rtt"] < 5_000_000_000
+        assert 0 < shown["rtt"] < 60_000_000_000
 
     @pytest.mark.parametrize(
         ("operation", "body", "count"),

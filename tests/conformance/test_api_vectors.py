@@ -16,7 +16,7 @@ from conformance.servers import Server, Setup
 
 Answers = dict[str, list[list[str]]]
 SILENCE = ["(silence)"]
-WAIT_S = 3.0
+WAIT_S = 20.0
 
 
 @pytest.fixture(scope="module")

@@ -73,12 +73,19 @@ class TestUsers:
             wire.expect_end(VIOLATION)
 
     async def test_nats_py(self, guarded: Server) -> None:
-        connection = await nats.connect(guarded.url, user="ivan", password="foo", allow_reconnect=False)
+        connection = await nats.connect(
+            guarded.url, user="ivan", password="foo", allow_reconnect=False, connect_timeout=20
+        )
         await connection.flush()
         await connection.close()
         with pytest.raises(nats.errors.Error, match="Authorization Violation"):
             await nats.connect(
-                guarded.url, user="ivan", password="no", allow_reconnect=False, error_cb=_ignore
+                guarded.url,
+                user="ivan",
+                password="no",
+                allow_reconnect=False,
+                connect_timeout=20,
+                error_cb=_ignore,
             )
 
     def test_a_hashed_password(self, launch: Launch) -> None:
@@ -235,19 +242,19 @@ class TestTls:
             wire.expect(b"MSG a 1 300000\r\n" + payload + b"\r\n")
 
     def test_a_goodbye_is_answered(self, sealed: Server, papers: Papers) -> None:
-        """Clients wait for it when they close; the first PING comes only after two seconds."""
+        """Clients wait for it when they close. Without it they would hear the PING that comes after two seconds."""
         with Wire(sealed.port) as wire:
             wire.start_tls(papers.trusting())
             wire.send(b'CONNECT {"verbose":false,"protocol":0}\r\nPING\r\n')
             wire.expect(b"PONG\r\n")
-            wire.socket.settimeout(1.5)
+            wire.socket.settimeout(20)
             assert isinstance(wire.socket, ssl.SSLSocket)
             wire.socket = wire.socket.unwrap()
             assert wire.socket.recv(1) == b""
 
     async def test_nats_py(self, sealed: Server, papers: Papers) -> None:
         url = sealed.url.replace("nats://", "tls://")
-        connection = await nats.connect(url, tls=papers.trusting(), allow_reconnect=False)
+        connection = await nats.connect(url, tls=papers.trusting(), allow_reconnect=False, connect_timeout=20)
         await connection.flush()
         await connection.close()
 

@@ -345,17 +345,24 @@ class TestLife:
 
     @pytest.mark.slow
     def test_limits_are_settings(self, launch: Callable[[Setup], Server]) -> None:
-        limits = "jetstream { limits { batch { max_inflight_per_stream: 2, max_msgs: 3, timeout: 1s } } }"
-        server = launch(Setup(config=limits))
-        with Client(server.port) as client:
-            client.api("STREAM.CREATE.R", {"name": "R", "subjects": ["R.>"], "allow_atomic": True})
+        def launched(limits: str) -> Server:
+            return launch(Setup(config=f"jetstream {{ limits {{ batch {{ {limits} }} }} }}"))
+
+        config = {"name": "R", "subjects": ["R.>"], "allow_atomic": True}
+        with Client(launched("max_inflight_per_stream: 2, max_msgs: 3").port) as client:
+            client.api("STREAM.CREATE.R", config)
+            batch = Batch(client, "R")
+            for position in (1, 2, 3):
+                batch.send("d", position)
+            assert text(batch.send("d", 4, "1")) == "atomic publish batch is too large: 3"
+            batch.send("a", 1)
+            batch.send("b", 1)
+            assert code(batch.send("c", 1)) == 10210
+        with Client(launched("timeout: 1s").port) as client:
+            client.api("STREAM.CREATE.R", config)
             sid = client.subscribe("$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.R")
             batch = Batch(client, "R")
             batch.send("a", 1)
             batch.send("b", 1)
-            assert code(batch.send("c", 1)) == 10210
-            assert {client.next(sid, 5).json["reason"] for _ in range(2)} == {"timeout"}
+            assert {client.next(sid).json["reason"] for _ in range(2)} == {"timeout"}
             assert code(batch.send("a", 2, "1")) == 10176
-            for position in (1, 2, 3):
-                batch.send("d", position)
-            assert text(batch.send("d", 4, "1")) == "atomic publish batch is too large: 3"

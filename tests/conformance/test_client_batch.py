@@ -176,7 +176,7 @@ class TestInterruptions:
             await batch.publish("s.2", b"x")
             if hosted:
                 await asyncio.to_thread(hosted.advance, "10s")
-            advisory = json.loads((await gone.next_msg(timeout=10)).data)
+            advisory = json.loads((await gone.next_msg(timeout=30)).data)
             assert (advisory["batch"], advisory["reason"]) == (batch.id, "timeout")
             with pytest.raises(errors.BatchIncomplete, match="send the whole batch again"):
                 await batch.commit()
@@ -343,4 +343,7 @@ class TestRefusals:
         make_stream(allow_atomic=True, no_ack=True)
         with pytest.raises(errors.OutcomeUnknown, match="no answer to the commit"):
             await js.publish_batch([(f"{name}.a", b"x")] * 2, timeout=0.3)
+        async with asyncio.timeout(20):
+            while await last_seq(js, name) < 2:
+                await asyncio.sleep(0.01)
         assert await last_seq(js, name) == 2

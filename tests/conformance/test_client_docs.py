@@ -33,7 +33,7 @@ def test_a_block_runs(server: Server, tmp_path: Path, block: str, prints: str) -
         [sys.executable, "-W", "error", str(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
         cwd=tmp_path,
     )

@@ -155,7 +155,7 @@ class TestBuckets:
             async with await copy.watchall() as watcher:
                 found: dict[str, bytes] = {}
                 while len(found) < 2:
-                    if entry := await watcher.updates(10):
+                    if entry := await watcher.updates(30):
                         found[entry.key] = entry.value
             assert found == {"a.b": b"1", "c": b"2"}
             assert (await copy.get("c")).value == b"2"

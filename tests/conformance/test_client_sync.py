@@ -81,11 +81,13 @@ def test_watching(bucket: sync.KeyValue) -> None:
         first = next(watcher)
         assert first
         assert (first.key, next(watcher)) == ("a", None)
-        threading.Timer(0.05, bucket.put, ("b", b"1")).start()
+        late = threading.Timer(0.05, bucket.put, ("b", b"1"))
+        late.start()
         for entry in watcher:
             assert entry
             assert entry.key == "b"
             break
+        late.join()
         with pytest.raises(errors.NoAnswer):
             watcher.updates(timeout=0.01)
 
@@ -120,7 +122,7 @@ def test_nobody_there() -> None:
     begun = time.monotonic()
     with pytest.raises(errors.NoAnswer, match=r"not connected to nats://127\.0\.0\.1:1 within 0\.3 s"):
         sync.connect("nats://127.0.0.1:1", connect_timeout=0.3)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
 
 
 def test_refusals_have_names(client: sync.Client, stream: str, name: str) -> None:

@@ -123,24 +123,13 @@ class TestRefusals:
             launch(Setup(config=text, jetstream=False))
 
 
-def rewrite(server: Server, text: str) -> None:
-    """Change the configuration file and ask the server to read it again."""
-    (server._folder / "server.conf").write_text(text + "\n")
-    before = server.log_text().count("Reloaded")
-    server.signal(signal.SIGHUP)
-    deadline = time.monotonic() + 10
-    while server.log_text().count("Reloaded") == before:
-        assert time.monotonic() < deadline, server.log_text()
-        time.sleep(0.01)
-
-
 class TestReload:
     def test_users_come_and_go(self, launch: Launch) -> None:
         one = "authorization { users: [{user: a, password: a}, {user: b, password: b}, {user: c, password: c}] }"
         two = "authorization { users: [{user: a, password: a}, {user: b, password: x}, {user: d, password: d}] }"
         server = launch(Setup(config=one, jetstream=False))
         a, b, c = (enter(server, user=name, **{"pass": name}) for name in "abc")
-        rewrite(server, two)
+        server.reload(two)
         a.flush()
         assert b.frames(2)[-1] == EOF
         assert c.frames(2)[-1] == EOF
@@ -157,7 +146,7 @@ class TestReload:
             client.publish("two")
             client.flush()
             assert len(client.errors) == 1
-            rewrite(server, form.format(allowed="two"))
+            server.reload(form.format(allowed="two"))
             client.publish("two")
             client.flush()
             assert len(client.errors) == 1
@@ -172,7 +161,7 @@ class TestReload:
         ):
             sid, stays = client.subscribe("secret"), client.subscribe("open")
             client.flush()
-            rewrite(server, form.format(denied="secret"))
+            server.reload(form.format(denied="secret"))
             for subject in ("secret", "open"):
                 other.publish(subject, b"1")
             other.flush()
@@ -190,7 +179,7 @@ class TestReload:
             "C { users: [{user: c, password: c}] }",
         )
         server = launch(Setup(config=before, jetstream=False))
-        rewrite(server, after)
+        server.reload(after)
         with (
             enter(server, user="a", **{"pass": "a"}) as a,
             enter(server, user="b", **{"pass": "b"}) as b,
@@ -215,7 +204,7 @@ class TestReload:
         server = launch(Setup(config=config(old), jetstream=False))
         with Wire(server.port) as wire:
             wire.start_tls(old.context())
-        rewrite(server, config(new))
+        server.reload(config(new))
         with Wire(server.port) as wire:
             wire.start_tls(new.context())
 
@@ -224,7 +213,7 @@ class TestReload:
         server = launch(Setup(config=good, jetstream=False))
         (server._folder / "server.conf").write_text("authorization { user: a, password: a }\nnonsense: 1\n")
         server.signal(signal.SIGHUP)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while "nonsense" not in server.log_text():
             assert time.monotonic() < deadline, server.log_text()
             time.sleep(0.01)

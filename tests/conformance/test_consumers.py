@@ -119,7 +119,7 @@ class TestUpdate:
 
     def test_more_room_delivers_at_once(self, ten: Reading) -> None:
         ten.made("C", max_ack_pending=2)
-        sid = ten.ask("C", {"batch": 5, "expires": 5 * SECOND})
+        sid = ten.ask("C", {"batch": 5, "expires": 30 * SECOND})
         assert seqs_of([ten.client.next(sid) for _ in range(2)]) == [3, 4]
         ten.made("C", max_ack_pending=5)
         assert seqs_of([ten.client.next(sid) for _ in range(3)]) == [5, 6, 7]
@@ -177,8 +177,8 @@ class TestLists:
         client.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
         stream = Reading(client, name)
         stream.made("C")
-        sid = stream.ask("C", {"batch": 1, "expires": 5 * SECOND})
-        client.flush()
+        sid = stream.ask("C", {"batch": 1, "expires": 30 * SECOND})
+        eventually(lambda: stream.info("C")["num_waiting"] == 1)
         client.api(f"STREAM.DELETE.{name}")
         assert client.next(sid).status == "409 Consumer Deleted"
         assert client.request(stream.next_subject("C")).status == "503"
@@ -199,14 +199,18 @@ class TestLists:
 
 class TestPause:
     def test_nothing_until_it_is_over(self, ten: Reading) -> None:
+        def pause(for_ns: int) -> tuple[int, dict[str, Any]]:
+            until = time.time_ns() + for_ns
+            text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(until // SECOND)) + f".{until % SECOND:09}Z"
+            return until, ten.client.api(f"CONSUMER.PAUSE.{ten.name}.C", {"pause_until": text})
+
         ten.made("C")
-        until = time.time_ns() + 400 * MS
-        text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(until // SECOND)) + f".{until % SECOND:09}Z"
-        paused = ten.client.api(f"CONSUMER.PAUSE.{ten.name}.C", {"pause_until": text})
+        _, paused = pause(3600 * SECOND)
         assert paused["paused"] is True
-        assert 0 < paused["pause_remaining"] <= 400 * MS
+        assert 0 < paused["pause_remaining"] <= 3600 * SECOND
         assert ten.info("C")["paused"] is True
         assert ten.available("C")[0].status == "404 No Messages"
+        until, _ = pause(400 * MS)
         assert seqs_of(ten.fetch("C", 1)) == [3]
         assert time.time_ns() >= until - MS
         assert "paused" not in ten.info("C")
@@ -235,9 +239,10 @@ class TestPause:
 
 class TestInactivity:
     def test_a_push_consumer_nobody_listens_to(self, ten: Reading) -> None:
+        started = time.monotonic()
         ten.made("C", durable_name=None, deliver_subject=f"{ten.client.inbox}-p", inactive_threshold=200 * MS)
-        assert "error" not in ten.info("C")
         eventually(lambda: "error" in ten.info("C"))
+        assert time.monotonic() - started >= 0.2
 
     def test_a_listener_keeps_it(self, ten: Reading) -> None:
         inbox = f"{ten.client.inbox}-p"
@@ -256,7 +261,7 @@ class TestInactivity:
         started = time.monotonic()
         ten.made("C", inactive_threshold=100 * MS)
         assert ten.client.next(events).json["action"] == "delete"
-        assert 0.2 <= time.monotonic() - started <= 2.0
+        assert time.monotonic() - started >= 0.2
 
 
 class TestAdvisories:
@@ -279,7 +284,7 @@ class TestAdvisories:
 
     def test_refusal_termination_and_the_last_try(self, ten: Reading) -> None:
         events = ten.client.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.*.{ten.name}.C")
-        ten.made("C", max_deliver=1, ack_wait=200 * MS)
+        ten.made("C", max_deliver=1)
         assert ten.client.next(events).json["action"] == "create"
         one, two, _ = ten.fetch("C", 3)
         ten.confirm(one, b"+TERM no good")
@@ -290,6 +295,7 @@ class TestAdvisories:
         ten.confirm(two, b"-NAK")
         event = ten.client.next(events).json
         assert (event["type"], event["stream_seq"]) == ("io.nats.jetstream.advisory.v1.nak", 4)
+        ten.made("C", max_deliver=1, ack_wait=200 * MS)  # only now, so that all the rest has time
         for seq in (5, 4):  # the one refused waits for somebody to take it
             event = ten.client.next(events).json
             assert (event["type"], event["stream_seq"], event["deliveries"]) == (
@@ -304,4 +310,4 @@ class TestAdvisories:
         metric = ten.client.next(metrics).json
         assert metric["type"] == "io.nats.jetstream.metric.v1.consumer_ack"
         assert (metric["stream_seq"], metric["consumer_seq"], metric["deliveries"]) == (3, 1, 1)
-        assert 0 < metric["ack_time"] < 10 * SECOND
+        assert 0 < metric["ack_time"] < 30 * SECOND

@@ -70,9 +70,9 @@ class TestRequests:
 
     def test_a_full_queue(self, ten: Reading) -> None:
         ten.made("C", max_waiting=1, deliver_policy="new")
-        ten.ask("C", {"batch": 1, "expires": 5 * SECOND})
+        ten.ask("C", {"batch": 1, "expires": 30 * SECOND})
         eventually(lambda: ten.info("C")["num_waiting"] == 1)
-        second = ten.ask("C", {"batch": 1, "expires": 5 * SECOND})
+        second = ten.ask("C", {"batch": 1, "expires": 30 * SECOND})
         assert ten.client.next(second).status == "409 Exceeded MaxWaiting"
         third = ten.ask("C", {"batch": 1, "expires": SECOND, "idle_heartbeat": 400 * MS})
         time.sleep(0.1)
@@ -88,7 +88,7 @@ class TestEnds:
         assert answer.header == (
             b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: 5\r\nNats-Pending-Bytes: 0\r\n\r\n"
         )
-        assert 0.19 < time.monotonic() - started < 1
+        assert 0.19 < time.monotonic() - started < 15
 
     def test_no_wait_ends_with_the_data(self, ten: Reading) -> None:
         ten.made("C", deliver_policy="by_start_sequence", opt_start_seq=8)
@@ -99,7 +99,7 @@ class TestEnds:
 
     def test_no_wait_with_a_time_waits_for_the_first(self, ten: Reading) -> None:
         ten.made("C", deliver_policy="new")
-        sid = ten.ask("C", {"batch": 5, "no_wait": True, "expires": 5 * SECOND})
+        sid = ten.ask("C", {"batch": 5, "no_wait": True, "expires": 30 * SECOND})
         ten.client.flush()
         ten.client.store(ten.subject("s"))
         assert ack_of(ten.client.next(sid)).seq == 11
@@ -108,7 +108,7 @@ class TestEnds:
     def test_no_wait_beside_those_who_wait(self, ten: Reading) -> None:
         ten.made("C", max_ack_pending=1)
         ten.fetch("C", 1)
-        ten.ask("C", {"batch": 20, "expires": 5 * SECOND})
+        ten.ask("C", {"batch": 20, "expires": 30 * SECOND})
         eventually(lambda: ten.info("C")["num_waiting"] == 1)
         sid = ten.ask("C", {"batch": 1, "no_wait": True})
         assert ten.client.next(sid).status == "408 Requests Pending"
@@ -148,33 +148,45 @@ class TestEnds:
 
     def test_a_reply_nobody_listens_to_is_dropped(self, ten: Reading) -> None:
         ten.made("C", deliver_policy="new")
-        sid = ten.ask("C", {"batch": 5, "expires": 5 * SECOND})
+        sid = ten.ask("C", {"batch": 5, "expires": 30 * SECOND})
         eventually(lambda: ten.info("C")["num_waiting"] == 1)
         ten.client.unsubscribe(sid)
         eventually(lambda: ten.info("C")["num_waiting"] == 0)
 
     def test_deletion(self, ten: Reading) -> None:
         ten.made("C", deliver_policy="new")
-        sid = ten.ask("C", {"batch": 5, "expires": 5 * SECOND})
+        sid = ten.ask("C", {"batch": 5, "expires": 30 * SECOND})
         eventually(lambda: ten.info("C")["num_waiting"] == 1)
         ten.client.api(f"CONSUMER.DELETE.{ten.name}.C")
         assert ten.client.next(sid).header == b"NATS/1.0 409 Consumer Deleted\r\n\r\n"
 
     def test_heartbeats(self, ten: Reading) -> None:
         ten.made("C", deliver_policy="new")
-        sid = ten.ask("C", {"batch": 1, "expires": 450 * MS, "idle_heartbeat": 100 * MS})
-        statuses = [ten.client.next(sid) for _ in range(5)]
-        assert [m.status for m in statuses] == ["100 Idle Heartbeat"] * 4 + ["408 Request Timeout"]
+        started = time.monotonic()
+        sid = ten.ask("C", {"batch": 1, "expires": 30 * SECOND, "idle_heartbeat": 100 * MS})
+        statuses = [ten.client.next(sid) for _ in range(4)]
+        assert [m.status for m in statuses] == ["100 Idle Heartbeat"] * 4
+        assert 0.38 < time.monotonic() - started < 15
+        ten.client.unsubscribe(sid)
         assert statuses[0].header == (
             b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 0\r\nNats-Last-Stream: 10\r\n\r\n"
         )
+
+    def test_no_more_heartbeats_than_there_is_time_for(self, ten: Reading) -> None:
+        ten.made("C", deliver_policy="new")
+        sid = ten.ask("C", {"batch": 1, "expires": 450 * MS, "idle_heartbeat": 100 * MS})
+        statuses = [ten.client.next(sid).status]
+        while statuses[-1] == "100 Idle Heartbeat":
+            statuses.append(ten.client.next(sid).status)
+        assert statuses[-1] == "408 Request Timeout"
+        assert len(statuses) <= 5
 
 
 class TestService:
     def test_requests_take_turns(self, ten: Reading) -> None:
         ten.made("C", deliver_policy="new")
-        one = ten.ask("C", {"batch": 3, "expires": 5 * SECOND})
-        two = ten.ask("C", {"batch": 3, "expires": 5 * SECOND})
+        one = ten.ask("C", {"batch": 3, "expires": 30 * SECOND})
+        two = ten.ask("C", {"batch": 3, "expires": 30 * SECOND})
         eventually(lambda: ten.info("C")["num_waiting"] == 2)
         ten.fill(6)
         assert seqs_of([ten.client.next(one) for _ in range(3)]) == [11, 13, 15]
@@ -190,7 +202,7 @@ class TestService:
 
     def test_too_many_unacknowledged_stop_it(self, ten: Reading) -> None:
         ten.made("C", max_ack_pending=3)
-        sid = ten.ask("C", {"batch": 10, "expires": 5 * SECOND})
+        sid = ten.ask("C", {"batch": 10, "expires": 30 * SECOND})
         first = [ten.client.next(sid) for _ in range(3)]
         time.sleep(0.1)
         assert not ten.client.pending(sid)
@@ -257,7 +269,7 @@ class TestPriority:
     def test_overflow_serves_above_its_mark(self, reading: Make) -> None:
         stream = reading()
         self.group(stream, "overflow")
-        sid = stream.ask("C", {"batch": 10, "expires": 5 * SECOND, "group": "g", "min_pending": 3})
+        sid = stream.ask("C", {"batch": 10, "expires": 30 * SECOND, "group": "g", "min_pending": 3})
         stream.fill(2)
         time.sleep(0.1)
         assert not stream.client.pending(sid)
@@ -268,18 +280,18 @@ class TestPriority:
 
     def test_overflow_by_unacknowledged(self, ten: Reading) -> None:
         self.group(ten, "overflow")
-        sid = ten.ask("C", {"batch": 1, "expires": 5 * SECOND, "group": "g", "min_ack_pending": 2})
+        sid = ten.ask("C", {"batch": 1, "expires": 30 * SECOND, "group": "g", "min_ack_pending": 2})
         time.sleep(0.1)
         assert not ten.client.pending(sid)
-        other = ten.ask("C", {"batch": 2, "expires": 5 * SECOND, "group": "g"})
+        other = ten.ask("C", {"batch": 2, "expires": 30 * SECOND, "group": "g"})
         assert seqs_of([ten.client.next(other), ten.client.next(other)]) == [1, 2]
         assert ack_of(ten.client.next(sid)).seq == 3
 
     def test_prioritized(self, reading: Make) -> None:
         stream = reading()
         self.group(stream, "prioritized")
-        late = stream.ask("C", {"batch": 2, "expires": 5 * SECOND, "group": "g", "priority": 5})
-        first = stream.ask("C", {"batch": 2, "expires": 5 * SECOND, "group": "g", "priority": 1})
+        late = stream.ask("C", {"batch": 2, "expires": 30 * SECOND, "group": "g", "priority": 5})
+        first = stream.ask("C", {"batch": 2, "expires": 30 * SECOND, "group": "g", "priority": 1})
         eventually(lambda: stream.info("C")["num_waiting"] == 2)
         stream.fill(4)
         assert seqs_of([stream.client.next(first) for _ in range(2)]) == [1, 2]
@@ -288,16 +300,16 @@ class TestPriority:
     def test_a_pin_holds_until_it_is_taken_away(self, ten: Reading, name: str) -> None:
         events = ten.client.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.*.{name}.C")
         self.group(ten, "pinned_client", priority_timeout=60 * SECOND)
-        one = ten.ask("C", {"batch": 1, "expires": 5 * SECOND, "group": "g"})
+        one = ten.ask("C", {"batch": 1, "expires": 30 * SECOND, "group": "g"})
         message = ten.client.next(one)
         pin = message.headers["Nats-Pin-Id"]
         assert len(pin) == 22
         state = ten.info("C")["priority_groups"][0]
         assert (state["group"], state["pinned_client_id"]) == ("g", pin)
-        waiting = ten.ask("C", {"batch": 1, "expires": 5 * SECOND, "group": "g"})
-        wrong = ten.ask("C", {"batch": 1, "expires": 5 * SECOND, "group": "g", "id": "wrong"})
+        waiting = ten.ask("C", {"batch": 1, "expires": 30 * SECOND, "group": "g"})
+        wrong = ten.ask("C", {"batch": 1, "expires": 30 * SECOND, "group": "g", "id": "wrong"})
         assert ten.client.next(wrong).status == "423 Nats-Pin-Id mismatch"
-        right = ten.ask("C", {"batch": 1, "expires": 5 * SECOND, "group": "g", "id": pin})
+        right = ten.ask("C", {"batch": 1, "expires": 30 * SECOND, "group": "g", "id": pin})
         assert ten.client.next(right).headers["Nats-Pin-Id"] == pin
         assert not ten.client.pending(waiting)
         assert "error" not in ten.client.api(f"CONSUMER.UNPIN.{name}.C", {"group": "g"})
@@ -313,9 +325,9 @@ class TestPriority:
     def test_a_pin_times_out(self, ten: Reading, name: str) -> None:
         events = ten.client.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.UNPINNED.{name}.C")
         self.group(ten, "pinned_client", priority_timeout=200 * MS)
-        one = ten.ask("C", {"batch": 1, "expires": 5 * SECOND, "group": "g"})
+        one = ten.ask("C", {"batch": 1, "expires": 30 * SECOND, "group": "g"})
         pin = ten.client.next(one).headers["Nats-Pin-Id"]
-        two = ten.ask("C", {"batch": 1, "expires": 5 * SECOND, "group": "g"})
+        two = ten.ask("C", {"batch": 1, "expires": 30 * SECOND, "group": "g"})
         assert ten.client.next(two).headers["Nats-Pin-Id"] != pin
         assert ten.client.next(events).json["reason"] == "timeout"
 

@@ -150,7 +150,7 @@ def _gets_all(sender: Client, receiver: Client, sid: str, subject: str, count: i
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
 

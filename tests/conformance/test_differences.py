@@ -32,7 +32,7 @@ def test_each_reason_is_documented() -> None:
 
 def _serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headrace", "serve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.ours_only("Without authentication ours listens on loopback only")

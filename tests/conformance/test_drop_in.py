@@ -26,7 +26,7 @@ def monitored(kind: str) -> Iterator[Server]:
 
 
 def page(server: Server, path: str) -> Any:
-    with urllib.request.urlopen(server.monitoring_url(path), timeout=5) as answer:
+    with urllib.request.urlopen(server.monitoring_url(path), timeout=30) as answer:
         assert answer.status == 200
         return json.load(answer)
 
@@ -72,9 +72,10 @@ class TestFiles:
 
     def test_ports(self, launch: Launch, tmp_path: Path) -> None:
         server = launch(Setup(flags=("--ports_file_dir", str(tmp_path), "-m", "-1"), jetstream=False))
-        deadline = time.monotonic() + 5
-        while not (files := list(tmp_path.glob("*.ports"))):
+        deadline = time.monotonic() + 20
+        while not ((files := list(tmp_path.glob("*.ports"))) and files[0].read_text().endswith("}")):
             assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert files[0].name == f"nats-server_{server.pid}.ports"
         ports = json.loads(files[0].read_text())
         assert ports["nats"] == [server.url]
@@ -94,7 +95,8 @@ class TestLogLines:
         lines = server.log_text().splitlines()
         form = rf"\[{server.pid}\] \d{{4}}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{{6}} \[(INF|WRN|DBG)\] .*"
         assert all(re.fullmatch(form, line) for line in lines), lines
-        assert lines[-1].endswith("[INF] Server is ready")
+        said = [line for line in lines if "[INF]" in line]  # a slow machine may be warned of
+        assert said[-1].endswith("[INF] Server is ready")
 
 
 class TestMonitoring:

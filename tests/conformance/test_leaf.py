@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
-from conformance.client import Client
+from conformance.client import TIMEOUT_S, Client
 from conformance.joined import HUB, LEAF, Joined
 from conformance.reading import eventually
+
+_marks = itertools.count(1)
 
 
 @pytest.fixture(params=[True, False], ids=["up", "down"])
@@ -23,7 +26,7 @@ class TestMessages:
         sender, listener = ends
         sid = listener.subscribe(f"{name}.*")
         listener.flush()
-        eventually(lambda: _arrives(sender, listener, sid, f"{name}.probe"), 5.0)
+        eventually(lambda: _arrives(sender, listener, sid, f"{name}.probe"))
         sender.publish(f"{name}.a", b"plain")
         sender.publish(f"{name}.b", b"with", {"A": "b", "C": "d"}, reply="answer.here")
         sender.publish(f"{name}.c", b"")
@@ -40,7 +43,7 @@ class TestMessages:
         asker, service = ends
         sid = service.subscribe(f"{name}.ask")
         service.flush()
-        eventually(lambda: _arrives(asker, service, sid, f"{name}.ask"), 5.0)
+        eventually(lambda: _arrives(asker, service, sid, f"{name}.ask"))
         inbox = asker.subscribe(f"{name}.inbox")
         for number in range(5):
             asker.publish(f"{name}.ask", b"%d" % number, reply=f"{name}.inbox")
@@ -58,13 +61,13 @@ class TestMessages:
         sid = listener.subscribe(f"{name}.gone")
         other = listener.subscribe(f"{name}.gone")
         listener.flush()
-        eventually(lambda: _arrives(sender, listener, sid, f"{name}.gone"), 5.0)
+        eventually(lambda: _arrives(sender, listener, sid, f"{name}.gone"))
         listener.unsubscribe(sid)
         listener.flush()
-        assert _arrives(sender, listener, other, f"{name}.gone")
+        assert _arrives(sender, listener, other, f"{name}.gone", TIMEOUT_S)
         listener.unsubscribe(other)
         listener.flush()
-        eventually(lambda: _nobody(sender, f"{name}.gone"), 5.0)
+        eventually(lambda: _nobody(sender, f"{name}.gone"))
 
     def test_no_echo(self, pair: Joined, name: str) -> None:
         """What both sides want arrives once on each."""
@@ -72,8 +75,8 @@ class TestMessages:
         sids = [client.subscribe(f"{name}.both") for client in sides]
         for client in sides:
             client.flush()
-        eventually(lambda: _arrives(sides[0], sides[1], sids[1], f"{name}.both"), 5.0)
-        eventually(lambda: _arrives(sides[1], sides[0], sids[0], f"{name}.both"), 5.0)
+        eventually(lambda: _arrives(sides[0], sides[1], sids[1], f"{name}.both"))
+        eventually(lambda: _arrives(sides[1], sides[0], sids[0], f"{name}.both"))
         for client, sid in zip(sides, sids, strict=True):
             client.pending(sid)
         sides[0].publish(f"{name}.both", b"once")
@@ -92,8 +95,8 @@ class TestQueues:
         others = [listener.subscribe(f"{name}.*", "other")]
         plain = listener.subscribe(f"{name}.q")
         listener.flush()
-        eventually(lambda: _arrives(sender, listener, plain, f"{name}.q"), 5.0)
-        eventually(lambda: _arrives(sender, listener, others[0], f"{name}.q"), 5.0)
+        eventually(lambda: _arrives(sender, listener, plain, f"{name}.q"))
+        eventually(lambda: _arrives(sender, listener, others[0], f"{name}.q"))
         for sid in (*members, *others, plain):
             listener.pending(sid)
         for _ in range(20):
@@ -108,7 +111,7 @@ class TestQueues:
         sender, listener = ends
         far = listener.subscribe(f"{name}.q", "group")
         listener.flush()
-        eventually(lambda: _arrives(sender, listener, far, f"{name}.q"), 5.0)
+        eventually(lambda: _arrives(sender, listener, far, f"{name}.q"))
         near = sender.subscribe(f"{name}.q", "group")
         sender.flush()
         listener.pending(far)
@@ -127,7 +130,7 @@ class TestDomains:
     @pytest.mark.parametrize("domain", [HUB, LEAF])
     def test_either_side_reaches_a_domain(self, pair: Joined, domain: str) -> None:
         for side in pair:
-            eventually(lambda side=side: side.client.request(f"$JS.{domain}.API.INFO").status == "", 5.0)
+            eventually(lambda side=side: side.client.request(f"$JS.{domain}.API.INFO").status == "")
             assert side.client.request(f"$JS.{domain}.API.INFO").json["domain"] == domain
 
     def test_buckets_stay_at_home(self, ends: tuple[Client, Client], name: str) -> None:
@@ -135,7 +138,7 @@ class TestDomains:
         listener.subscribe(f"$KV.{name}.>")
         mark = listener.subscribe(f"{name}.mark")
         listener.flush()
-        eventually(lambda: _arrives(sender, listener, mark, f"{name}.mark"), 5.0)
+        eventually(lambda: _arrives(sender, listener, mark, f"{name}.mark"))
         assert sender.request(f"$KV.{name}.a").status == "503"
 
     def test_a_bucket_over_there(self, pair: Joined, name: str) -> None:
@@ -150,7 +153,7 @@ class TestDomains:
             far.client.api(f"STREAM.CREATE.KV_{name}", config)
             try:
                 put = f"{far.api}.$KV.{name}.colour"
-                eventually(lambda near=near, put=put: near.client.request(put, b"red").status != "503", 5.0)
+                eventually(lambda near=near, put=put: near.client.request(put, b"red").status != "503")
                 assert near.client.request(put, b"green").json["stream"] == f"KV_{name}"
                 got = near.client.request(f"{far.api}.DIRECT.GET.KV_{name}.$KV.{name}.colour")
                 assert (got.payload, got.headers["Nats-Subject"]) == (b"green", f"$KV.{name}.colour")
@@ -161,7 +164,7 @@ class TestDomains:
         sender, listener = ends
         listener.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
         try:
-            eventually(lambda: sender.request(f"{name}.a", b"1").status != "503", 5.0)
+            eventually(lambda: sender.request(f"{name}.a", b"1").status != "503")
             ack = sender.store(f"{name}.a", b"2")
             assert ack["stream"] == name
             assert ack["seq"] == 2
@@ -186,7 +189,7 @@ class TestDomains:
         assert made.json["name"] == "P"
         inbox = near.subscribe(f"pull.{name}")
         near.flush()
-        eventually(lambda: _arrives(far, near, inbox, f"pull.{name}"), 5.0)
+        eventually(lambda: _arrives(far, near, inbox, f"pull.{name}"))
         near.pending(inbox)
         near.publish(f"{api}.CONSUMER.MSG.NEXT.{name}.P", b'{"batch":4}', reply=f"pull.{name}")
         got = [near.next(inbox) for _ in range(4)]
@@ -200,7 +203,7 @@ class TestDomains:
     def push(self, near: Client, far: Client, api: str, name: str) -> None:
         inbox = near.subscribe(f"push.{name}")
         near.flush()
-        eventually(lambda: _arrives(far, near, inbox, f"push.{name}"), 5.0)
+        eventually(lambda: _arrives(far, near, inbox, f"push.{name}"))
         near.pending(inbox)
         config = {"durable_name": "U", "ack_policy": "explicit", "deliver_subject": f"push.{name}"}
         body = json.dumps({"stream_name": name, "config": config}).encode()
@@ -223,12 +226,14 @@ def _nobody(sender: Client, subject: str) -> bool:
         return False
 
 
-def _arrives(sender: Client, listener: Client, sid: str, subject: str) -> bool:
-    """Whether what is sent now comes to a subscription, soon."""
-    sender.publish(subject, b"?")
+def _arrives(sender: Client, listener: Client, sid: str, subject: str, patience_s: float = 0.2) -> bool:
+    """Whether what is sent now comes to a subscription, soon; whatever was sent before has been read then."""
+    mark = f"?{next(_marks)}".encode()
+    sender.publish(subject, mark)
     sender.flush()
     try:
-        listener.next(sid, 0.2)
+        while listener.next(sid, patience_s).payload != mark:
+            pass
     except TimeoutError:
         return False
     return True

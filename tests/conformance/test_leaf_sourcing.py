@@ -57,15 +57,15 @@ def test_every_origin_is_copied(streams: Across, way: str, copier_is_ours: bool)
         streams.copy.made("C" + tail, **{kind: entry if kind == "mirror" else [entry]})
     for tail in tails:
         if tail[0] == "I":
-            eventually(lambda tail=tail: streams.origin.consumers(tail), 10.0)
+            eventually(lambda tail=tail: streams.origin.consumers(tail), 40.0)
             streams.origin.put(tail, "a", "b", "c")
-        streams.copy.until("C" + tail, 3, 15.0)
+        streams.copy.until("C" + tail, 3, 40.0)
         streams.origin.put(tail, "d", "e")
     for tail in tails:
-        streams.copy.until("C" + tail, 5, 15.0)
+        streams.copy.until("C" + tail, 5, 40.0)
         assert streams.copy.data("C" + tail) == ["a", "b", "c", "d", "e"], tail
         kept = 5 if tail[0] == "L" else 0
-        eventually(lambda tail=tail, kept=kept: streams.origin.state(tail)[0] == kept, 10.0)
+        eventually(lambda tail=tail, kept=kept: streams.origin.state(tail)[0] == kept, 40.0)
 
 
 def test_a_mirror_keeps_sequences_times_and_gaps(streams: Across) -> None:
@@ -74,7 +74,7 @@ def test_a_mirror_keeps_sequences_times_and_gaps(streams: Across) -> None:
     for seq in (2, 3):
         streams.origin.client.api(f"STREAM.MSG.DELETE.{streams.origin.name}O", {"seq": seq})
     streams.copy.made("M", mirror=streams.entry("O"))
-    streams.copy.until_last("M", 6, 15.0)
+    streams.copy.until_last("M", 6, 40.0)
     assert streams.copy.all("M") == streams.origin.all("O")
     assert streams.copy.state("M") == (4, 1, 6, 2)
 
@@ -83,7 +83,7 @@ def test_a_source_says_where_a_message_came_from(streams: Across) -> None:
     streams.origin.made("O")
     streams.origin.put("O", "a", "b")
     streams.copy.made("S", sources=[streams.entry("O", filter_subject=f"{streams.origin.name}O.x")])
-    streams.copy.until("S", 2, 15.0)
+    streams.copy.until("S", 2, 40.0)
     place, seq, filters, dests, subject, *_ = streams.copy.all("S")[1].origin.split(" ")
     assert place.startswith(f"{streams.origin.name}O:")
     assert (seq, dests, subject) == ("2", ">", f"{streams.origin.name}O.x")
@@ -97,7 +97,7 @@ def test_start_filter_and_transforms(streams: Across) -> None:
         streams.origin.put("O", str(number), token="odd" if number % 2 else "even")
     transforms = [{"src": f"{name}O.odd", "dest": f"{name}.renamed"}]
     streams.copy.made("S", sources=[streams.entry("O", opt_start_seq=3, subject_transforms=transforms)])
-    streams.copy.until("S", 2, 15.0)
+    streams.copy.until("S", 2, 40.0)
     assert [(m.subject, m.data) for m in streams.copy.all("S")] == [(f"{name}.renamed", n) for n in "35"]
 
 
@@ -108,7 +108,7 @@ def test_several_sources_and_a_chain(streams: Across, pair: Joined) -> None:
         streams.origin.put(tail, *(f"{tail}{n}" for n in range(20)))
     streams.copy.made("ALL", sources=[streams.entry("A"), streams.entry("B")])
     streams.copy.made("NEXT", mirror={"name": f"{streams.copy.name}ALL"})
-    streams.copy.until("NEXT", 40, 15.0)
+    streams.copy.until("NEXT", 40, 40.0)
     found = streams.copy.data("NEXT")
     for tail in ("A", "B"):
         assert [each for each in found if each[0] == tail] == [f"{tail}{n}" for n in range(20)]
@@ -122,11 +122,11 @@ def test_many_messages(streams: Across) -> None:
     for _ in range(700):
         client.publish(subject, payload)
     client.flush()
-    streams.origin.until("O", 700, 15.0)
+    streams.origin.until("O", 700, 40.0)
     streams.copy.made("M", mirror=streams.entry("O"))
     streams.copy.made("S", sources=[streams.entry("O")])
     for tail in ("M", "S"):
-        streams.copy.until(tail, 700, 30.0)
+        streams.copy.until(tail, 700, 60.0)
     assert streams.copy.info("M")["mirror"]["lag"] == 0
 
 
@@ -137,7 +137,7 @@ def test_a_prefix_for_what_is_delivered(streams: Across) -> None:
     prefix = f"{streams.origin.name}.travel"
     entry = streams.entry("O") | {"external": {"api": streams.api, "deliver": prefix}}
     streams.copy.made("S", sources=[entry])
-    streams.copy.until("S", 2, 15.0)
+    streams.copy.until("S", 2, 40.0)
     sid = streams.copy.client.subscribe(f"{prefix}.S.*")
     streams.copy.client.flush()
     message = streams.copy.client.next(sid)  # heartbeats come every second
@@ -148,16 +148,16 @@ def test_info_tells_how_it_fares(streams: Across) -> None:
     streams.origin.made("O")
     streams.origin.put("O", "a")
     streams.copy.made("S", sources=[streams.entry("O")])
-    streams.copy.until("S", 1, 15.0)
+    streams.copy.until("S", 1, 40.0)
     shown = streams.copy.info("S")["sources"][0]
     assert shown["external"]["api"] == streams.api
     assert shown["lag"] == 0
-    assert 0 <= shown["active"] < 5 * 10**9
+    assert 0 <= shown["active"] < 60 * 10**9
 
 
 def test_an_origin_that_is_missing_is_told(streams: Across) -> None:
     streams.copy.made("S", sources=[streams.entry("NOT")])
-    eventually(lambda: streams.copy.info("S")["sources"][0].get("error"), 10.0)
+    eventually(lambda: streams.copy.info("S")["sources"][0].get("error"), 40.0)
     assert streams.copy.info("S")["sources"][0]["error"]["err_code"] == 10059
 
 
@@ -174,8 +174,8 @@ async def test_what_an_application_does(streams: Across, pair: Joined) -> None:
         js = connection.jetstream()
         await js.add_stream(StreamConfig(name=f"{streams.copy.name}C", sources=[source]))
         try:
-            streams.copy.until("C", 3, 15.0)
+            streams.copy.until("C", 3, 40.0)
             assert streams.copy.data("C") == ["a", "b", "c"]
-            eventually(lambda: streams.origin.state("O")[0] == 0, 10.0)
+            eventually(lambda: streams.origin.state("O")[0] == 0, 40.0)
         finally:
             await js.delete_stream(f"{streams.copy.name}C")

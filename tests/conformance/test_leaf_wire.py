@@ -4,6 +4,7 @@ roles, listening and dialling.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -221,8 +222,8 @@ class TestDialling:
 
     def test_a_conversation(self, played: PlayedHub, server: Server) -> None:
         """Who it is, what it wants, what it sends and takes, and that it comes back."""
-        with played.accept() as peer, Client(server.port) as client:
-            connect = played.welcome(peer)
+        peer, connect = played.meet()
+        with peer, Client(server.port) as client:
             assert (connect["name"], connect["cluster"], connect["domain"]) == ("the-leaf", "the-leaf", LEAF)
             assert (connect["user"], connect["pass"]) == ("someone", "secret")
             assert (connect["headers"], connect["jetstream"], connect["remote_account"]) == (True, True, "$G")
@@ -231,8 +232,9 @@ class TestDialling:
             told = peer.until_pong()
             assert f"LS+ $JS.{LEAF}.API.CONSUMER.>\r\n".encode() in told
             self.talk(peer, client)
-        with played.accept() as again:
-            assert played.welcome(again)["name"] == "the-leaf"
+        again, connect = played.meet()
+        with again:
+            assert connect["name"] == "the-leaf"
             assert [each for each in again.until_pong() if each.startswith(b"LS+ $LDS.")]
 
     def talk(self, peer: LeafPeer, client: Client) -> None:
@@ -251,14 +253,9 @@ class TestDialling:
 
     def test_permissions_are_obeyed(self, played: PlayedHub, server: Server) -> None:
         """What the hub lets it do is told in INFO; it does not even try the rest."""
-        with played.accept() as peer, Client(server.port) as client:
-            played.welcome(
-                peer,
-                **{
-                    "import": {"allow": ["in.>"], "deny": ["in.not"]},
-                    "export": {"allow": ["out.>"], "deny": ["out.not"]},
-                },
-            )
+        imports, exports = ({"allow": [f"{way}.>"], "deny": [f"{way}.not"]} for way in ("in", "out"))
+        peer, _ = played.meet(**{"import": imports, "export": exports})
+        with peer, Client(server.port) as client:
             peer.send(b"LS+ >\r\n")
             peer.until_pong()
             for subject in ("in.a", "in.not", "other"):
@@ -273,15 +270,19 @@ class TestDialling:
             assert b"LS+ other\r\n" not in told
 
     def test_a_port_for_clients_is_not_joined(self, played: PlayedHub, server: Server) -> None:
-        with played.accept(leafnode_urls=None, client_id=0) as peer:
-            assert not peer.next(b"CONNECT").startswith(b"CONNECT")
-        eventually(lambda: "wrong port" in server.log_text(), 5.0)
+        def noticed() -> bool:
+            with contextlib.suppress(OSError), played.accept(leafnode_urls=None, client_id=0) as peer:
+                assert not peer.next(b"CONNECT").startswith(b"CONNECT")
+            return "wrong port" in server.log_text()
+
+        eventually(noticed)
 
     def test_silence_is_not_waited_for(self, played: PlayedHub, server: Server) -> None:
         """Who says nothing is left, and dialled again."""
         connection, _ = played._server.accept()
         try:
-            with played.accept() as peer:
-                assert played.welcome(peer)
+            peer, told = played.meet()
+            with peer:
+                assert told
         finally:
             connection.close()

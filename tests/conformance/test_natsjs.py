@@ -39,5 +39,5 @@ def node() -> str:
 )
 def test_script(server: Server, node: str, script: str) -> None:
     command = [node, str(FOLDER / script), f"127.0.0.1:{server.port}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

@@ -19,7 +19,7 @@ class TestCore:
         subscription = await nc.subscribe(f"{name}.*")
         for i in range(100):
             await nc.publish(f"{name}.{i}", b"%d" % i, headers={"N": str(i)})
-        messages = [await subscription.next_msg(timeout=5) for _ in range(100)]
+        messages = [await subscription.next_msg(timeout=20) for _ in range(100)]
         assert [int(m.data) for m in messages] == list(range(100))
         assert [m.headers["N"] for m in messages] == [str(i) for i in range(100)]
 
@@ -28,12 +28,12 @@ class TestCore:
             await message.respond(message.data[::-1])
 
         await nc.subscribe(name, queue="workers", cb=answer)
-        assert (await nc.request(name, b"abc", timeout=5)).data == b"cba"
-        assert (await nc.request(name, b"abc", timeout=5, old_style=True)).data == b"cba"
+        assert (await nc.request(name, b"abc", timeout=20)).data == b"cba"
+        assert (await nc.request(name, b"abc", timeout=20, old_style=True)).data == b"cba"
 
     async def test_no_responders(self, nc: NatsClient, name: str) -> None:
         with pytest.raises(nats.errors.NoRespondersError):
-            await nc.request(name, timeout=5)
+            await nc.request(name, timeout=20)
 
     async def test_unsubscribe_after(self, nc: NatsClient, name: str) -> None:
         received: list[bytes] = []
@@ -47,13 +47,13 @@ class TestCore:
             await nc.publish(name, b"%d" % i)
         answered = await nc.subscribe(f"{name}.end")
         await nc.publish(f"{name}.end")
-        await answered.next_msg(timeout=5)
+        await answered.next_msg(timeout=20)
         while len(received) < 2:
             await asyncio.sleep(0)
         assert received == [b"0", b"1"]
 
     async def test_drain(self, server: Server, name: str) -> None:
-        connection = await nats.connect(server.url, allow_reconnect=False)
+        connection = await nats.connect(server.url, allow_reconnect=False, connect_timeout=20)
         received: list[bytes] = []
 
         async def keep(message: Msg) -> None:
@@ -75,14 +75,18 @@ class TestCore:
             """Reported while the server is away."""
 
         connection = await nats.connect(
-            fresh_server.url, reconnect_time_wait=0.05, reconnected_cb=reconnected, error_cb=ignore
+            fresh_server.url,
+            reconnect_time_wait=0.05,
+            max_reconnect_attempts=-1,
+            reconnected_cb=reconnected,
+            error_cb=ignore,
         )
         subscription = await connection.subscribe("a")
         await connection.flush()
         await asyncio.to_thread(fresh_server.restart)
-        await asyncio.wait_for(back.wait(), 10)
+        await asyncio.wait_for(back.wait(), 60)
         await connection.publish("a", b"again")
-        assert (await subscription.next_msg(timeout=5)).data == b"again"
+        assert (await subscription.next_msg(timeout=20)).data == b"again"
         await connection.close()
 
 

@@ -41,8 +41,9 @@ def config() -> str:
     users.append({"user": "all", "password": "x"})
     service = {"subscribe": ["svc.>"], "allow_responses": True}
     users.append({"user": "service", "password": "x", "permissions": service})
-    lasting = {"allow_responses": {"max": 2, "expires": "400ms"}, "subscribe": "svc.>", "publish": "own.>"}
-    users.append({"user": "lasting", "password": "x", "permissions": lasting})
+    for name, expires in (("twice", "1h"), ("lasting", "400ms")):
+        rules = {"allow_responses": {"max": 2, "expires": expires}, "subscribe": "svc.>", "publish": "own.>"}
+        users.append({"user": name, "password": "x", "permissions": rules})
     mute = {"publish": {"allow": []}}
     users.append({"user": "mute", "password": "x", "permissions": mute})
     endless = {"allow_responses": {"max": -1, "expires": "-1s"}}
@@ -176,7 +177,7 @@ class TestResponses:
         assert len(self.answers(other, reply, 1)) == 1
 
     def test_as_often_as_allowed(self, user: User) -> None:
-        asker, service = user("all"), user("lasting")
+        asker, service = user("all"), user("twice")
         reply = self.ask(asker, service)
         assert len(self.answers(service, reply, 3)) == 1
         service.errors.clear()

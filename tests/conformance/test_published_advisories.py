@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import struct
 import time
 import zlib
@@ -53,7 +52,7 @@ accounts {
 
 @pytest.fixture(scope="module")
 def server(kind: str) -> Iterator[Server]:
-    with Server(kind, Setup(config=CONFIG)) as running:
+    with Server(kind, Setup(config=CONFIG, accounts=("A",))) as running:
         yield running
 
 
@@ -74,6 +73,14 @@ def resident(server: Server) -> int:
 def alive(server: Server) -> None:
     with Client(server.port, user="all", **{"pass": "x"}) as client:
         client.flush()
+
+
+def until_pong(wire: Wire) -> bytes:
+    """What comes up to the answer of a PING, or to the end."""
+    heard = b""
+    while not heard.endswith((b"PONG\r\n", EOF)):
+        heard += wire.frame()
+    return heard
 
 
 def deflated(data: bytes) -> bytes:
@@ -154,7 +161,7 @@ class TestStrangers:
     def test_permissions_hold(self, server: Server, connect: bytes) -> None:
         with Wire(server.port) as wire:
             wire.send(connect + b"SUB secret 1\r\nPUB secret 0\r\n\r\nSUB guest.x 2\r\nPING\r\n")
-            heard = b"".join(wire.frames(6 if not connect else 3))
+            heard = until_pong(wire)
             assert b'Subscription to "secret"' in heard
             assert b'Publish to "secret"' in heard
 
@@ -344,7 +351,7 @@ class TestSecrets:
             with Wire(server.port) as wire:
                 fields = {"user": "visible", "pass": password, "auth_token": "t0ken", "jwt": "eyJsecret"}
                 wire.send(b"CONNECT " + json.dumps(fields).encode() + b"\r\nPING\r\n")
-                wire.frames(3)
+                until_pong(wire)
         with Wire(server.port) as wire:
             wire.send(b'CONNECT {"user":"visible","pass":"br0ken\r\n')
             wire.frames(2)
@@ -357,18 +364,17 @@ class TestSecrets:
         token = "a" * 64
         server = launch(Setup(config=f"authorization {{ token: {token} }}", jetstream=False))
 
-        def times(offered: str) -> float:
-            found = []
-            for _ in range(25):
-                with Wire(server.port) as wire:
-                    data = b'CONNECT {"auth_token":"' + offered.encode() + b'"}\r\n'
-                    start = time.perf_counter()
-                    wire.send(data)
-                    assert wire.frames(2) == [VIOLATION, EOF]
-                    found.append(time.perf_counter() - start)
-            return statistics.median(found)
+        def lasts(offered: str) -> float:
+            with Wire(server.port) as wire:
+                data = b'CONNECT {"auth_token":"' + offered.encode() + b'"}\r\n'
+                start = time.perf_counter()
+                wire.send(data)
+                assert wire.frames(2) == [VIOLATION, EOF]
+                return time.perf_counter() - start
 
-        near, far = times("a" * 63 + "b"), times("b" * 64)
+        # In turn, and the shortest of each: what else the machine does makes some longer, and none shorter.
+        pairs = [(lasts("a" * 63 + "b"), lasts("b" * 64)) for _ in range(25)]
+        near, far = (min(times) for times in zip(*pairs, strict=True))
         assert abs(near - far) < 0.02
 
 

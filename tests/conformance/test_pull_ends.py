@@ -17,8 +17,8 @@ MS = 1_000_000
 @pytest.mark.parametrize(
     ("body", "beats", "end"),
     [
-        ({"no_wait": True, "expires": 900 * MS, "idle_heartbeat": 100 * MS}, False, "404 No Messages"),
-        ({"expires": 300 * MS, "idle_heartbeat": 120 * MS}, True, "408 Request Timeout"),
+        ({"no_wait": True, "expires": 30_000 * MS, "idle_heartbeat": 5_000 * MS}, False, "404 No Messages"),
+        ({"expires": 1_000 * MS, "idle_heartbeat": 100 * MS}, True, "408 Request Timeout"),
     ],
     ids=["no_wait", "waiting"],
 )

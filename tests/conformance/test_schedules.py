@@ -35,6 +35,17 @@ class Planner:
             f"{self.stream}.{subject}", payload, {k: v for k, v in headers.items() if v != "-"}
         )
 
+    def ended_before_its_time(self, end: Callable[[], object]) -> str:
+        """Plan something and end it before it is due; when it would have been."""
+        for lead_s in (1, 4, 12):  # longer where the machine needs longer
+            due = datetime.now(UTC) + timedelta(seconds=lead_s)
+            self.plan(f"@at {due.isoformat()}")
+            end()
+            if datetime.now(UTC) < due:
+                return due.isoformat()
+            self.client.api(f"STREAM.PURGE.{self.stream}")
+        raise AssertionError("it was always due before it was ended")
+
     def get(self, subject: str) -> Message | None:
         message = self.client.request(f"$JS.API.DIRECT.GET.{self.stream}.{self.stream}.{subject}")
         return None if message.status else message
@@ -89,7 +100,8 @@ class TestOnce:
     def test_not_before_its_time(self, planner: Planner) -> None:
         due = datetime.now(UTC) + timedelta(seconds=1)
         planner.plan(f"@at {due.isoformat().replace('+00:00', 'Z')}")
-        assert planner.get("out") is None
+        early = planner.get("out")
+        assert early is None or datetime.now(UTC) >= due
         stored = planner.fired().headers["Nats-Time-Stamp"]
         assert datetime.fromisoformat(stored[:26].rstrip("Z") + "+00:00") >= due - timedelta(milliseconds=1)
 
@@ -107,18 +119,15 @@ class TestOnce:
         eventually(lambda: planner.count("plan.a") == 0)
 
     def test_a_plain_message_ends_it(self, planner: Planner, name: str) -> None:
-        soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
-        planner.plan(f"@at {soon}")
-        planner.client.store(f"{name}.plan.a", "plain")
+        soon = planner.ended_before_its_time(lambda: planner.client.store(f"{name}.plan.a", "plain"))
         planner.plan(f"@at {soon}", "plan.b", payload=b"other")
         assert planner.fired().payload == b"other"
         time.sleep(0.6)  # the reference looks four times a second
         assert planner.count("out") == 1
 
     def test_a_deleted_one_does_not_fire(self, planner: Planner, name: str) -> None:
-        soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
-        planner.plan(f"@at {soon}")
-        planner.client.api(f"STREAM.PURGE.{name}", {"filter": f"{name}.plan.a"})
+        purge = {"filter": f"{name}.plan.a"}
+        soon = planner.ended_before_its_time(lambda: planner.client.api(f"STREAM.PURGE.{name}", purge))
         planner.plan(f"@at {soon}", "plan.b", payload=b"other")
         assert planner.fired().payload == b"other"
         time.sleep(0.6)
@@ -192,7 +201,7 @@ class TestRepeated:
         message = planner.fired()
         following = datetime.fromisoformat(message.headers["Nats-Schedule-Next"].replace("Z", "+00:00"))
         assert following.microsecond == 0
-        assert following > datetime.now(UTC) - timedelta(seconds=2)
+        assert following > datetime.now(UTC) - timedelta(seconds=30)
         assert planner.count("plan.a") == 1
 
     def test_a_zone(self, planner: Planner) -> None:

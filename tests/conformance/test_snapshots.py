@@ -255,7 +255,7 @@ class TestSnapshot:
         assert client.pending(sid) == []
         client.publish(first[0].reply)
         assert client.next(sid).reply.endswith(".4")
-        assert client.next(sid, 8.0).status == "408 No Flow Response"
+        assert client.next(sid).status == "408 No Flow Response"
 
     def test_nobody_listens(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream()

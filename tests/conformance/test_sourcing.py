@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -23,11 +24,19 @@ def three(copying: Copying) -> Copying:
     return copying
 
 
+def not_long_begun(shown: dict[str, Any]) -> dict[str, Any]:
+    """How copying fares right after it was asked for, without what it says when it did not begin yet: `lag` 0 and
+    `active` -1. The reference may have begun before it answers.
+    """
+    assert (shown["lag"], shown["active"]) == (0, -1) or shown["active"] >= 0
+    return {key: value for key, value in shown.items() if key not in ("lag", "active")}
+
+
 class TestMirror:
     def test_is_the_same_stream(self, three: Copying) -> None:
         """1"""
         info = three.made("M", mirror={"name": f"{three.name}O"})
-        assert info["mirror"] == {"name": f"{three.name}O", "lag": 0, "active": -1}
+        assert not_long_begun(info["mirror"]) == {"name": f"{three.name}O"}
         three.until("M", 3)
         assert three.all("M") == three.all("O")
         three.put("O", "d")
@@ -35,7 +44,7 @@ class TestMirror:
         assert three.all("M") == three.all("O")
         shown = three.info("M")["mirror"]
         assert (shown["name"], shown["lag"]) == (f"{three.name}O", 0)
-        assert 0 <= shown["active"] < 10 * SECOND
+        assert 0 <= shown["active"] < 60 * SECOND
         assert "seq" not in shown
 
     def test_what_is_missing_counts_as_deleted(self, copying: Copying) -> None:
@@ -161,15 +170,18 @@ class TestMirror:
         copying.made("W", mirror={"name": origin}, allow_msg_ttl=True)
         copying.made("N", mirror={"name": origin})
         copying.made("A", sources=[{"name": origin}])
+        copying.put("O", "first")
+        for tail in "WNA":
+            copying.until_last(tail, 1)  # they copy, so that the next one is there long before it ends
         copying.put("O", "a", Nats_TTL="1s")
         for tail in "WNA":
-            copying.until_last(tail, 1)
-        eventually(lambda: copying.state("O")[0] == copying.state("W")[0] == 0)
+            copying.until_last(tail, 2)
+        eventually(lambda: copying.state("O")[0] == copying.state("W")[0] == 1)
         time.sleep(0.5)
-        stored = copying.get("N", 1)
+        stored = copying.get("N", 2)
         assert stored is not None
         assert stored.header == "NATS/1.0\r\nNats-TTL: 1s\r\n\r\n"
-        assert copying.state("A")[0] == 1
+        assert copying.state("A")[0] == 2
 
     def test_roll_ups(self, copying: Copying) -> None:
         copying.made("O", allow_rollup_hdrs=True)
@@ -217,10 +229,10 @@ class TestMirror:
             copying.client.publish(
                 f"$JS.API.DIRECT.GET.{origin}.{origin}.x", reply=f"{copying.client.inbox}-direct"
             )
-        answers = eventually(lambda: copying.client.pending(sid))
+        for _ in range(5):
+            copying.client.next(sid)
         time.sleep(0.1)
-        answers += copying.client.pending(sid)
-        assert len(answers) == 5
+        assert not copying.client.pending(sid)
         copying.delete("O")
         answer = eventually(
             lambda: not (m := copying.client.request(f"$JS.API.DIRECT.GET.{origin}.{origin}.x")).status and m
@@ -232,7 +244,7 @@ class TestMirror:
         three.made("M", mirror={"name": f"{three.name}O"})
         three.made("N", mirror={"name": f"{three.name}M"})
         three.made("A", sources=[{"name": f"{three.name}N"}])
-        three.until("A", 3, 30)
+        three.until("A", 3, 60)
         assert three.all("N") == three.all("O")
         assert three.data("A") == ["a", "b", "c"]
 
@@ -242,7 +254,7 @@ class TestSource:
         """1"""
         origin = f"{three.name}O"
         info = three.made("A", sources=[{"name": origin}])
-        assert info["sources"] == [{"name": origin, "lag": 0, "active": -1}]
+        assert [not_long_begun(each) for each in info["sources"]] == [{"name": origin}]
         three.until("A", 3)
         identity = short_hash(three.info("O")["created"])
         assert [(m.seq, m.subject, m.origin) for m in three.all("A")] == [
@@ -279,7 +291,7 @@ class TestSource:
         copying.put("O", "a", Nats_Msg_Id="1", Nats_Expected_Stream=origin, Own="x")
         copying.made("A", sources=[{"name": origin}])
         copying.made("B", sources=[{"name": f"{copying.name}A"}])
-        copying.until("B", 1, 30)
+        copying.until("B", 1, 60)
         lines = copying.all("B")[0].header.split("\r\n")
         assert lines[:3] == ["NATS/1.0", "Nats-Msg-Id: 1", "Own: x"]
         assert lines[3].startswith(f"{SOURCE}: {copying.name}A 1 > > {origin}.x ")
@@ -362,13 +374,13 @@ class TestSource:
         assert "error" not in three.update("A", sources=[{**o, "opt_start_seq": 1}, p])
         three.put("O", "d")
         three.put("P", "p")
-        three.until("A", 5, 15)
+        three.until("A", 5, 40)
         assert "error" not in three.update("A", sources=[p])
         three.put("O", "e")
         three.put("P", "q")
         three.until("A", 6)
         assert "error" not in three.update("A", sources=[o, p])
-        three.until("A", 7, 15)
+        three.until("A", 7, 40)
         assert sorted(three.data("A")) == ["a", "b", "c", "d", "e", "p", "q"]
         info = three.update("A")
         assert "sources" not in info
@@ -425,7 +437,7 @@ class TestSource:
         three.delete("O")
         three.made("O")
         three.put("O", "d")
-        three.until("A", 4, 40)
+        three.until("A", 4, 60)
         assert three.data("A") == ["a", "b", "c", "d"]
         assert three.info("A")["sources"][0]["seq"] == 1
 
@@ -489,7 +501,7 @@ class TestRestart:
         running.restart(crash=crash)
         streams = Copying(connect(running), name)
         streams.put("O", "6")
-        streams.until_last("A", 6, 20)
+        streams.until_last("A", 6, 40)
         assert streams.data("A")[-1] == "6"
-        streams.until("M", 6, 20)
+        streams.until("M", 6, 40)
         assert streams.all("M") == streams.all("O")

@@ -53,7 +53,7 @@ class TestUserManaged:
         user_made(copying, max_ack_pending=3)
         copying.put("O", *(str(n) for n in range(20)))
         copying.made("A", sources=[entry(copying)])
-        copying.until("A", 20, 20)
+        copying.until("A", 20, 40)
         eventually(lambda: copying.state("O")[0] == 0)
         assert copying.data("A") == [str(n) for n in range(20)]
 
@@ -73,10 +73,22 @@ class TestUserManaged:
     def test_a_consumer_that_comes_later(self, copying: Copying) -> None:
         copying.made("O")
         copying.put("O", "a", "b")
+        copying.made("LISTENING")
+        copying.consumer(
+            "LISTENING",
+            "L",
+            deliver_subject=f"D.{copying.name}",
+            ack_policy="none",
+            flow_control=False,
+            idle_heartbeat=0,
+        )
         copying.made("A", sources=[entry(copying)])
-        time.sleep(5.5)  # the reference listens for it only when its request met silence
+        # The reference listens only when its request met silence, and misses what comes at that moment.
+        bound = f"CONSUMER.INFO.{copying.name}LISTENING.L"
+        eventually(lambda: copying.client.api(bound).get("push_bound"))
+        time.sleep(0.2)
         user_made(copying)
-        copying.until("A", 2, 20)
+        copying.until("A", 2, 40)
         assert copying.data("A") == ["a", "b"]
 
     def test_last_per_subject(self, copying: Copying) -> None:
@@ -116,7 +128,7 @@ class TestUserManaged:
         copying.reset("O", "D", {"seq": 3})
         time.sleep(1.5)
         copying.put("O", "m11", "m12")
-        copying.until("A", 12, 15)
+        copying.until("A", 12, 40)
         assert copying.data("A") == [f"m{n}" for n in range(1, 13)]
 
     def test_a_user_resets_a_mirror_forward(self, copying: Copying) -> None:
@@ -137,7 +149,7 @@ class TestUserManaged:
         copying.reset("O", "D", {"seq": 18})
         copying.put("O", *(f"m{n}" for n in range(13, 21)))
         expected = [f"m{n}" for n in (*range(1, 13), 18, 19, 20)]
-        eventually(lambda: copying.data("A") == expected, 25)
+        eventually(lambda: copying.data("A") == expected, 40)
 
     @pytest.mark.ours_only("A source notices at once that its consumer was reset")
     def test_a_user_resets_it_while_more_arrives(self, copying: Copying) -> None:
@@ -160,7 +172,7 @@ class TestUserManaged:
         copying.client.api(f"CONSUMER.DELETE.{copying.name}O.D")
         copying.put("O", "c")
         user_made(copying)
-        copying.until("A", 3, 30)
+        copying.until("A", 3, 40)
         assert copying.data("A") == ["a", "b", "c"]
 
     def test_transforms_only_rename(self, copying: Copying) -> None:
@@ -230,7 +242,7 @@ class TestServerManaged:
             batch = [f"{turn}.{n}" for n in range(5)]
             copying.put("O", *batch)
             sent += batch
-            copying.until("A", len(sent), 15)
+            copying.until("A", len(sent), 40)
         assert copying.data("A") == sent
 
     def test_paused(self, copying: Copying) -> None:
@@ -254,7 +266,7 @@ def test_a_window_is_acknowledged_by_heartbeat(copying: Copying) -> None:
     copying.made("A", sources=[entry(copying)])
     copying.put("O", "a", "b")
     copying.until("A", 2)
-    eventually(lambda: copying.state("O")[0] == 0, 4)
+    eventually(lambda: copying.state("O")[0] == 0)
     info = copying.client.api(f"CONSUMER.INFO.{copying.name}O.D")
     assert info["ack_floor"]["stream_seq"] == 2
     assert info["config"]["idle_heartbeat"] == SECOND

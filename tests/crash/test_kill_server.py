@@ -11,6 +11,7 @@ import time
 import pytest
 
 from conformance.client import Client
+from conformance.reading import eventually
 from conformance.servers import OURS, Server
 
 ROUNDS = 6
@@ -88,7 +89,8 @@ def test_nothing_acknowledged_is_lost() -> None:
             publishers = [Publisher(server.port, life * 10 + i) for i in range(2)]
             for publisher in publishers:
                 publisher.start()
-            time.sleep(random.uniform(0.1, 0.6))
+            eventually(lambda publishers=publishers: any(publisher.acked for publisher in publishers))
+            time.sleep(random.uniform(0, 0.5))
             server.kill()
             for publisher in publishers:
                 publisher.join()
@@ -102,7 +104,7 @@ def test_nothing_acknowledged_is_lost() -> None:
 def test_a_second_server_on_the_same_folder_is_refused() -> None:
     with Server(OURS) as server:
         command = [sys.executable, "-m", "headrace", "serve", "-p", "-1", "-js", "-sd", str(server.store_dir)]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert second.returncode == 1
         assert "in use by another process" in second.stderr
         assert "Traceback" not in second.stderr

@@ -15,7 +15,7 @@ import pytest
 from support import certificates
 
 from . import attacks
-from .scene import KIB, PENDING_MAX, Bystander, Peer, Scene, scene
+from .scene import GOOD, KIB, PENDING_MAX, Bystander, Peer, Scene, scene
 
 pytestmark = [
     pytest.mark.slow,
@@ -144,9 +144,13 @@ async def test_too_many_connections_are_turned_away(tmp_path: Path) -> None:
 
         stage.running.signal(signal.SIGHUP)
         stage.running.wait_for("Reloaded")
-        kept = [await Peer.dial(stage.port) for _ in range(5)]
+        kept = [
+            await Peer.dial(stage.port, GOOD) for _ in range(5)
+        ]  # strangers would be cut after two seconds
+        for peer in kept:
+            await peer.ask(b"")
         with socket.create_connection(("127.0.0.1", stage.port)) as extra:
-            extra.settimeout(10)
+            extra.settimeout(30)
             heard = b""
             while piece := extra.recv(4096):
                 heard += piece

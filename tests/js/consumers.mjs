@@ -14,13 +14,13 @@ for (let i = 0; i < 100; i++) await js.publish(`${name}.${i % 4}`, `m${i}`);
 await jsm.consumers.add(name, { durable_name: "pull", ack_policy: AckPolicy.Explicit });
 const pull = await js.consumers.get(name, "pull");
 const first = [];
-for await (const m of await pull.fetch({ max_messages: 10, expires: 2000 })) {
+for await (const m of await pull.fetch({ max_messages: 10, expires: 20000 })) {
   first.push(m.seq);
   if (m.seq === 3) m.nak();
   else assert.equal(await m.ackAck(), true);
 }
 assert.deepEqual(first, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
-const again = await pull.next({ expires: 2000 });
+const again = await pull.next({ expires: 20000 });
 assert.deepEqual([again.seq, again.info.deliveryCount], [3, 2]);
 again.ack();
 
@@ -41,7 +41,7 @@ await jsm.consumers.add(name, { durable_name: "bytes", ack_policy: AckPolicy.Non
 const bytes = await js.consumers.get(name, "bytes");
 let sum = 0;
 await assert.rejects(async () => {
-  for await (const _ of await bytes.fetch({ max_bytes: 1000, expires: 1000 })) sum++;
+  for await (const _ of await bytes.fetch({ max_bytes: 1000, expires: 20000 })) sum++;
 }, /message size exceeds maxbytes/);
 assert.ok(sum > 5 && sum < 20, `${sum}`);
 

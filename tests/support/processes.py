@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 _LISTENING = re.compile(r"Listening for client connections on \S*:(\d+)")
 
 

@@ -14,7 +14,7 @@ from headrace.net.listener import Listener
 from headrace.net.options import Options
 from headrace.net.tls import server_context
 
-PATIENCE_S = 10
+PATIENCE_S = 20
 CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"protocol":0,"headers":true,"no_responders":true}\r\n'
 
 Start = Callable[..., Awaitable[Listener]]

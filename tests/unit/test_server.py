@@ -18,7 +18,7 @@ from support import certificates
 async def round_trip(client: nats.NATS) -> None:
     messages = await client.subscribe("a.>")
     await client.publish("a.b", b"payload")
-    message = await messages.next_msg(5)
+    message = await messages.next_msg(20)
     assert message.data == b"payload"
     await client.close()
 
@@ -70,7 +70,9 @@ async def test_a_client_comes_back_after_a_restart() -> None:
     server = headrace.Server()
     await server.start()
     port = server.port
-    client = await nats.connect(server.url, reconnect_time_wait=0.01, reconnected_cb=reconnected)
+    client = await nats.connect(
+        server.url, reconnect_time_wait=0.01, max_reconnect_attempts=-1, reconnected_cb=reconnected
+    )
     await server.stop()
     async with headrace.Server(port=port):
         await asyncio.wait_for(back.wait(), 20)
@@ -153,7 +155,9 @@ async def test_client_certificates(tmp_path: Path) -> None:
     async with headrace.Server(**settings) as server:
         await round_trip(await nats.connect(server.url, tls=client_context(made, certificate=True)))
         with pytest.raises((nats.errors.Error, OSError)):
-            await nats.connect(server.url, tls=client_context(made), allow_reconnect=False, connect_timeout=5)
+            await nats.connect(
+                server.url, tls=client_context(made), allow_reconnect=False, connect_timeout=20
+            )
 
 
 async def test_a_server_that_silently_waits_for_tls_lets_go(tmp_path: Path) -> None:
@@ -161,7 +165,7 @@ async def test_a_server_that_silently_waits_for_tls_lets_go(tmp_path: Path) -> N
     async with headrace.Server(tls_cert=made.cert, tls_key=made.key, tls_timeout_s=0.05) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         assert (await reader.readline()).startswith(b"INFO ")
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), 30) == b""
         writer.close()
 
 
@@ -234,6 +238,6 @@ async def test_lame_duck_tells_clients_and_ends() -> None:
         client = await nats.connect(server.url, allow_reconnect=False, lame_duck_mode_cb=hear)
         server.begin_lame_duck()
         server.begin_lame_duck()
-        await asyncio.wait_for(told.wait(), 10)
-        await asyncio.wait_for(server.wait_stopped(), 10)
+        await asyncio.wait_for(told.wait(), 30)
+        await asyncio.wait_for(server.wait_stopped(), 30)
         await client.close()

@@ -27,7 +27,7 @@ async def test_a_test_in_an_event_loop(headrace_url: str) -> None:
     client = await nats.connect(headrace_url)
     messages = await client.subscribe("a")
     await client.publish("a", b"1")
-    assert (await messages.next_msg(5)).data == b"1"
+    assert (await messages.next_msg(20)).data == b"1"
     await client.close()
 
 

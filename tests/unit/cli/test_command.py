@@ -120,7 +120,7 @@ async def test_an_unmodified_client_can_use_it(tmp_path: Path) -> None:
         client = await nats.connect(server.url)
         messages = await client.subscribe("a.*")
         await client.publish("a.b", b"payload")
-        message = await messages.next_msg(5)
+        message = await messages.next_msg(20)
         assert (message.subject, message.data) == ("a.b", b"payload")
         await client.close()
 
@@ -311,14 +311,16 @@ def test_it_runs_without_uvloop(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_starts_quickly(tmp_path: Path) -> None:
-    """The goal is 400 ms; the test allows for a busy machine."""
-    best = 10.0
-    for attempt in range(3):
+    """The goal is 400 ms; the test allows for a busy machine, in size and in number."""
+    best = 100.0
+    for attempt in range(10):
         folder = tmp_path / str(attempt)
         folder.mkdir()
         started = time.monotonic()
         with serving(folder):
             best = min(best, time.monotonic() - started)
+        if best < 2.0:
+            break
     assert best < 2.0
 
 

@@ -30,7 +30,7 @@ def advance(headrace_server: HostedServer) -> Advance:
 
 
 async def changes(watcher: Watcher, count: int) -> list[tuple[str, str]]:
-    entries: list[Entry | None] = [await watcher.updates() for _ in range(count)]
+    entries: list[Entry | None] = [await watcher.updates(30) for _ in range(count)]
     return sorted((entry.key, str(entry.operation)) for entry in entries if entry)
 
 

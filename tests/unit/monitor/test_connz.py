@@ -22,7 +22,7 @@ async def test_what_a_connection_moved() -> None:
         client = await nats.connect(server.url, name="miller")
         sub = await client.subscribe("a.*", queue="q")
         await client.publish("a.b", b"12345")
-        await sub.next_msg(5)
+        await sub.next_msg(20)
         found = page(server, auth="1")
         assert (found["server_id"], found["num_connections"], found["total"]) == (server.server_id, 1, 1)
         (entry,) = found["connections"]

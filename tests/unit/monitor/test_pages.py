@@ -39,7 +39,7 @@ class Site:
 
 def _open(request: urllib.request.Request) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as refused:
         return refused.code, refused.read()
@@ -183,10 +183,10 @@ async def test_batches_are_counted_and_told(site: Site) -> None:
     client = await nats.connect(site.server.url)
     js = client.jetstream()
     request = {"name": "B", "subjects": ["b.>"], "allow_atomic": True}
-    await client.request("$JS.API.STREAM.CREATE.B", json.dumps(request).encode())
+    await client.request("$JS.API.STREAM.CREATE.B", json.dumps(request).encode(), timeout=20)
     for position, commit in ((1, {}), (2, {"Nats-Batch-Commit": "1"})):
         headers = {"Nats-Batch-Id": "one", "Nats-Batch-Sequence": str(position)} | commit
-        await client.request(f"b.{position}", b"x", headers=headers)
+        await client.request(f"b.{position}", b"x", timeout=20, headers=headers)
     assert (await js.stream_info("B")).state.messages == 2
     shown = await site.json("/headrace/overview")
     assert [event["text"] for event in shown["events"] if event["kind"] == "batch"] == ["one: 2 messages"]

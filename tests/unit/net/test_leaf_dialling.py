@@ -50,7 +50,7 @@ def dialling(remote: LeafRemote) -> headrace.Server:
 async def test_who_wants_tls_says_nothing_without(scheme: str, tls: LeafTls | None) -> None:
     async with hub([]) as other:
         url = f"{scheme}://user:pw@127.0.0.1:{other.port}"
-        async with dialling(LeafRemote(urls=(url,), tls=tls)), asyncio.timeout(10):
+        async with dialling(LeafRemote(urls=(url,), tls=tls)), asyncio.timeout(30):
             await other.came.wait()
         assert other.heard
         assert all(b"CONNECT" not in data for data in other.heard)
@@ -58,7 +58,7 @@ async def test_who_wants_tls_says_nothing_without(scheme: str, tls: LeafTls | No
 
 @pytest.mark.parametrize("url", ["a..b:4222", "h" * 80 + ":1"])
 async def test_an_address_that_is_none_does_not_end_the_dialling(url: str) -> None:
-    async with hub([url]) as other, asyncio.timeout(20):
+    async with hub([url]) as other, asyncio.timeout(30):
         remote = LeafRemote(urls=(f"nats-leaf://127.0.0.1:{other.port}",))
         async with dialling(remote):
             while len(other.heard) < 3:

@@ -6,15 +6,13 @@ import asyncio
 import os
 import resource
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from headrace.net.wheel import SLOT_S, Wheel
+from support.processes import serving
 from support.sockets import CONNECT, Start, Wire, listeners, until
 
 IDLE = 1000
@@ -36,9 +34,10 @@ class TestPings:
         await wire.close()
 
     async def test_who_answers_stays(self, start: Start) -> None:
-        listener = await start(ping_interval_s=0.05, ping_max=1)
+        """More often than it may be silent; a pause of the machine takes away one of its chances, not all."""
+        listener = await start(ping_interval_s=0.05, ping_max=8)
         wire = await Wire.dial(listener)
-        for _ in range(5):
+        for _ in range(10):
             assert await wire.line() == b"PING\r\n"
             wire.send(b"PONG\r\n")
         await wire.close()
@@ -54,10 +53,18 @@ class TestPings:
         assert await wire.line() == b"PING\r\n"
         wire.send(b"PONG\r\n")
         session = next(iter(listener.connections.values())).session
-        async with asyncio.timeout(10):
-            for _ in range(10):
+        loop, rounds = asyncio.get_running_loop(), 0
+        async with asyncio.timeout(60):
+            while rounds < 10:
+                begun = loop.time()
                 wire.send(b"PUB a 0\r\n\r\n")
                 await asyncio.sleep(0.05)
+                rounds += 1
+                if (
+                    loop.time() - begun > 0.1
+                ):  # the machine paused, so it was not active and may have been asked
+                    wire.send(b"PONG\r\n")
+                    rounds = 0
         assert session.pings_out == 0
         await wire.close()
 
@@ -122,41 +129,26 @@ def resident(pid: int) -> int:
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_idle_connections_cost_little(tmp_path: Path) -> None:
     """The full figure, with 5,000 of them and a publisher beside, is bench/idle.py."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "headrace", "serve", "-a", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=tmp_path) as server:
+    with serving(tmp_path, "-a", "127.0.0.1") as server:
         clients: list[socket.socket] = []
         try:
-            clients += greeted(port, 50)
-            before = resident(server.pid)
-            clients += greeted(port, IDLE)
-            assert (resident(server.pid) - before) / IDLE < IDLE_BYTES_MAX
+            clients += greeted(server.port, 50)
+            before = resident(server.process.pid)
+            clients += greeted(server.port, IDLE)
+            assert (resident(server.process.pid) - before) / IDLE < IDLE_BYTES_MAX
         finally:
             for client in clients:
                 client.close()
-            server.kill()
 
 
 def greeted(port: int, count: int) -> list[socket.socket]:
     """Clients that have said CONNECT and been answered."""
     clients = []
     for number in range(count):
-        client = dial(port)
+        client = socket.create_connection(("127.0.0.1", port), timeout=20)
         client.sendall(CONNECT + b"SUB _INBOX.%d.* 1\r\nPING\r\n" % number)
         seen = b""
         while b"PONG\r\n" not in seen:
             seen += client.recv(8192)
         clients.append(client)
     return clients
-
-
-def dial(port: int) -> socket.socket:
-    """A connection, as soon as the server accepts."""
-    for _ in range(2000):
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=10)
-        except ConnectionRefusedError:
-            time.sleep(0.005)
-    raise TimeoutError("the server does not accept")
