@@ -3,6 +3,11 @@
 from collections import Counter
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A machine that halts for a moment is no defect of what an example tries.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

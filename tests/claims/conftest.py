@@ -17,7 +17,7 @@ import nats
 import pytest
 
 from claims.objects import Azurite, GcsEmulator, Weed
-from claims.world import World, reference_server
+from claims.world import PATIENCE_S, World, reference_server
 from conformance.servers import OURS, REFERENCE
 from headrace.claims import ClaimConfig, open_store
 from headrace.testing import HostedServer
@@ -60,7 +60,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     is_ours = request.param == OURS
     server = request.getfixturevalue("virtual_server") if is_ours else None
     url = server.url if server else request.getfixturevalue("reference_url")
-    connection = await nats.connect(url, allow_reconnect=False)
+    connection = await nats.connect(url, allow_reconnect=False, connect_timeout=PATIENCE_S)
     made = World(connection, url, server, tmp_path / "objects", f"N{os.getpid()}x{next(_numbers)}")
     yield made
     await made.close()

@@ -19,6 +19,7 @@ import urllib.request
 from pathlib import Path
 
 from claims.gcs_door import Door
+from support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 AZURITE = ROOT / ".venv" / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
@@ -26,18 +27,6 @@ AZURITE = ROOT / ".venv" / "azurite" / "node_modules" / "azurite" / "dist" / "sr
 AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _START_TIMEOUT_S = 40.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now, none of which is used by the system for outgoing connections a moment later."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        return [item.getsockname()[1] for item in sockets]
-    finally:
-        for item in sockets:
-            item.close()
 
 
 class Process:
@@ -191,7 +180,7 @@ class Azurite(Process):
                 "Azurite is missing: run `make test` (needs npm; on Debian: apt-get install nodejs npm)"
             )
         folder = Path(tempfile.mkdtemp(prefix="claims-azurite-"))
-        (port,) = free_ports(1)
+        port = free_port()
         flags = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
         command = ["node", str(AZURITE), *flags, "--disableTelemetry", "--skipApiVersionCheck", "--silent"]
         super().__init__("azurite", command, folder)
@@ -208,7 +197,7 @@ class GcsEmulator(Process):
 
     def __init__(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="claims-gcs-"))
-        (port,) = free_ports(1)
+        port = free_port()
         code = (
             "from gcp_storage_emulator.server import create_server as c; "
             f"s = c('127.0.0.1', {port}, in_memory=True); s.run()"

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from claims.objects import free_ports
-from claims.world import LARGE, World
+from claims.world import LARGE, PATIENCE_S, World
 from headrace.claims import load
 from headrace.cli.app import run
+from support.ports import free_port
 
 YAML = """
 namespace: {name}
@@ -52,7 +52,7 @@ async def offloaded(world: World, path: Path) -> tuple[Any, Any]:
 
 async def aged(claims: Any, claim_id: str, seconds: int) -> None:
     """Make a claim that much older. The producer's last note may still be on its way, and changes the facts first."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             entry = await claims.registry.find(claims.config.namespace, claim_id)
             older = replace(entry, expires_at=entry.expires_at - seconds)
@@ -112,12 +112,12 @@ async def test_collect_watches_until_it_is_stopped(world: World, tmp_path: Path)
     claims, sent = await offloaded(world, path)
     await world.wire.api(f"STREAM.PURGE.{sent.stream}")
     await aged(claims, sent.reference.claim_id, 7200)
-    (port,) = free_ports(1)
+    port = free_port()
     command = ["claims", "collect", "--watch", "-c", path, "-s", world.url, "--metrics-port", port]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "headrace", *map(str, command), stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(2 * PATIENCE_S):
         while await claims.store.exists(sent.reference.object_key):
             await asyncio.sleep(0.05)
         line = f'claim_check_claims_expired_total{{namespace="{world.name}"}} 1.0'

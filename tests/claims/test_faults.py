@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from claims.faults import Faulty
 from claims.objects import Weed
 from claims.proxy import Proxy
-from claims.world import LARGE, World
+from claims.world import LARGE, PATIENCE_S, World
 from headrace import Server
 from headrace.claims import (
     PRESETS,
@@ -31,6 +32,7 @@ from headrace.claims import (
     Ttl,
     Unavailable,
 )
+from headrace.claims.service import until_cancelled
 from headrace.claims.stores import FolderStore, Plain, StoreError
 
 HOUR = 3600
@@ -155,7 +157,7 @@ async def test_a_crash_between_ack_and_release_is_made_up_for(world: World) -> N
     await world.consumer(stream, "c")
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
-    await (await world.next(stream, "c")).ack_sync()
+    await (await world.next(stream, "c")).ack_sync(timeout=PATIENCE_S)
     await world.advance(RETENTION.grace_period + 1)
     assert (await claims.collector.collect()).released == 1
     await world.advance(RETENTION.retention_after_read + 1)
@@ -189,7 +191,7 @@ async def test_a_fast_clock_does_not_delete_early(world: World) -> None:
     await world.consumer(stream, "c")
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
-    server_timed = Claims(world.connection, claims.config, store=claims.store)
+    server_timed = Claims(world.connection, claims.config, store=claims.store, timeout_s=PATIENCE_S)
     await world.fire(claims, sent.reference.claim_id)
     assert (await server_timed.collector.collect()).removed == 0
     await server_timed.close()
@@ -328,10 +330,10 @@ async def test_a_connection_that_is_lost_after_the_publish_does_not_fail_it(
     world: World, monkeypatch: Any
 ) -> None:
     """The message is in the stream: whoever is told otherwise publishes it again. The facts can wait."""
-    connection = await nats.connect(world.url, allow_reconnect=False)
+    connection = await nats.connect(world.url, allow_reconnect=False, connect_timeout=PATIENCE_S)
     settings = {"path": str(world.folder), "sync": False}
     config = ClaimConfig(world.name, threshold=65536, ttl=RETENTION, store=settings)
-    claims = await Claims.open(connection, config, clock=world.clock)
+    claims = await Claims.open(connection, config, clock=world.clock, timeout_s=PATIENCE_S)
     stream = await world.stream()
     await world.consumer(stream, "c")
     publish = claims.wire.publish
@@ -420,8 +422,8 @@ async def test_a_collector_survives_what_its_file_system_says(world: World) -> N
     objects = Faulty(MemoryStore())
     claims = await world.claims(objects=objects, backend="memory")
     objects.fail("uploads", OSError(5, "Input/output error"))
-    watching = asyncio.create_task(claims.collector.watch(poll_s=0.01))
-    async with asyncio.timeout(10):
+    watching = asyncio.create_task(until_cancelled(claims.collector.watch(poll_s=0.01)))
+    async with asyncio.timeout(PATIENCE_S):
         while objects.calls.count("uploads") < 2 and not watching.done():
             await asyncio.sleep(0.01)
     assert not watching.done()
@@ -465,24 +467,30 @@ async def test_once_in_real_time(request: pytest.FixtureRequest, tmp_path: Path,
 
 
 async def _in_real_time(url: str, tmp_path: Path) -> None:
-    connection = await nats.connect(url)
+    """What is read goes though its age would let it stay, what is not read stays, and what is aged goes though unread."""
+    connection = await nats.connect(url, connect_timeout=PATIENCE_S)
     world = World(connection, url, None, tmp_path, f"RT{time.time_ns()}")
-    ttl = Ttl(max_age=4, retention_after_read=1, grace_period=1)
-    claims = await world.claims(ttl=ttl, clock=SystemClock())
-    server_timed = Claims(connection, claims.config, store=claims.store)
-    watching = asyncio.create_task(server_timed.collector.watch(sweep_every_s=0.5, poll_s=0.5))
+    lasting = await world.claims(ttl=Ttl(HOUR, True, 1, 1), clock=SystemClock())
+    brief = await world.claims(ttl=Ttl(2, True, 1, 1), clock=SystemClock(), namespace=f"{world.name}brief")
     stream = await world.stream()
-    await world.consumer(stream, "c")
-    read = await claims.producer.publish(f"{stream}.a", LARGE)
-    unread = await claims.producer.publish(f"{stream}.b", LARGE)
+    await world.consumer(stream, "c", filter_subject=f"{stream}.lasting.>")
+    timed = [Claims(connection, each.config, store=each.store) for each in (lasting, brief)]  # by the server
+    watches = (each.collector.watch(sweep_every_s=0.5, poll_s=0.5) for each in timed)
+    watching = asyncio.create_task(until_cancelled(*watches))
+    read = await lasting.producer.publish(f"{stream}.lasting.a", LARGE)
+    unread = await lasting.producer.publish(f"{stream}.lasting.b", LARGE)
+    aged = await brief.producer.publish(f"{stream}.brief", LARGE)
     assert read.reference
     assert unread.reference
-    await claims.consumer.handle(await world.next(stream, "c"), nothing)
-    await _until_gone(claims, read.reference.object_key, 4)
-    assert await claims.store.exists(unread.reference.object_key)
-    await _until_gone(claims, unread.reference.object_key, 12)
+    assert aged.reference
+    await lasting.consumer.handle(await world.next(stream, "c"), nothing)
+    await _until_gone(lasting, read.reference.object_key)
+    await _until_gone(brief, aged.reference.object_key)
+    assert await lasting.store.exists(unread.reference.object_key)
     watching.cancel()
-    await server_timed.close()
+    await asyncio.gather(watching, return_exceptions=True)
+    for each in timed:
+        await each.wire.close()
     await world.close()
     await connection.close()
 
@@ -522,15 +530,17 @@ async def test_answers_of_5xx_are_tried_again_and_then_told(
 async def test_a_store_that_is_slow_is_waited_for_so_long_and_no_longer(
     world: World, weed: Weed, wire_to_s3: Proxy
 ) -> None:
-    claims = await on_s3(world, weed, wire_to_s3, retries=0, timeout=1)
+    claims = await on_s3(world, weed, wire_to_s3, retries=0, timeout=PATIENCE_S)
     stream = await world.stream()
     await world.consumer(stream, "c")
     wire_to_s3.delay_s = 0.05
     assert (await claims.producer.publish(f"{stream}.a", LARGE)).reference
     message = await world.next(stream, "c")
-    wire_to_s3.delay_s = 5.0
-    with pytest.raises(Unavailable):
-        await claims.consumer.read(message)
+    wire_to_s3.delay_s = 2 * PATIENCE_S
+    hasty = replace(claims.config, store={**claims.config.store, "timeout": 1})
+    async with Claims(world.connection, hasty, clock=world.clock) as impatient:
+        with pytest.raises(Unavailable):
+            await impatient.consumer.read(message)
     wire_to_s3.heal()
     assert await claims.consumer.handle(message, nothing)
     assert await keys(claims) == []
@@ -570,20 +580,18 @@ async def test_an_unknown_object_in_the_bucket_is_left_alone(world: World) -> No
     assert len(await keys(claims)) == 2
 
 
-async def _until_gone(claims: Claims, key: str, seconds: float) -> None:
-    async with asyncio.timeout(seconds):
+async def _until_gone(claims: Claims, key: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
         while await claims.store.exists(key):
             await asyncio.sleep(0.05)
 
 
 async def _eventually(claims: Claims) -> int:
     """A refused deletion comes back after its delay: at once in virtual time, soon in real time."""
-    for _ in range(100):
-        found = (await claims.collector.collect(sweep=False)).removed
-        if found:
-            return found
-        await asyncio.sleep(0.02)
-    return 0
+    async with asyncio.timeout(PATIENCE_S):
+        while not (found := (await claims.collector.collect(sweep=False)).removed):
+            await asyncio.sleep(0.02)
+    return found
 
 
 async def _die(*_: Any, **__: Any) -> Any:

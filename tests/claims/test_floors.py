@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from claims.world import LARGE, World
+from claims.world import LARGE, PATIENCE_S, World
 from headrace.claims import PRESETS, Claims, Received, Ttl, register_reader
 from headrace.claims.clock import rfc3339, rfc3339_ns
 from headrace.claims.floors import Floors, readers
@@ -81,7 +81,7 @@ async def test_a_lease_that_is_over_leaves_nothing(world: World) -> None:
     stream = await world.stream()
     await register_reader(claims.wire, stream, "brief", 0, lease_s=1)
     await world.advance(2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while await world.wire.last(STREAM, f"$CLAIMS.reader.{stream}.brief"):
             await asyncio.sleep(0.05)  # nats-server's time is real
 
@@ -190,7 +190,7 @@ async def test_who_began_in_time_and_acknowledged_has_read_it(world: World) -> N
     await world.consumer(stream, "tail", deliver_policy="new")
     await world.advance(5)
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
-    await (await world.next(stream, "tail")).ack_sync()
+    await (await world.next(stream, "tail")).ack_sync(timeout=PATIENCE_S)
     await world.settled(stream, "tail")
     assert await swept(world, claims, sent)
 

@@ -36,20 +36,20 @@ async def pieces():
         yield block
 
 async def main():
-    connection = await nats.connect(facts["url"])
+    connection = await nats.connect(facts["url"], connect_timeout=60)
     config = ClaimConfig(facts["namespace"], threshold=65536, compression=facts["compression"], **facts["backend"])
-    async with Claims(connection, config) as claims:
+    async with Claims(connection, config, timeout_s=60) as claims:
         await claims.set_up()
         subject = facts["stream"] + ".a"
         await claims.producer.publish(subject, b"x" * 100_000)  # everything is loaded and warm
-        (first,) = await claims.wire.pull(facts["stream"], "c", 1, 5)
+        (first,) = await claims.wire.pull(facts["stream"], "c", 1, 60)
         await claims.consumer.read(first)
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here, where the kernel can do that
         before = top()
         payload = Path(facts["path"]) if facts["path"] else pieces()
         sent = await claims.producer.publish(subject, payload)
-        (message,) = await claims.wire.pull(facts["stream"], "c", 1, 5)
+        (message,) = await claims.wire.pull(facts["stream"], "c", 1, 60)
         got = 0
         async for piece in claims.consumer.stream(message):
             got += len(piece)
@@ -82,6 +82,7 @@ async def grown_mib(world: World, backend: dict[str, Any], size: int, path: str,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read as Linux tells it")
 @pytest.mark.parametrize(
     ("store", "size_mib", "source", "compression"),

@@ -16,7 +16,7 @@ import pytest
 from nats.errors import Error as NatsError
 
 from claims.faults import Faulty
-from claims.world import LARGE, World
+from claims.world import LARGE, PATIENCE_S, World
 from headrace import Server
 from headrace.claims import Claims, FakeClock, MemoryStore, Received, Ttl, load
 from headrace.claims.service import Collectors
@@ -57,8 +57,8 @@ async def served(tmp_path: Path, **options: Any) -> AsyncIterator[HostedServer]:
         await asyncio.to_thread(made.__exit__, None, None, None)
 
 
-async def until(condition: Any, seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(2 * PATIENCE_S):
         while not await condition():
             await asyncio.sleep(0.02)
 
@@ -69,10 +69,12 @@ async def until(condition: Any, seconds: float = 20) -> None:
 async def test_a_broker_collects_by_itself(tmp_path: Path, guard: dict[str, str]) -> None:
     """Read claims after their retention, unread ones after their age; nobody calls a collector."""
     async with served(tmp_path, http_port=-1, **guard) as server:
-        connection = await nats.connect(server.url, **guard)
+        connection = await nats.connect(server.url, connect_timeout=PATIENCE_S, **guard)
         clock = FakeClock(server.server.now_ns())
         world = World(connection, server.url, server, tmp_path, "inside")
-        claims = await Claims.open(connection, load(tmp_path / "claims.yaml"), clock=clock)
+        claims = await Claims.open(
+            connection, load(tmp_path / "claims.yaml"), clock=clock, timeout_s=PATIENCE_S
+        )
         stream = await world.stream()
         await world.consumer(stream, "c")
         read = await claims.producer.publish(f"{stream}.a", LARGE)
@@ -111,8 +113,8 @@ async def test_a_store_that_is_down_does_not_keep_the_broker_from_its_work(tmp_p
     blocked = tmp_path / "objects"
     blocked.write_bytes(b"a file where a folder should be")
     async with served(tmp_path) as server:
-        connection = await nats.connect(server.url)
-        assert await connection.jetstream().account_info()
+        connection = await nats.connect(server.url, connect_timeout=PATIENCE_S)
+        assert await connection.jetstream(timeout=PATIENCE_S).account_info()
         blocked.unlink()
 
         async def is_set_up() -> bool:
@@ -157,7 +159,7 @@ async def test_the_service_ends_when_it_is_told_to_even_without_a_server(tmp_pat
     service = Collectors(configs, said.append, servers="nats://127.0.0.1:1", connect_timeout=1)
     service.start()
     await asyncio.sleep(0)
-    await asyncio.wait_for(service.stop(), 5)
+    await asyncio.wait_for(service.stop(), PATIENCE_S)
     await service.stop()
 
 
@@ -240,6 +242,6 @@ async def test_it_ends_although_a_cancellation_gets_lost(monkeypatch: Any) -> No
     collectors = Collectors([], print)
     collectors.start()
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await collectors.stop()
     assert lost.is_set()

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
-import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceStreamReader
 from typer.testing import CliRunner
 
 from conformance.servers import KINDS, OURS, Server, Setup
 from headrace.cli import pipeline as commands
 from headrace.spark.link import Address, Link, drop_link
+from support.ports import free_port
+
+Query = TypeVar("Query", bound=DataSourceStreamReader)
+Begun = Callable[[Query], Query]
 
 _numbers = itertools.count(1)
 FOLDER = Path(__file__).parent
+#: How long answers are waited for where they must come: a machine that halts for some seconds is no defect.
+PATIENCE_S = 30.0
 #: Short queries on few cores: what the second compiler and parallel collection cost is never earned back.
 BRISK = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
@@ -49,6 +57,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.update(BRISK)
+    # Spark gives the process of a streaming reader ten seconds to begin, and nobody can give it more: what it imports is
+    # compiled and near by then.
+    importlib.import_module("pyspark.sql.streaming.python_streaming_source_runner")
     folder = tmp_path_factory.mktemp("spark")
     session = (
         SparkSession.builder.master("local[2]")
@@ -69,12 +80,23 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(autouse=True)
+def _no_lease_outlives_its_test() -> Iterator[None]:
+    """A query that a test began itself, as Spark's driver would, is ended there: otherwise it renews its lease for ever."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "headrace-lease":
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "a query was begun and not ended: its lease is still renewed"
+
+
 class Broker:
     """A server with a blocking link to it, and short ways to make and fill streams."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.link = Link(Address(servers=(server.url,)))
+        self.link = self._linked()
 
     @property
     def url(self) -> str:
@@ -114,7 +136,10 @@ class Broker:
 
     def reconnect(self) -> None:
         self.link.close()
-        self.link = Link(Address(servers=(self.server.url,)))
+        self.link = self._linked()
+
+    def _linked(self) -> Link:
+        return Link(Address(servers=(self.server.url,), timeout_s=PATIENCE_S))
 
     def close(self) -> None:
         self.link.close()
@@ -130,17 +155,12 @@ def _frame(subject: str, lines: bytes, payload: bytes) -> bytes:
     return b"HPUB %s %d %d\r\n%s%s\r\n" % sizes
 
 
-def eventually(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
+def eventually(condition: Callable[[], bool], patience_s: float = 90.0) -> None:
     """Wait until it holds."""
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def monitored() -> Setup:
@@ -177,6 +197,20 @@ def own_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     made = Broker(Server(getattr(request, "param", OURS), monitored()))
     yield made
     made.close()
+
+
+@pytest.fixture
+def begun() -> Iterator[Begun[Any]]:
+    """`begun(reader)`: a streaming reader that the test uses as Spark's driver does; it ends with the test."""
+    readers: list[DataSourceStreamReader] = []
+
+    def begin(reader: Query) -> Query:
+        readers.append(reader)
+        return reader
+
+    yield begin
+    for reader in readers:
+        reader.stop()
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_both_paths_give_the_same_rows(
     broker.fill(name, 5000)
     broker.publish(
         name,
-        [(f"{name}.h", b"A: %d\r\nA: 2\r\nB: x:y\r\nNats-TTL: %dm\r\n" % (n, n + 1), b"") for n in range(50)],
+        [(f"{name}.h", b"A: %d\r\nA: 2\r\nB: x:y\r\nNats-TTL: %dh\r\n" % (n, n + 1), b"") for n in range(50)],
     )
     for seq in (1, 7, 4000):
         broker.api(f"STREAM.MSG.DELETE.{name}", {"seq": seq})

@@ -22,7 +22,7 @@ from headrace.spark import claims, resolve
 from headrace.spark.jobs.inventory import inventory
 from headrace.spark.options import OptionError
 from headrace.spark.schema import CLAIM
-from spark.conftest import Broker, eventually
+from spark.conftest import PATIENCE_S, Broker, eventually
 from spark.test_batch import Load
 
 REFERENCE = reference.Reference("id1", "bucket", "ns/t/2026111500/id1", 5, "none", "c", 5, "s", 10, 20)
@@ -56,9 +56,9 @@ def test_references_are_read_by_both_paths(ours: Broker, load: Load, name: str) 
 
 
 async def published(url: str, config: ClaimConfig, stream: str, payloads: list[bytes]) -> None:
-    connection = await nats.connect(url)
+    connection = await nats.connect(url, connect_timeout=PATIENCE_S)
     try:
-        async with await Claims.open(connection, config) as opened:
+        async with await Claims.open(connection, config, timeout_s=PATIENCE_S) as opened:
             for number, payload in enumerate(payloads):
                 await opened.producer.publish(f"{stream}.{number}", payload, headers={"No": str(number)})
             await connection.flush()
@@ -67,9 +67,9 @@ async def published(url: str, config: ClaimConfig, stream: str, payloads: list[b
 
 
 async def _floors(url: str, stream: str) -> list[int]:
-    connection = await nats.connect(url)
+    connection = await nats.connect(url, connect_timeout=PATIENCE_S)
     try:
-        wire = Wire(connection)
+        wire = Wire(connection, timeout_s=PATIENCE_S)
         try:
             return [floor.acked for floor in await readers(wire, stream)]
         finally:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import nats
+import pytest
 from pyspark.sql import SparkSession
 
-from spark.conftest import Broker
+from spark.conftest import PATIENCE_S, Broker
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page need not say how long its connections may take; on a machine that halts it is longer than usual."""
+    monkeypatch.setattr(nats, "connect", partial(nats.connect, connect_timeout=PATIENCE_S))
 
 
 def run(page: str, names: dict[str, Any], **replaced: str) -> int:

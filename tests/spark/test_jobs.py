@@ -121,12 +121,12 @@ def test_an_unknown_layout_is_refused(spark: SparkSession) -> None:
 
 def test_the_doctor_says_what_is_there(ours: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    healthy = headrace("pipeline", "doctor", "-s", ours.url, "--stream", "STAYS", timeout_s=60)
+    healthy = headrace("pipeline", "doctor", "-s", ours.url, "--stream", "STAYS", timeout_s=120)
     assert healthy.returncode == 0, healthy.stdout
     assert "Spark finds headrace, jetstream, headrace_kv" in healthy.stdout
     assert "limits retention" in healthy.stdout
     monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
-    ill = headrace("pipeline", "doctor", "-s", "nats://127.0.0.1:1", timeout_s=60)
+    ill = headrace("pipeline", "doctor", "-s", "nats://127.0.0.1:1", timeout_s=120)
     assert ill.returncode == 1
     assert "no server can be reached" in ill.stdout
     assert f"set it to {sys.executable}" in ill.stdout

@@ -16,7 +16,7 @@ from headrace.spark import streams
 from headrace.spark.kv import KV, KvSource
 from headrace.spark.options import source_options
 from headrace.spark.streaming import StreamStreamReader
-from spark.conftest import Broker
+from spark.conftest import Begun, Broker
 
 Load = Callable[..., DataFrame]
 WAYS = [(OURS, "wire"), (OURS, "folder"), (OURS, "http"), (REFERENCE, "wire")]
@@ -51,7 +51,7 @@ def test_a_table_has_the_last_message_of_each_subject(
 
 
 def test_a_stream_goes_on_behind_it_and_a_repeated_batch_is_the_same(
-    way: tuple[Broker, dict[str, str]], name: str
+    way: tuple[Broker, dict[str, str]], name: str, begun: Begun[StreamStreamReader]
 ) -> None:
     broker, path = way
     broker.create(name)
@@ -60,11 +60,11 @@ def test_a_stream_goes_on_behind_it_and_a_repeated_batch_is_the_same(
     schema = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
 
     def rows(start: dict[str, Any], end: dict[str, Any]) -> list[int]:
-        query = StreamStreamReader(source_options(given), schema)
+        query = begun(StreamStreamReader(source_options(given), schema))
         found = [batch for part in query.partitions(start, end) for batch in query.read(part)]
         return sorted(int(data) for batch in found for data in batch["data"].to_pylist())
 
-    query = StreamStreamReader(source_options(given), schema)
+    query = begun(StreamStreamReader(source_options(given), schema))
     start = query.initialOffset()
     first = query.latestOffset(start, ReadAllAvailable())
     assert rows(start, first) == list(range(85, 95))
@@ -88,7 +88,7 @@ def test_available_now_gives_each_subject_once_and_then_what_is_new(
             lambda batch, _: seen.extend(int(row.data) for row in batch.select("data").collect())
         )
         writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
-        assert writer.start().awaitTermination(60)
+        assert writer.start().awaitTermination(250)
 
     run()
     assert sorted(seen) == list(range(85, 95))

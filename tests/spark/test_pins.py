@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,21 @@ from headrace.spark import schema as schemas
 from headrace.spark.offsets import DataLoss
 from headrace.spark.options import source_options
 from headrace.spark.streaming import StreamStreamReader
-from spark.conftest import Broker, eventually
+from spark.conftest import Begun, Broker, eventually
+
+Reader = Callable[..., StreamStreamReader]
 
 
-def reader(broker: Broker, name: str, **options: Any) -> StreamStreamReader:
-    """As Spark's driver has it."""
-    given = {"servers": broker.url, "stream": name, "starting": "earliest", "path": broker.path}
-    schema = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
-    return StreamStreamReader(source_options({**given, **options}), schema)
+@pytest.fixture
+def reader(begun: Begun[StreamStreamReader]) -> Reader:
+    """`reader(broker, stream, **options)`: as Spark's driver has it."""
+
+    def made(broker: Broker, name: str, **options: Any) -> StreamStreamReader:
+        given = {"servers": broker.url, "stream": name, "starting": "earliest", "path": broker.path}
+        schema = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
+        return begun(StreamStreamReader(source_options({**given, **options}), schema))
+
+    return made
 
 
 def pins(broker: Broker) -> list[str]:
@@ -31,7 +39,7 @@ def rows(query: StreamStreamReader, start: dict[str, Any], end: dict[str, Any]) 
     return [int(data) for part in parts for batch in query.read(part) for data in batch["data"].to_pylist()]
 
 
-def test_a_repeated_batch_reads_what_is_gone_since(own_broker: Broker, name: str) -> None:
+def test_a_repeated_batch_reads_what_is_gone_since(own_broker: Broker, reader: Reader, name: str) -> None:
     broker = own_broker
     broker.create(name)
     broker.fill(name, 100)
@@ -49,7 +57,7 @@ def test_a_repeated_batch_reads_what_is_gone_since(own_broker: Broker, name: str
         rows(reader(broker, name), start, {**end, "pin": "0-0"})
 
 
-def test_pins_serve_several_batches_and_are_let_go_of(own_broker: Broker, name: str) -> None:
+def test_pins_serve_several_batches_and_are_let_go_of(own_broker: Broker, reader: Reader, name: str) -> None:
     broker = own_broker
     broker.create(name)
     broker.fill(name, 100)

@@ -33,7 +33,7 @@ def drain(spark: SparkSession, broker: Broker, name: str, folder: Path, **option
         lambda batch, _: seen.extend(int(r.data) for r in batch.collect())
     )
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
-    assert writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert writer.trigger(availableNow=True).start().awaitTermination(250)
     return sorted(seen)
 
 

@@ -18,7 +18,8 @@ from headrace.spark.batch import StreamReader
 from headrace.spark.link import Address, Link, Refused, drop_link
 from headrace.spark.options import OptionError, source_options
 from headrace.spark.streams import StreamError
-from spark.conftest import Broker, eventually, free_port, monitored
+from spark.conftest import PATIENCE_S, Broker, eventually, monitored
+from support.ports import free_port
 
 MIB = 1 << 20
 
@@ -75,7 +76,7 @@ def test_only_the_blocks_that_a_range_touches_are_fetched(
 
 
 def get(broker: Broker, path: str, token: str = "", span: str = "bytes=0-") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(broker.web.removeprefix("http://"), timeout=5)
+    connection = http.client.HTTPConnection(broker.web.removeprefix("http://"), timeout=PATIENCE_S)
     headers = {"Range": span, **({"Authorization": f"Bearer {token}"} if token else {})}
     connection.putrequest("GET", path, skip_host=False)
     for name, value in headers.items():
@@ -163,7 +164,7 @@ def test_the_folder_alone_opens_nothing_and_neither_does_a_user_without_permissi
         link.close()
         web = server.monitoring_url("")
         for path in (str(server.store_dir), web):
-            given = {"servers": server.url, "stream": "P", "path": path, "reconnect": "1s", "timeout": "1s"}
+            given = {"servers": server.url, "stream": "P", "path": path}
             schema = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
             allowed = StreamReader(source_options({**given, "user": "ann", "password": "a"}), schema)
             assert allowed.partitions() == []
@@ -171,6 +172,6 @@ def test_the_folder_alone_opens_nothing_and_neither_does_a_user_without_permissi
             with pytest.raises((Refused, StreamError), match=r"(?i)permission"):
                 denied.partitions()
         for user, password in (("ann", "a"), ("bob", "b")):
-            drop_link(Address(servers=(server.url,), user=user, password=password, timeout_s=1.0))
+            drop_link(Address(servers=(server.url,), user=user, password=password))
     with pytest.raises(OptionError, match="give option `servers` too"):
         source_options({"stream": "P", "path": web})

@@ -311,7 +311,7 @@ def copied(
     frame = reader.option("minPartitions", partitions).load()
     writer = frame.selectExpr(f"'{name}.x' as subject", "data").writeStream.format("headrace")
     writer = writer.option("servers", broker.url).option("stream", name).trigger(availableNow=True)
-    assert writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination(60)
+    assert writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination(250)
 
 
 def forget_commit(checkpoint: Path, epoch: int) -> None:
