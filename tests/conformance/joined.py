@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -12,25 +10,10 @@ from conformance.client import Client
 from conformance.copying import Copying
 from conformance.reading import eventually
 from conformance.servers import KINDS, Server, Setup
+from support.ports import free_port
 
 PAIRINGS = [(hub, leaf) for hub in KINDS for leaf in KINDS]
 HUB, LEAF = "HUB", "LEAF"
-
-
-#: Below the ports that the kernel gives to whoever asks for any, and to connections that go out.
-_OWN_PORTS = range(12_000, 30_000)
-
-
-def free_port() -> int:
-    """A port that nobody has and that nobody is given by chance; a server that restarts can keep it."""
-    while True:
-        port = random.SystemRandom().choice(_OWN_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def hub_setup(leaf_port: int, *, extra: str = "", more: str = "", jetstream: bool = True) -> Setup:

@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.ports import free_port
+
 OURS = "headrace"
 REFERENCE = "nats-server"
 KINDS = (OURS, REFERENCE)
@@ -67,7 +69,7 @@ class Server:
     def __init__(self, kind: str, setup: Setup | None = None) -> None:
         self.kind = kind
         self.setup = setup or Setup()
-        self.port = -1
+        self.port = free_port()  # one that it finds free after a restart, too
         self._folder = Path(tempfile.mkdtemp(prefix=f"conformance-{kind}-"))
         self.store_dir = self._folder / "store"
         flags = self.setup.flags

@@ -16,12 +16,13 @@ import pytest
 
 from conformance.client import Client
 from conformance.copying import Copying
-from conformance.joined import PAIRINGS, await_joined, free_port, hub_setup, joined, leaf_setup
+from conformance.joined import PAIRINGS, await_joined, hub_setup, joined, leaf_setup
 from conformance.leaf_peer import LeafPeer
 from conformance.reading import eventually
 from conformance.servers import KINDS, OURS, Server, Setup
 from support import certificates
 from support.identities import Key, Realm
+from support.ports import free_port
 
 
 @pytest.fixture(params=[pair for pair in PAIRINGS if OURS in pair], ids=lambda p: f"hub={p[0]},leaf={p[1]}")

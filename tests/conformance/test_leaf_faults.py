@@ -19,9 +19,10 @@ import pytest
 
 from conformance.client import Client
 from conformance.copying import Copying
-from conformance.joined import HUB, await_joined, free_port, hub_setup, leaf_setup
+from conformance.joined import HUB, await_joined, hub_setup, leaf_setup
 from conformance.reading import eventually
 from conformance.servers import OURS, REFERENCE, Server
+from support.ports import free_port
 from support.proxy import Proxy
 
 SEEDS = os.environ.get("HEADRACE_FAULT_SEEDS", "1").split(",")

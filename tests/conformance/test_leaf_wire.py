@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from conformance.client import Client
-from conformance.joined import HUB, LEAF, free_port, hub_setup, leaf_setup
+from conformance.joined import HUB, LEAF, hub_setup, leaf_setup
 from conformance.leaf_peer import EOF, LeafPeer, PlayedHub
 from conformance.reading import eventually
 from conformance.servers import Server
+from support.ports import free_port
 
 
 @pytest.fixture(scope="module")
