@@ -143,6 +143,20 @@ class TestRedelivery:
         assert ack_of(ten.fetch(consumer, 1)[0])[:2] == (2, 10)
         assert time.monotonic() - signed > wait_ms / 1000 - 0.02
 
+    def test_a_shorter_wait_is_that_of_all_that_is_under_way(self, ten: Reading) -> None:
+        full = {"max_ack_pending": 3}
+        ten.made("C", ack_wait=60 * SECOND, **full)
+        in_progress, refused, _ = ten.fetch("C", 3)
+        ten.confirm(in_progress, b"+WPI")
+        ten.confirm(refused, b"-NAK")
+        assert ack_of(ten.fetch("C", 1)[0])[:2] == (2, 2)
+        ten.made("C", ack_wait=200 * MS, **full)
+        first: dict[int, int] = {}
+        while len(first) < 3:
+            ack = ack_of(ten.fetch("C", 1)[0])
+            first.setdefault(ack.seq, ack.delivered)
+        assert first == {1: 2, 2: 3, 3: 2}
+
     def test_backoff_until_the_last_try(self, ten: Reading) -> None:
         """Vector 10, twice as fast."""
         events = ten.client.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{ten.name}.C")

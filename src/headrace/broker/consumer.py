@@ -119,7 +119,9 @@ class Consumer:
             self.outlet.pin.release()
         self.pump.pace.configure(self)
         if old.ack_wait != config.ack_wait:
-            self.progress.deadlines.shift(config.ack_wait - old.ack_wait)
+            # With a backoff a message that was delivered again waits for its step of that.
+            own = not old.backoff and not config.backoff
+            self.progress.shift(config.ack_wait - old.ack_wait, own=own)
         if old.filters() != config.filters():
             self.stream.readers.sated(self)
             self.stream.readers.refresh()

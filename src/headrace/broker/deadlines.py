@@ -51,7 +51,7 @@ class Deadlines:
         self.own.clear()
 
     def shift(self, delta_ns: int) -> None:
-        """The time to wait has changed for what is under way."""
+        """The time to wait has changed for the runs that are under way."""
         self._runs = deque((deadline + delta_ns, first, last) for deadline, first, last in self._runs)
         self._merged_from += delta_ns
 

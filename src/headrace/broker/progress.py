@@ -124,6 +124,13 @@ class Progress:
         self._own[seq] = deadline_ns
         self.changed = True
 
+    def shift(self, delta_ns: int, *, own: bool) -> None:
+        """The time to wait has changed for what is under way; `own`: also for what has a deadline of its own."""
+        self.deadlines.shift(delta_ns)
+        if own:
+            for seq, deadline_ns in list(self.deadlines.own.items()):
+                self.postpone(seq, deadline_ns + delta_ns)
+
     def count(self, seq: int) -> int:
         """How often a message was delivered, once at least."""
         return self.counts.get(seq, 1)
