@@ -220,9 +220,7 @@ def only_a_thousand_leases_are_seen(patch: Patch) -> None:
     patch(Wire, "all_of", first)
 
 
-def a_lease_protects_what_was_read(patch: Patch) -> None:
-    """The floor of a lease is taken for the first that is still to be read, and the other way round."""
-
+def a_lease_protects_nothing_unread(patch: Patch) -> None:
     def turned(old: Any) -> Any:
         return lambda lease: replace(old(lease), acked=1 << 40)
 
@@ -340,7 +338,7 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(orphans_stay, (worlds,), True),
         Mutant(leases_are_ignored, (worlds_with("lease"),), True),
         Mutant(only_a_thousand_leases_are_seen, (worlds_with("lease"),)),
-        Mutant(a_lease_protects_what_was_read, (worlds_with("lease"),)),
+        Mutant(a_lease_protects_nothing_unread, (worlds_with("lease"),)),
         Mutant(who_began_later_has_read_it, (worlds_with("lease"),)),
         Mutant(a_name_is_one_consumer_in_every_stream, (worlds_with("copy"),)),
         Mutant(copies_are_not_asked, (worlds_with("copy"),), True),

@@ -74,9 +74,9 @@ class Leasing(ClaimPart):
             reader.do(follow(reader, query, rng.randrange(3)))
         elif luck < 0.4:
             self._queries.remove(rng.choice(self._queries))
-        elif luck < 0.41 and not self._is_crowded:
+        elif luck < 0.42 and not self._is_crowded and _crowded_streams(world):
             self._is_crowded = True
-            await _crowd(world, reader, rng.choice(self._queries))
+            await _crowd(world, reader)
         else:
             reader.do(follow(reader, rng.choice(self._queries), rng.randrange(1, 8)))
 
@@ -119,13 +119,26 @@ async def _come(operator: Process, stream: str) -> str:
     return f"{stream}/{LATE} is there"
 
 
-async def _crowd(world: ClaimWorld, reader: Process, query: Query) -> None:
+def _crowded_streams(world: ClaimWorld) -> list[str]:
+    """Where a crowd may matter: what is read there stays, and its claims go soon."""
+    ttl = world.options.ttl
+    if not ttl.delete_after_read or ttl.retention_after_read > _CROWD_S // 4:
+        return []
+    return [name for name in world.options.streams if name in "ABN"]
+
+
+async def _crowd(world: ClaimWorld, reader: Process) -> None:
     """Many that have read everything say so at once, then one that has not; and everybody else reads all there is."""
+    stream = world.chance.choice(_crowded_streams(world))
+    found = world.host.broker.jetstream.streams[stream]
+    query = Query("lonely", stream, 1, found.log.last_seq, (), 2 * _CROWD_S, True)
+    producer = world.chance.choice(world.processes["producer"])
+    producer.do(producer.publish(world.parcel(named=False, stream=stream)))
     reader.do(_say(reader, query))
-    await asyncio.sleep(2)
-    for name in sorted(world.host.broker.jetstream.streams[query.stream].consumers):
+    await asyncio.sleep(3)
+    for name in sorted(found.consumers):
         consumer = world.chance.choice(world.processes["consumer"])
-        consumer.do(consumer.consume(query.stream, name, 50, diligent=True))
+        consumer.do(consumer.consume(stream, name, 50, diligent=True))
     await asyncio.sleep(_CROWD_S / 3)
     collector = world.chance.choice(world.processes["collector"])
     collector.do(collector.collect())

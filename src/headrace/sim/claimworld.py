@@ -163,12 +163,12 @@ class ClaimWorld:
     def some(self, kind: str) -> Process:
         return self.rng.choice(self.processes[kind])
 
-    def parcel(self, *, named: bool) -> Parcel:
-        """Something new to publish; most of it is large."""
+    def parcel(self, *, named: bool, stream: str = "") -> Parcel:
+        """Something new to publish, to any stream if none is given; most of it is large."""
         ident = self.ident()
         size = self.rng.randrange(self.options.payload_max)
         self.ledger.payloads[ident] = (f"{ident} ".encode() + self.rng.randbytes(16)) * (size // 20 + 1)
-        stream = self.rng.choice(self.options.streams).lower()
+        stream = (stream or self.rng.choice(self.options.streams)).lower()
         subject = f"{stream}.{self.rng.randrange(3)}" if self.rng.random() < 0.97 else "nowhere"
         parcel = Parcel(ident, subject, f"id {ident}" if named else "")
         if named:
