@@ -12,10 +12,20 @@ from typing import Any
 
 import pytest
 
-from headrace.claims import collector, consumer, producer, reference, registry, sweeper, verdicts
+from headrace.claims import (
+    collector,
+    consumer,
+    floors,
+    producer,
+    reference,
+    registry,
+    sweeper,
+    transfer,
+    verdicts,
+)
 from headrace.claims.wire import NoAnswer, Wire
 from headrace.errors import RequestError
-from sim.claimworlds import run
+from sim.claimworlds import run, world
 from support.planting import Mutant, Patch, main
 
 FOLDER = Path(__file__).parent
@@ -54,6 +64,18 @@ def worlds() -> Iterator[int]:
     for seed in range(SEEDS):
         run(seed)
         yield 1
+
+
+def worlds_with(part: str) -> Callable[[], Iterator[int]]:
+    """Those worlds that have a part."""
+
+    def trial() -> Iterator[int]:
+        for seed in range(5 * SEEDS):
+            if part in world(seed).options.parts:
+                run(seed)
+                yield 1
+
+    return trial
 
 
 def released_without_a_confirmed_ack(patch: Patch) -> None:
@@ -181,6 +203,118 @@ def orphans_stay(patch: Patch) -> None:
     patch(sweeper.Sweeper, "_sweep_objects", lambda old: nothing)
 
 
+def leases_are_ignored(patch: Patch) -> None:
+    async def none(wire: Any, stream: str) -> list[Any]:
+        return []
+
+    patch(floors, "readers", lambda old: none)
+
+
+def only_a_thousand_leases_are_seen(patch: Patch) -> None:
+    def first(old: Any) -> Any:
+        async def page(self: Any, stream: str, subject: str) -> Any:
+            return (await old(self, stream, subject))[:1000]
+
+        return page
+
+    patch(Wire, "all_of", first)
+
+
+def a_lease_protects_nothing_unread(patch: Patch) -> None:
+    def turned(old: Any) -> Any:
+        return lambda lease: replace(old(lease), acked=1 << 40)
+
+    patch(floors, "_leased", turned)
+
+
+def who_began_later_has_read_it(patch: Patch) -> None:
+    patch(
+        floors.Floor,
+        "has_read",
+        lambda old: lambda self, subject, seq, _: self.concerns(subject) and not self.needs(subject, seq),
+    )
+
+
+def a_name_is_one_consumer_in_every_stream(patch: Patch) -> None:
+    """Whoever acknowledged is not asked, nor is its namesake in a copy."""
+
+    def needed_by(old: Any) -> Any:
+        names: dict[int, str] = {}
+
+        async def asked(self: Any, stream: str, subject: str, seq: int, but: str = "") -> Any:
+            names[id(self)] = but or names.get(id(self), "")
+            return await old(self, stream, subject, seq, names[id(self)])
+
+        return asked
+
+    patch(floors.Floors, "needed_by", needed_by)
+
+
+def copies_are_not_asked(patch: Patch) -> None:
+    def needing(old: Any) -> Any:
+        async def origin(entry: Any, found: Any) -> Any:
+            return await old(replace(entry, places=dict(list(entry.places.items())[:1])), found)
+
+        return origin
+
+    patch(verdicts, "_needing", needing)
+
+
+def copies_are_not_written_down(patch: Patch) -> None:
+    def at(old: Any) -> Any:
+        return lambda self, stream, seq, subject: self if self.places else old(self, stream, seq, subject)
+
+    patch(registry.Entry, "at", at)
+
+
+def a_copy_speaks_for_its_origin(patch: Patch) -> None:
+    async def always(self: Any, stream: str, subject: str) -> bool:
+        return True
+
+    patch(consumer.Consumer, "_takes", lambda old: always)
+
+
+def floors_never_go_back(patch: Patch) -> None:
+    """A consumer that was reset has read what it had read."""
+    highest: dict[tuple[str, str], int] = {}
+
+    def floor_of(old: Any) -> Any:
+        def remembered(info: dict[str, Any]) -> Any:
+            floor, name = old(info), (info["stream_name"], info["name"])
+            highest[name] = max(highest.get(name, 0), floor.acked)
+            return replace(floor, acked=highest[name])
+
+        return remembered
+
+    patch(floors, "floor_of", floor_of)
+
+
+def a_piece_is_lost_on_the_way(patch: Patch) -> None:
+    def chain(old: Any) -> Any:
+        async def shorter(held: list[Any], chunks: Any) -> Any:
+            async for piece in old(held[:-1], chunks):
+                yield piece
+
+        return shorter
+
+    patch(transfer, "_chain", chain)
+
+
+def unfinished_uploads_stay(patch: Patch) -> None:
+    async def nothing(self: Any, *_: Any) -> None:
+        """End no uploads."""
+
+    patch(sweeper.Sweeper, "_sweep_uploads", lambda old: nothing)
+
+
+def uploads_are_ended_young(patch: Patch) -> None:
+    patch(
+        sweeper.Sweeper,
+        "_sweep_uploads",
+        lambda old: lambda self, now_ns, *rest: old(self, now_ns + 10**15, *rest),
+    )
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.plant.__name__.replace("_", " "): mutant
     for mutant in (
@@ -202,6 +336,18 @@ MUTANTS: dict[str, Mutant] = {
         Mutant(attempts_have_the_same_object, (worlds,)),
         Mutant(the_unknown_is_taken_for_refused, (worlds,)),
         Mutant(orphans_stay, (worlds,), True),
+        Mutant(leases_are_ignored, (worlds_with("lease"),), True),
+        Mutant(only_a_thousand_leases_are_seen, (worlds_with("lease"),)),
+        Mutant(a_lease_protects_nothing_unread, (worlds_with("lease"),)),
+        Mutant(who_began_later_has_read_it, (worlds_with("lease"),)),
+        Mutant(a_name_is_one_consumer_in_every_stream, (worlds_with("copy"),)),
+        Mutant(copies_are_not_asked, (worlds_with("copy"),), True),
+        Mutant(copies_are_not_written_down, (worlds_with("copy"),)),
+        Mutant(a_copy_speaks_for_its_origin, (worlds_with("copy"),)),
+        Mutant(floors_never_go_back, (worlds_with("reset"),), True),
+        Mutant(a_piece_is_lost_on_the_way, (worlds_with("large"),)),
+        Mutant(unfinished_uploads_stay, (worlds_with("large"),), True),
+        Mutant(uploads_are_ended_young, (worlds_with("large"),)),
     )
 }
 

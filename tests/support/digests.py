@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 
 def digests(module: str, seed: int) -> set[str]:
-    """What `run(seed)` of a test module returns, under two orders."""
+    """What `run(seed)` of a test module returns, under two orders, with the sources that this process has."""
+    paths = os.pathsep.join(filter(None, ("tests", os.environ.get("PYTHONPATH", ""))))
     return {
         subprocess.run(
             [sys.executable, "-c", f"from {module} import run; print(run({seed}))"],
-            env={"PYTHONHASHSEED": hashing, "PYTHONPATH": "tests"},
+            env={"PYTHONHASHSEED": hashing, "PYTHONPATH": paths},
             capture_output=True,
             check=True,
             text=True,

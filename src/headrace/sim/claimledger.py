@@ -2,39 +2,29 @@
 
 Owns what was sent and what was acknowledged, and looks at broker and bucket as they really are. A message that carries
 a reference is owed its object until everybody concerned has acknowledged it or it has expired, and while somebody needs
-it until the grace period is over, too. Nobody's deletion may break that, no unread object goes within the grace period,
-and what is read is what was sent. It must not know how claims are kept.
+it (`Needs`) until the grace period is over, too. Nobody's deletion may break that, no unread object goes within the grace
+period, no upload is given up that may still end well, and what is read is what was sent. It must not know how claims are
+kept, but for where facts and leases are documented to be.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import json
+from collections.abc import Callable
+from typing import Any
 
 from headrace.claims import ClaimConfig, ClaimError, Reference
 from headrace.claims.clock import rfc3339_ns
 from headrace.claims.consumer import fetched
 from headrace.claims.reference import CLAIM_HEADER, decode
 from headrace.claims.registry import STREAM, claim_subject
+from headrace.claims.stores import Upload
 from headrace.protocol import headers
 from headrace.sim.checks import Violation
+from headrace.sim.claimneeds import IDENT, Carried, Needs
 from headrace.sim.clock import SECOND_NS
 from headrace.sim.host import SimHost
 from headrace.sim.objects import HonestDoor, SimObjects
-
-IDENT = "Ident"
-
-
-class Carried(NamedTuple):
-    """A message that carries a reference."""
-
-    stream: str
-    seq: int
-    subject: bytes
-    ident: str
-    reference: Reference
-
-    def __str__(self) -> str:
-        return f"{self.stream} {self.seq} ({self.reference.object_key})"
 
 
 class ClaimLedger:
@@ -45,13 +35,19 @@ class ClaimLedger:
         self.read = self.losses = 0
         self.removals: list[tuple[int, str, str]] = []
         self.violations: list[str] = []
+        self.needs = Needs(host)
+        #: When each process began to decide about what it is doing now.
+        self.deciding: dict[str, Callable[[], int]] = {}
         self._host = host
         self._objects = objects
         self._honest = HonestDoor(objects)
         self._config = config
         self._skew_ns = skew_ns + SECOND_NS
         self._acked_ns: dict[str, int] = {}
+        self._copies_acked_ns: dict[str, int] = {}
+        self._decided_ns: dict[str, int] = {}
         objects.removing = self.removing
+        objects.aborting = self.aborting
 
     @property
     def now_ns(self) -> int:
@@ -59,10 +55,21 @@ class ClaimLedger:
 
     # What actors tell
 
-    def acking(self, reference: Reference | None) -> None:
-        """Somebody is about to acknowledge a claim's message."""
+    def acking(self, reference: Reference | None, stream: str) -> None:
+        """Somebody is about to acknowledge a claim's message, in a stream that may be a copy."""
         if reference is not None:
-            self._acked_ns.setdefault(reference.object_key, self.now_ns)
+            acked_ns = self._copies_acked_ns if stream in self.needs.copies else self._acked_ns
+            acked_ns.setdefault(reference.object_key, self.now_ns)
+
+    def released(self, reference: Reference, stream: str) -> None:
+        """A reader of a copy released a claim, and nothing went wrong: its facts must name the copy from now on."""
+        facts = self._facts(reference.claim_id)
+        if facts is None or facts["object_key"] != reference.object_key or facts["shared"]:
+            return  # gone by now, or only its age ends it
+        if stream in facts["places"]:
+            self.needs.released(reference.object_key, stream)
+        elif facts["state"] == "released":
+            self.blame(f"claim {reference.claim_id} was released from {stream}, and its facts do not say so")
 
     def received(self, ident: str, data: bytes) -> None:
         self.read += 1
@@ -88,30 +95,26 @@ class ClaimLedger:
             log = stream.log
             for seq in log.seqs(None, log.first_seq, log.last_seq).tolist():
                 message = log.get(seq)
-                if message is not None and (each := _carried(name, seq, message)) is not None:
+                if message is not None and (each := carried(name, seq, *message[1:4])) is not None:
                     found.append(each)
         return found
 
-    def owed(self, each: Carried) -> str:
-        """Why a message's object must be there; "" when nobody is owed anything."""
+    def owed(self, each: Carried, decided_ns: int) -> str:
+        """Why a message's object must be there, for whoever decided then; "" when nobody is owed anything."""
         ttl, expires_ns = self._config.ttl, each.reference.expires_at * SECOND_NS
-        concerned, needing = self._consumers(each)
+        needing = self.needs.needing(each, decided_ns)
         if needing and self.now_ns < expires_ns + ttl.grace_period * SECOND_NS:
             return f"{needing} still needs it"
-        if self.now_ns >= expires_ns or (concerned and ttl.delete_after_read):
+        if self.now_ns >= expires_ns or each.stream in self.needs.copies:
             return ""
-        return "it has not expired"
+        is_read = each.reference.object_key in self._copies_acked_ns or self.needs.concerned(each)
+        return "" if is_read and ttl.delete_after_read else "it has not expired"
 
-    def _consumers(self, each: Carried) -> tuple[bool, str]:
-        """Whether anybody is concerned with a message, and who has not acknowledged it."""
-        concerned, log = False, self._host.broker.jetstream.streams[each.stream].log
-        for consumer in self._host.broker.jetstream.streams[each.stream].consumers.values():
-            if log.next(consumer.filter, each.seq) != each.seq:
-                continue
-            concerned = True
-            if each.seq in consumer.progress.pending or each.seq >= consumer.progress.next_seq:
-                return True, consumer.name
-        return concerned, ""
+    def _facts(self, claim_id: str) -> dict[str, Any] | None:
+        """What the registry says of a claim."""
+        log = self._host.broker.jetstream.streams[STREAM].log
+        message = log.get(log.last_of(claim_subject(self._config.namespace, claim_id).encode()))
+        return json.loads(bytes(message[3])) if message is not None and message[3] else None
 
     # Judging
 
@@ -121,11 +124,20 @@ class ClaimLedger:
         if life is None:
             return
         self.removals.append((self.now_ns, key, who))
+        decided_ns = self._decided_ns[key] = self.deciding[who]() if who in self.deciding else self.now_ns
         for each in self.carried():
-            if each.reference.object_key == key and (reason := self.owed(each)):
+            if each.reference.object_key == key and (reason := self.owed(each, decided_ns)):
                 self.blame(f"{who} deletes the object of {each}: {reason}")
         if who.startswith("collector"):
             self._check_age(key, who, rfc3339_ns(life.info.metadata["prism-created-at"]))
+
+    def aborting(self, upload: Upload, who: str) -> None:
+        """Somebody of ours gives up an upload in parts that is another's: it must be dead, or too late anyway."""
+        left_ns = upload.initiated_ns + self._config.ttl.max_age * SECOND_NS - self._skew_ns - self.now_ns
+        if left_ns > 0:
+            self.blame(f"{who} ends the upload of {upload.key} {left_ns / SECOND_NS:.1f} s too early")
+        if not upload.is_of(self._config.namespace):
+            self.blame(f"{who} ends the upload of {upload.key}, which is not ours")
 
     def _check_age(self, key: str, who: str, created_ns: int) -> None:
         ttl, acked_ns = self._config.ttl, self._acked_ns.get(key)
@@ -134,6 +146,8 @@ class ClaimLedger:
             kept_ns = min(
                 acked_ns + ttl.retention_after_read * SECOND_NS, created_ns + ttl.max_age * SECOND_NS
             )
+        if key in self._copies_acked_ns:  # which may have released it, but need not have
+            kept_ns = min(kept_ns, self._copies_acked_ns[key] + ttl.retention_after_read * SECOND_NS)
         if self.now_ns < kept_ns - self._skew_ns:
             left_s = (kept_ns - self.now_ns) / SECOND_NS
             self.blame(
@@ -147,7 +161,7 @@ class ClaimLedger:
             key = each.reference.object_key
             if key in self._objects.tampered or self._objects.peek(key) is not None:
                 continue
-            if reason := self.owed(each):
+            if reason := self.owed(each, self._decided_ns.get(key, self.now_ns)):
                 self.blame(f"the object of {each} is gone: {reason}")
         for each in carried:
             await self._resolve(each)
@@ -174,17 +188,23 @@ class ClaimLedger:
             self.blame(f"{len(leaked)} objects are left for ever, {leaked[0]} among them")
         if lost := sorted(foreign - left):
             self.blame(f"{lost[0]} is not ours and was deleted")
+        for upload in self._objects.uploads.listed():
+            if upload.is_of(self._config.namespace):
+                self.blame(f"the upload of {upload.key} is left for ever")
+        self._judge_registry()
+        self.raise_first()
+
+    def _judge_registry(self) -> None:
         log = self._host.broker.jetstream.streams[STREAM].log
-        pattern = claim_subject(self._config.namespace, "*").encode()
-        for seq in log.seqs(log.filter((pattern,)), log.first_seq, log.last_seq).tolist():
+        patterns = (claim_subject(self._config.namespace, "*").encode(), b"$CLAIMS.reader.*.*")
+        for seq in log.seqs(log.filter(patterns), log.first_seq, log.last_seq).tolist():
             message = log.get(seq)
             if message is not None and message[3]:
                 self.blame(f"facts are left for ever: {bytes(message[3])[:200]!r}")
-        self.raise_first()
 
 
-def _carried(stream: str, seq: int, message: tuple[int, bytes, bytes, bytes, int]) -> Carried | None:
-    _, subject, header, payload, _ = message
+def carried(stream: str, seq: int, subject: bytes, header: bytes, payload: bytes) -> Carried | None:
+    """What a message carries; None if it is no reference."""
     block: Any = bytes(header)
     if headers.get(block, CLAIM_HEADER.encode()) != b"true":
         return None

@@ -7,7 +7,7 @@ because a run with everything on rarely goes deep anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
@@ -32,6 +32,10 @@ CONSUMERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "W": (("one", {}),),
     "O": (),
 }
+#: How often a world that has parts has this one. Payloads in parts cost time, with gzip too much of it.
+_SHARES = {"lease": 0.5, "copy": 0.8, "reset": 0.4, "large": 0.2}
+#: Origins and copies exchange heartbeats every second: no copies where hours pass.
+_COPIED_MAX_S = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +56,21 @@ class ClaimWorldOptions:
     stall_share: float
     faults: ObjectFaults
     store: StoreOptions
+    parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
 
 
-def derive(seed: int, store: StoreOptions, events: Iterable[str]) -> ClaimWorldOptions:
-    """The options of a seed; `events` are those that there are."""
+def derive(
+    seed: int, store: StoreOptions, events: Iterable[str], parts: Iterable[str] = ()
+) -> ClaimWorldOptions:
+    """The options of a seed; `events` and `parts` are those that there are."""
     rng = Random(f"claim options {seed}")
     always = ("publish", "consume", "collect", "rest")
     ttl = _ttl(rng)
     skew_s = rng.choice((0, 0, ttl.max_age // 20))
-    return ClaimWorldOptions(
+    made = ClaimWorldOptions(
         events=rng.randrange(40, 140),
         actions=tuple(name for name in events if name in always or rng.random() < 0.6),
         streams=tuple(sorted(rng.sample(sorted(STREAMS), rng.randrange(1, 4)))),
@@ -79,6 +86,19 @@ def derive(seed: int, store: StoreOptions, events: Iterable[str]) -> ClaimWorldO
         faults=_faults(rng, skew_s),
         store=store,
     )
+    return _with_parts(made, parts, Random(f"claim parts {seed}"))
+
+
+def _with_parts(made: ClaimWorldOptions, parts: Iterable[str], rng: Random) -> ClaimWorldOptions:
+    """The same with some of what is not in every world; most worlds have nothing of it."""
+    if rng.random() < 0.6:
+        return made
+    chosen = [name for name in parts if rng.random() < _SHARES[name]]
+    if made.ttl.max_age > _COPIED_MAX_S and "copy" in chosen:
+        chosen.remove("copy")
+    if made.compression == "gzip" and "large" in chosen:
+        chosen.remove("large")
+    return replace(made, parts=tuple(chosen))
 
 
 def _ttl(rng: Random) -> Ttl:

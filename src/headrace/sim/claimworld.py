@@ -20,6 +20,8 @@ from headrace.sim.checks import Violation, audit
 from headrace.sim.claimactors import TROUBLE, Parcel, Process, SkewedClock, Surroundings
 from headrace.sim.claimledger import ClaimLedger
 from headrace.sim.claimoptions import CONSUMERS, NAMESPACE, STREAMS, THRESHOLD, derive
+from headrace.sim.claimparts import ClaimPart, Copying, Parting, Resetting
+from headrace.sim.claimreaders import Leasing
 from headrace.sim.clock import SECOND_NS, SimClock
 from headrace.sim.host import SimHost
 from headrace.sim.loop import SimLoop, run
@@ -37,8 +39,11 @@ class ClaimWorld:
 
     def __init__(self, seed: int, store: StoreOptions | None = None) -> None:
         self.seed = seed
-        self.options = derive(seed, store or StoreOptions(), ACTIONS)
+        self.options = derive(seed, store or StoreOptions(), ACTIONS, PARTS)
         self.rng = Random(f"claim world {seed}")
+        #: What parts decide by: worlds without any are what they would be if there were none.
+        self.chance = Random(f"parts of claims {seed}")
+        self.parts = {name: PARTS[name]() for name in self.options.parts}
         random.seed(f"jitter {seed}")  # the broker's own
         self.clock = SimClock()
         self.host = SimHost(self.options.store, self.clock, Random(f"host {seed}"))
@@ -100,15 +105,20 @@ class ClaimWorld:
             config["duplicate_window"] = self.options.window_s * SECOND_NS
             await operator.wire.api(f"STREAM.CREATE.{name}", config)
             for consumer, settings in CONSUMERS[name]:
-                body = {"durable_name": consumer, "ack_policy": "explicit", "ack_wait": 10 * SECOND_NS}
-                await operator.wire.api(
-                    f"CONSUMER.DURABLE.CREATE.{name}.{consumer}",
-                    {"stream_name": name, "config": {**body, **settings}},
-                )
+                await self.consumer(name, consumer, settings)
+        for part in self.parts.values():
+            await part.found(self)
         for key in FOREIGN:
             self.objects.store(key, b"not ours")
         self.objects.faults = self.options.faults
         self.host.stall_share = self.options.stall_share
+
+    async def consumer(self, stream: str, name: str, settings: dict[str, Any]) -> None:
+        body = {"durable_name": name, "ack_policy": "explicit", "ack_wait": 10 * SECOND_NS}
+        await self.processes["operator"][0].wire.api(
+            f"CONSUMER.DURABLE.CREATE.{stream}.{name}",
+            {"stream_name": stream, "config": {**body, **settings}},
+        )
 
     async def start(self, kind: str) -> Process:
         """A new process; collectors go by the server's clock."""
@@ -127,6 +137,10 @@ class ClaimWorld:
         (name,) = self.rng.choices(self.options.actions, weights)
         self.note("do", name)
         await ACTIONS[name][0](self)
+        for title, part in self.parts.items():
+            if self.chance.random() < part.share:
+                self.note("do", title)
+                await part.act(self)
         await asyncio.sleep(self.rng.choice(self.options.pauses_s))
         await self._replace_the_dead()
         self._look()
@@ -138,7 +152,7 @@ class ClaimWorld:
                 raise Violation(f"{process.name} fails with {error!r}") from error
 
     def everybody(self) -> list[Process]:
-        return [process for kind in KINDS for process in self.processes[kind]]
+        return [process for kind in self.processes.values() for process in kind]
 
     async def _replace_the_dead(self) -> None:
         for kind, processes in self.processes.items():
@@ -149,17 +163,26 @@ class ClaimWorld:
     def some(self, kind: str) -> Process:
         return self.rng.choice(self.processes[kind])
 
-    def parcel(self, *, named: bool) -> Parcel:
-        """Something new to publish; most of it is large."""
-        ident = str(len(self.ledger.payloads) + 1)
+    def parcel(self, *, named: bool, stream: str = "") -> Parcel:
+        """Something new to publish, to any stream if none is given; most of it is large."""
+        ident = self.ident()
         size = self.rng.randrange(self.options.payload_max)
         self.ledger.payloads[ident] = (f"{ident} ".encode() + self.rng.randbytes(16)) * (size // 20 + 1)
-        stream = self.rng.choice(self.options.streams).lower()
+        stream = (stream or self.rng.choice(self.options.streams)).lower()
         subject = f"{stream}.{self.rng.randrange(3)}" if self.rng.random() < 0.97 else "nowhere"
         parcel = Parcel(ident, subject, f"id {ident}" if named else "")
         if named:
             self.parcels.append(parcel)
         return parcel
+
+    def ident(self) -> str:
+        """A name for the next payload."""
+        return str(len(self.ledger.payloads) + 1)
+
+    def carriers(self) -> list[tuple[str, Any]]:
+        """The streams that may carry references, copies too."""
+        streams = self.host.broker.jetstream.streams
+        return [(name, streams[name]) for name in sorted(streams) if not name.startswith("CLAIMS")]
 
     async def crash(self, *, power: bool) -> None:
         """The server dies and comes back a while later. What is found then is judged."""
@@ -310,6 +333,14 @@ async def _rest(world: ClaimWorld) -> None:
     shares = (0.01, 0.05, 0.2, 0.5, 1.0) if world.rng.random() < 0.7 else (1.2, 2.0)
     await asyncio.sleep(most * world.rng.choice(shares) * world.rng.random())
 
+
+#: What only some worlds have.
+PARTS: dict[str, type[ClaimPart]] = {
+    "lease": Leasing,
+    "copy": Copying,
+    "reset": Resetting,
+    "large": Parting,
+}
 
 Action = Callable[[ClaimWorld], Coroutine[Any, Any, None]]
 

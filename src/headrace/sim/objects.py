@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
@@ -22,6 +23,7 @@ from headrace.claims.stores import (
     Upload,
 )
 from headrace.sim.clock import SECOND_NS, SimClock
+from headrace.sim.uploads import Uploads
 
 _ALWAYS_NS = 1 << 62
 
@@ -52,12 +54,16 @@ class Life:
 
 
 class SimObjects:
-    """One bucket. `removing(key, who)` is asked before somebody's deletion takes effect."""
+    """One bucket. `removing(key, who)` is asked before somebody's deletion takes effect, `aborting(upload, who)` before
+    an upload in parts is given up by somebody else.
+    """
 
     def __init__(self, clock: SimClock, rng: Random, faults: ObjectFaults, bucket: str = "claims") -> None:
         self.bucket = bucket
         self.faults = faults
         self.removing: Callable[[str, str], None] = lambda key, who: None
+        self.aborting: Callable[[Upload, str], None] = lambda upload, who: None
+        self.uploads = Uploads()
         #: Objects that a stranger altered, replaced or removed.
         self.tampered: set[str] = set()
         self.counts: dict[str, int] = {}
@@ -111,10 +117,22 @@ class SimObjects:
         info = ObjectInfo(key, len(data), now_ns + self.faults.skew_ns, metadata or {})
         self._live[key] = Life(info, data, seen_ns)
 
+    def begin_upload(self, key: str, metadata: dict[str, str]) -> str:
+        return self.uploads.begin(key, metadata, self._clock.now_ns() + self.faults.skew_ns)
+
+    def complete_upload(self, upload_id: str) -> bool:
+        """All parts become an object; False if the upload was ended before."""
+        parted = self.uploads.end(upload_id)
+        if parted is None:
+            return False
+        self.store(parted.upload.key, b"".join(parted.parts), parted.metadata)
+        return True
+
     def drop(self, key: str) -> None:
         life = self._live.pop(key, None)
         if life is not None:
             life.gone_ns = self._clock.now_ns()
+            life.data = b""  # old listings show that it was there, nobody reads it
             self._past.append(life)
 
     def shown(self, key: str) -> Life | None:
@@ -146,7 +164,7 @@ class SimObjects:
         if self._happens("unanswered", self.faults.unanswered):
             raise StoreError("no answer in time")
 
-    def repeat(self, act: Callable[[], None]) -> bool:
+    def repeat(self, act: Callable[[], object]) -> bool:
         """A request may be done once more later, or only then; whether it is to be done now."""
         loop, delay_s = asyncio.get_running_loop(), self._rng.uniform(0.1, 60)
         if self._happens("late", self.faults.late):
@@ -182,6 +200,8 @@ class Door:
         self.dead = False
         #: Called when an upload is done: a process may die between that and what it does next.
         self.uploaded: Callable[[], None] = lambda: None
+        #: The same for each part of an upload in parts.
+        self.part_uploaded: Callable[[], None] = lambda: None
         self._objects = objects
         self._who = who
         self._page = page
@@ -208,8 +228,31 @@ class Door:
         self.uploaded()
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Chunk], attributes: Attributes) -> None:
-        data = b"".join([bytes(chunk) async for chunk in chunks])
-        await self.put(key, data, attributes, replace=True)
+        """In parts; whoever fails gives the upload up if the store lets it, whoever dies does not."""
+        await self._begin()
+        upload_id = self._objects.begin_upload(key, dict(attributes.metadata()))
+        try:
+            await self._end()
+            async for chunk in chunks:
+                await self._begin()
+                self._objects.uploads.add(upload_id, bytes(chunk))
+                await self._end()
+                self.part_uploaded()
+            await self._complete(upload_id)
+        except Exception:
+            with suppress(StoreError):
+                await self._begin()
+                self._objects.uploads.end(upload_id)
+            raise
+        self.uploaded()
+
+    async def _complete(self, upload_id: str) -> None:
+        await self._begin()
+        if not self._objects.repeat(lambda: self._objects.complete_upload(upload_id)):
+            raise StoreError("no answer in time, and nothing was done yet")
+        if not self._objects.complete_upload(upload_id):
+            raise StoreError("no such upload")
+        await self._end()
 
     async def get(self, key: str) -> AsyncIterator[Chunk]:
         await self._begin()
@@ -261,10 +304,14 @@ class Door:
 
     async def uploads(self) -> Sequence[Upload]:
         await self._begin()
-        return ()
+        return self._objects.uploads.listed()
 
     async def abort(self, upload: Upload) -> None:
-        raise ObjectMissing(f"no upload of {upload.key!r} is under way")
+        """One that is over already is no error."""
+        await self._begin()
+        self._objects.aborting(upload, self._who)
+        self._objects.uploads.end(upload.upload_id)
+        await self._end()
 
     async def close(self) -> None:
         """Nothing to close."""
