@@ -44,8 +44,9 @@ class Sweeper:
         return report
 
     async def _sweep_facts(self, now_ns: int, report: Report, dry_run: bool) -> None:
-        floors = Floors(self._registry.wire)
         async for page in self._registry.scan(self._config.namespace):
+            # Asked anew for each page: who began to need a claim meanwhile is heeded.
+            floors = Floors(self._registry.wire)
             doomed: list[tuple[Entry, str]] = []
             for entry in page:
                 verdict = await judge(entry, self._config, now_ns, floors)
