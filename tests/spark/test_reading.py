@@ -73,13 +73,19 @@ def test_a_bucket_is_read(broker: Broker, name: str) -> None:
 def test_a_mirrored_bucket_is_read(broker: Broker, name: str) -> None:
     bucket(broker, name, 10)
     changes(broker, name)
-    copy = f"{name}copy"
-    mirror = {"mirror": {"name": f"KV_{name}"}, "allow_direct": True, "max_msgs_per_subject": 10}
-    broker.api(f"STREAM.CREATE.KV_{copy}", {"name": f"KV_{copy}", **mirror})
-    eventually(lambda: broker.state(f"KV_{copy}")["messages"] == broker.state(f"KV_{name}")["messages"])
-    for path in (None, broker.path) if broker.server.is_ours else (None,):
-        with headrace.read_kv(broker.url, copy, path=path) as reading:
-            assert sorted(reading.to_table()["key"].to_pylist()) == ["a", "d", "e"]
+    renamed = [{"src": f"$KV.{name}.>", "dest": f"$KV.{name}T.>"}]
+    for tail, mirror in (
+        ("M", {"name": f"KV_{name}"}),
+        ("N", {"name": f"KV_{name}M"}),
+        ("T", {"name": f"KV_{name}", "subject_transforms": renamed}),
+    ):
+        copy = f"KV_{name}{tail}"
+        options = {"allow_direct": True, "max_msgs_per_subject": 10}
+        broker.api(f"STREAM.CREATE.{copy}", {"name": copy, "mirror": mirror, **options})
+        eventually(lambda copy=copy: broker.state(copy)["messages"] == broker.state(f"KV_{name}")["messages"])
+        for path in (None, broker.path) if broker.server.is_ours else (None,):
+            with headrace.read_kv(broker.url, f"{name}{tail}", path=path) as reading:
+                assert sorted(reading.to_table()["key"].to_pylist()) == ["a", "d", "e"], tail
 
 
 def test_claims_are_resolved(broker: Broker, name: str, tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ class Consumer:
             # With a backoff a message that was delivered again waits for its step of that.
             own = not old.backoff and not config.backoff
             self.progress.shift(config.ack_wait - old.ack_wait, own=own)
+            self.touch()
         if old.filters() != config.filters():
             self.stream.readers.sated(self)
             self.stream.readers.refresh()

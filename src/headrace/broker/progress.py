@@ -127,6 +127,7 @@ class Progress:
     def shift(self, delta_ns: int, *, own: bool) -> None:
         """The time to wait has changed for what is under way; `own`: also for what has a deadline of its own."""
         self.deadlines.shift(delta_ns)
+        self.afresh = self.changed = True  # runs are not written down again one by one
         if own:
             for seq, deadline_ns in list(self.deadlines.own.items()):
                 self.postpone(seq, deadline_ns + delta_ns)

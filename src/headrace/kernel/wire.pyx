@@ -49,6 +49,8 @@ cdef enum:
     VERB_MAX = 8
     # Payloads of this size on are not copied for each of several receivers.
     SHARED_MIN = 16384
+    # What a line needs beside subject and reply, about.
+    LINE_BYTES = 24
 
 UNKNOWN = "Unknown Protocol Operation"
 TOO_LONG = "maximum control line exceeded"
@@ -177,8 +179,8 @@ cdef class Peer:
 
     `out` may be appended to by anyone who then calls `touch()`. What stands before it, `parted` bytes in all, are the
     payloads that several peers share and what was written between them. A subclass brings the control operations.
-    `table` may be exchanged for one that shares its list of dirty peers. `carried` counts the bytes that its messages
-    brought to all who received them.
+    `table` may be exchanged for one that shares its list of dirty peers. `carried` counts roughly what its messages
+    added to the outputs of all who received them.
     """
 
     cdef public bytearray out
@@ -898,7 +900,7 @@ cdef class Parser:
             peer.send(b"+OK\r\n")
         if not route.empty:
             received = self.table.spread(route, peer, pub, body, body + pub.header, None, None, None, None)
-            peer.carried += received * pub.total
+            peer.carried += received * (pub.total + pub.subject.size + pub.reply.size + LINE_BYTES)
         if received == 0 and pub.reply.size and peer.no_responders:
             peer.on_no_responders(
                 PyBytes_FromStringAndSize(pub.subject.at, pub.subject.size),

@@ -27,6 +27,7 @@ ARGLESS = (b"PING", b"PONG", b"+OK")
 REFUSED = (b"$NRG.", b"_GR_.")
 #: Payloads of this size on are not copied for each of several receivers.
 SHARED_MIN = 16384
+LINE_BYTES = 24  # what a line needs beside subject and reply, about
 RESERVED = (b"_R_.", b"_GR_.", b"$JS.ACK.", b"$JS.API.")
 DIGITS_MAX = 9
 VERB_MAX = 8
@@ -75,8 +76,8 @@ class Peer:
 
     `out` may be appended to by anyone who then calls `touch()`. What stands before it, `parted` bytes in all, are the
     payloads that several peers share and what was written between them. A subclass brings the control operations.
-    `table` may be exchanged for one that shares its list of dirty peers. `carried` counts the bytes that its messages
-    brought to all who received them.
+    `table` may be exchanged for one that shares its list of dirty peers. `carried` counts roughly what its messages
+    added to the outputs of all who received them.
     """
 
     __slots__ = (
@@ -510,6 +511,6 @@ class Parser:
         if whole(subject):
             table = peer.table
             received = table.spread(table.find(subject), peer, pub, header, payload)
-            peer.carried += received * pub[5]
+            peer.carried += received * (pub[5] + len(subject) + len(reply) + LINE_BYTES)
         if not received and reply and peer.no_responders:
             peer.on_no_responders(subject, reply)

@@ -20,7 +20,6 @@ from headrace.kernel import Parser
 from headrace.net.auth import Approach
 from headrace.net.doors import Door
 from headrace.net.nkeys import new_nonce
-from headrace.net.outflow import MODEST_BYTES
 from headrace.net.secure import Channel
 
 if TYPE_CHECKING:
@@ -152,8 +151,8 @@ class Connection(asyncio.BufferedProtocol):
             listener.pause_publishers()
         if listener.strained:
             listener.hold_back(self)
-        elif outflow.waiting and self.session.carried - carried > MODEST_BYTES:
-            outflow.hold(self)
+        elif outflow.waiting and outflow.holds(self, self.session, self.session.carried - carried):
+            pass
         elif full:
             # Bulk: libuv would read on and on here. Let others have their turn first.
             self.pause_reading()

@@ -28,6 +28,7 @@ from headrace.net.leaf_remote import Dialler
 from headrace.net.leaf_tls import dialling_context, listening_context
 from headrace.net.logs import SILENT, Log
 from headrace.net.options import Options, OptionsError
+from headrace.net.outflow import Outflow
 from headrace.protocol import frames
 
 if TYPE_CHECKING:
@@ -122,10 +123,16 @@ class LeafDoor:
 
     def dismiss(self, connection: LeafConnection) -> None:
         self.connections.pop(connection.session.cid, None)
+        self.outflow.forget(connection)
 
     def pressed(self) -> bool:
-        """Whether more waits for the disk, or to be sent, than should."""
-        return self._clients.pressed() or self._clients.outflow.waiting
+        """Whether more waits for the disk than should."""
+        return self._clients.pressed()
+
+    @property
+    def outflow(self) -> Outflow:
+        """What is on its way to all who are connected."""
+        return self._clients.outflow
 
     def leaves(self, account: str) -> Leaves:
         """The connections of an account; ProtocolError when it may have no more."""

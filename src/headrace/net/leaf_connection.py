@@ -20,6 +20,7 @@ from headrace.net.auth import Approach
 from headrace.net.auth import Identity as Known
 from headrace.net.leaf_options import Address, LeafRemote
 from headrace.net.nkeys import new_nonce
+from headrace.net.outflow import MODEST_BYTES
 from headrace.net.secure import Channel
 from headrace.protocol import frames
 from headrace.protocol.leaf import LeafParser
@@ -117,6 +118,8 @@ class LeafConnection(asyncio.Protocol):
             self._receive_secure(data)
         if self._door.pressed():
             self._hold_back()
+        elif self._door.outflow.waiting and len(data) > MODEST_BYTES:
+            self._door.outflow.hold(self)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -202,6 +205,14 @@ class LeafConnection(asyncio.Protocol):
         self.abort()
 
     # Back-pressure
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _hold_back(self) -> None:
         """More waits for the disk than should: read on when it has caught up."""

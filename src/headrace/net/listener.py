@@ -85,7 +85,9 @@ class Listener:
         """Listen; raises OSError when the address is not to be had."""
         self.loop = asyncio.get_running_loop()
         self.wheel = Wheel(self.loop, self.connections.get)
-        self.outflow = Outflow(self.loop, self.accounts.dirty)
+        self.outflow = Outflow(
+            self.loop, self.accounts.dirty, lambda: self.options.max_pending // 2, self._cannot_send
+        )
         self._server = await self.loop.create_server(
             lambda: Connection(self, self.door),
             self.options.host or "0.0.0.0",
@@ -276,6 +278,10 @@ class Listener:
     def _wake(self) -> None:
         """The first session of this turn has output: flush when the turn is over."""
         self.loop.call_soon(self.outflow.flush)
+
+    def _cannot_send(self, session: Any, error: Exception) -> None:
+        self.log.error(f"cid {session.cid}: {type(error).__name__}: {error}")
+        session.owner.abort()
 
     def backlog(self, connection: Connection, pending: int) -> None:
         """A client has not taken all that was sent: cut it off, or slow publishers when it is near that."""

@@ -96,10 +96,9 @@ def read_kv(
 ) -> Reading:
     """The live keys of a bucket, or with `history` all that it still has: key, value, revision, time, operation
     (put, delete, purge, expired), expires_at. `keys` are patterns such as `fruit.*`; the rest is as with `read`.
+    That a bucket is a mirror, with the keys of its origin, only a server knows: a folder alone shows no keys of one.
     """
     _with_arrow()
-    from headrace.spark.entries import prefix_of
-
     is_server, stream = _is_server(source), f"KV_{bucket}"
     origin = (
         served(os.fspath(source), stream, connection, path)
@@ -107,7 +106,7 @@ def read_kv(
         else folder(os.fspath(source), stream, pin)
     )
     try:
-        prefix = prefix_of(bucket, origin.mirrors)
+        prefix = origin.key_prefix(bucket)
         bounds = Bounds(
             tuple(prefix + key for key in _patterns(keys)), start, end, batch_rows, is_table=not history
         )

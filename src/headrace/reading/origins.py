@@ -35,9 +35,8 @@ class Origin(Protocol):
     def position(self) -> int: ...
     @property
     def as_of(self) -> datetime: ...
-    @property
-    def mirrors(self) -> str:
-        """The stream that this one is a mirror of, as far as a server says so."""
+    def key_prefix(self, bucket: str) -> str:
+        """What the subjects of a bucket's keys begin with."""
 
     def batches(self, bounds: Bounds, shape: Shape) -> Callable[[], Batches]:
         """A way to read what is within the bounds, as often as wanted."""
@@ -60,9 +59,14 @@ class Files:
     """A snapshot in files: a pin's, or that of a store that nobody has open."""
 
     def __init__(
-        self, snapshot: Snapshot, release: Callable[[], None] = lambda: None, mirrors: str = ""
+        self,
+        snapshot: Snapshot,
+        release: Callable[[], None] = lambda: None,
+        key_prefix: Callable[[str], str] | None = None,
     ) -> None:
-        self.mirrors = mirrors
+        from headrace.spark.entries import prefix_of
+
+        self.key_prefix = key_prefix or prefix_of
         self._snapshot = snapshot
         self._release: Callable[[], None] | None = release
 
@@ -105,11 +109,15 @@ class Wire:
         self._door = WireDoor(options)
         self._facts = self._door.facts()
         self.as_of = datetime.now(UTC)
-        self.mirrors = self._facts.mirrors
 
     @property
     def position(self) -> int:
         return self._facts.next_seq - 1
+
+    def key_prefix(self, bucket: str) -> str:
+        from headrace.spark.streams import key_prefix
+
+        return key_prefix(self._options, self._facts)
 
     def batches(self, bounds: Bounds, shape: Shape) -> Callable[[], Batches]:
         if "size" in shape.columns:
@@ -200,7 +208,11 @@ def served(
     folder = str(store_folder(path))
     facts = streams.stream_facts(options)
     pin = streams.pin_stream(options)
-    return Files(open_pin(folder, stream, pin), lambda: streams.unpin_stream(options, pin), facts.mirrors)
+    return Files(
+        open_pin(folder, stream, pin),
+        lambda: streams.unpin_stream(options, pin),
+        lambda bucket: streams.key_prefix(options, facts),
+    )
 
 
 def _selection(bounds: Bounds) -> Selection:

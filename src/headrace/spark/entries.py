@@ -19,9 +19,9 @@ _OPERATIONS = {"DEL": "delete", "PURGE": "purge"}
 _REASONS = {"MaxAge": "expired", "Purge": "purge", "Remove": "delete"}
 
 
-def prefix_of(bucket: str, origin: str = "") -> str:
-    """What the subjects of a bucket's keys begin with; those of a mirror are as in the stream it copies."""
-    return f"$KV.{origin.removeprefix('KV_') or bucket}."
+def prefix_of(bucket: str) -> str:
+    """What the subjects of a bucket's keys begin with."""
+    return f"$KV.{bucket}."
 
 
 def entries(batch: pa.RecordBatch, prefix: str) -> dict[str, pa.Array]:

@@ -39,7 +39,7 @@ from headrace.spark.link import Address
 from headrace.spark.planning import Range
 from headrace.spark.schema import SchemaError
 from headrace.spark.streaming import StreamStreamReader
-from headrace.spark.streams import expect, facts_of
+from headrace.spark.streams import expect, facts_of, key_prefix
 
 KV = StructType(
     [
@@ -91,10 +91,7 @@ def kv_options(raw: Mapping[str, str]) -> KvOptions:
 
 def _located(kv: KvOptions) -> KvOptions:
     """The same where its server has it: keys of a mirror have the subjects of the origin."""
-    origin = door_of(kv.stream).facts().mirrors
-    if not origin:
-        return kv
-    prefix = prefix_of("", origin)
+    prefix = key_prefix(kv.stream, door_of(kv.stream).facts())
     return replace(kv, prefix=prefix, stream=replace(kv.stream, subject=prefix + kv.keys))
 
 

@@ -17,6 +17,9 @@ from headrace.errors import HeadraceError
 from headrace.spark.link import Address, Link, LinkError, drop_link, shared_link
 from headrace.spark.options import Options
 
+#: Mirrors of mirrors, at most.
+_MIRRORS_MAX = 8
+
 T = TypeVar("T")
 
 _PAUSE_S = 0.2
@@ -43,11 +46,6 @@ class Facts:
     @property
     def retention(self) -> str:
         return str(self.config.get("retention", "limits"))
-
-    @property
-    def mirrors(self) -> str:
-        """The stream that this one is a mirror of, or nothing."""
-        return str((self.config.get("mirror") or {}).get("name", ""))
 
     @property
     def message_bytes(self) -> int:
@@ -121,6 +119,26 @@ def facts_of(address: Address, api: str, stream: str, patience_s: float) -> Fact
         state["bytes"],
         config,
     )
+
+
+def key_prefix(options: Options, facts: Facts) -> str:
+    """What the subjects of a bucket's keys begin with: in a mirror as in its origin, unless it gives them others."""
+    stream = facts.name
+    for _ in range(_MIRRORS_MAX):
+        mirror = facts.config.get("mirror")
+        if not mirror:
+            break
+        for each in mirror.get("subject_transforms") or ():
+            if str(each.get("dest")).endswith(".>"):
+                return str(each["dest"])[:-1]
+        stream = str(mirror["name"])
+        if mirror.get("external"):
+            break
+        try:
+            facts = facts_of(options.address, options.api, stream, 0.0)
+        except StreamError:
+            break
+    return f"$KV.{stream.removeprefix('KV_')}."
 
 
 def seq_at(options: Options, time_ns: int) -> int | None:

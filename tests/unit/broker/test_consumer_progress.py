@@ -11,6 +11,9 @@ from headrace.broker import progress_codec as codec
 from headrace.broker.deadlines import COARSE_NS, Deadlines
 from headrace.broker.flow import MOST_BYTES, START_BYTES, Window
 from headrace.broker.progress import Progress
+from headrace.sim import SimDisk
+from headrace.sim.broker import SimBroker
+from headrace.store import StoreOptions
 
 SECOND = 1_000_000_000
 
@@ -227,6 +230,32 @@ def test_a_shorter_wait_counts_for_what_is_under_way() -> None:
     deadlines.add_run(30 * SECOND, 1, 3)
     deadlines.shift(-20 * SECOND)
     assert deadlines.next() == 10 * SECOND
+
+
+def test_a_new_wait_is_written_down() -> None:
+    broker = SimBroker(SimDisk(), StoreOptions())
+    broker.start()
+    broker.call("STREAM.CREATE.S", name="S", subjects=["s"])
+
+    def wait(seconds: int) -> None:
+        config = {"durable_name": "C", "ack_policy": "explicit", "ack_wait": seconds * SECOND}
+        broker.call("CONSUMER.CREATE.S.C", stream_name="S", config=config)
+        broker.settle()
+
+    def due_s() -> dict[int, int]:
+        progress = broker.jetstream.streams["S"].consumers["C"].progress
+        return {seq: round((progress.deadlines.of(seq) - start_ns) / SECOND) for seq in (1, 2)}
+
+    wait(5)
+    start_ns = broker.jetstream.timers.now_ns()
+    progress = broker.jetstream.streams["S"].consumers["C"].progress
+    progress.deliver_run(seqs(1, 2), start_ns, 5 * SECOND, acked=False)
+    progress.postpone(2, start_ns + 7 * SECOND)
+    wait(60)
+    assert due_s() == {1: 60, 2: 62}
+    broker = SimBroker(broker.disk.kill(), StoreOptions(), broker.clock)
+    broker.start()
+    assert due_s() == {1: 60, 2: 62}
 
 
 def test_the_window_doubles_with_every_answer() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from headrace.net.outflow import LARGE_BYTES, SLICE_S, Outflow
+from headrace.net import outflow
+from headrace.net.outflow import LARGE_BYTES, MODEST_BYTES, SLICE_S, Outflow
 
 SMALL, LARGE = bytearray(10), bytearray(LARGE_BYTES)
+MOST = 10 * LARGE_BYTES
 
 
 class Loop:
@@ -44,6 +46,7 @@ class Receiver:
     def flush(self) -> None:
         self.scene.loop.now += self.takes_s
         self.scene.sent.append(self.name)
+        self.out = bytearray()
         if self.name == "broken":
             raise OSError("broken")
 
@@ -59,7 +62,13 @@ class Scene:
         self.loop = Loop()
         self.sent: list[str] = []
         self.dirty: list[Any] = []
-        self.outflow = Outflow(self.loop, self.dirty)  # type: ignore[arg-type]
+        self.failed: list[str] = []
+        self.outflow = Outflow(
+            self.loop,  # type: ignore[arg-type]
+            self.dirty,
+            lambda: MOST,
+            lambda session, error: self.failed.append(session.name),
+        )
 
     def has(self, name: str, out: bytearray, takes_s: float = 0.0) -> Receiver:
         receiver = Receiver(self, name, out, takes_s)
@@ -119,19 +128,57 @@ def test_shared_payloads_count(scene: Scene) -> None:
     assert scene.flushed() == ["large"]
 
 
-def test_who_is_held_reads_on_when_nothing_waits(scene: Scene) -> None:
+def test_who_is_held_reads_on_when_what_waited_is_gone(scene: Scene) -> None:
     publisher, gone = Receiver(scene, "publisher", SMALL), Receiver(scene, "gone", SMALL)
     for number in range(3):
         scene.has(f"{number}", LARGE, SLICE_S)
     scene.flushed()
-    scene.outflow.hold(publisher)  # type: ignore[arg-type]
-    scene.outflow.hold(gone)  # type: ignore[arg-type]
-    scene.outflow.forget(gone)  # type: ignore[arg-type]
+    scene.outflow.hold(publisher)
+    scene.outflow.hold(gone)
+    scene.outflow.forget(gone)
+    scene.has("more", LARGE, SLICE_S)
+    scene.flushed()
     scene.turned()
     assert not publisher.reading
     scene.turned()
-    assert publisher.reading
+    assert publisher.reading, "what came later is not waited for"
+    assert scene.outflow.waiting
     assert not gone.reading
+
+
+def test_who_brings_little_is_not_held(scene: Scene) -> None:
+    asks, floods, receives = [Receiver(scene, name, SMALL) for name in ("asks", "floods", "receives")]
+    receives.out = LARGE
+    for number in range(2):
+        scene.has(f"{number}", LARGE, SLICE_S)
+    scene.flushed()
+    for client, brought, held in (
+        (asks, MODEST_BYTES, False),
+        (floods, MODEST_BYTES + 1, True),
+        (receives, 0, True),
+    ):
+        assert scene.outflow.holds(client, client, brought) is held  # type: ignore[arg-type]
+        assert client.reading is not held
+
+
+def test_the_queue_has_its_share_of_long_turns(scene: Scene) -> None:
+    for number in range(30):
+        scene.has(f"{number}", LARGE, SLICE_S)
+    scene.flushed()
+    scene.loop.now += 20 * SLICE_S
+    assert len(scene.turned()) == 10
+
+
+def test_what_waits_is_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outflow, "HELD_BYTES", 3 * LARGE_BYTES + 100)
+    for number in range(6):
+        scene.has(f"{number}", LARGE, SLICE_S)
+    assert scene.flushed() == ["0", "1", "2"]
+    scene.has("near its limit", bytearray(MOST + 1))
+    scene.has("shared", SMALL).parted = MOST - 100
+    scene.flushed()
+    scene.outflow.hold(Receiver(scene, "publisher", SMALL))
+    assert scene.sent == ["near its limit"]
 
 
 def test_one_that_fails_does_not_stop_the_others(scene: Scene) -> None:
@@ -139,9 +186,10 @@ def test_one_that_fails_does_not_stop_the_others(scene: Scene) -> None:
     scene.has("first", LARGE, SLICE_S)
     scene.has("broken", LARGE)
     scene.has("last", LARGE)
-    scene.flushed()
-    scene.outflow.hold(publisher)  # type: ignore[arg-type]
-    with pytest.raises(OSError, match="broken"):
-        scene.turned()
-    assert scene.turned() == ["last"]
+    scene.has("broken", SMALL)
+    scene.has("small", SMALL)
+    assert scene.flushed() == ["broken", "small", "first"]
+    scene.outflow.hold(publisher)
+    assert scene.turned() == ["broken", "last"]
+    assert scene.failed == ["broken", "broken"]
     assert publisher.reading
