@@ -86,7 +86,7 @@ class Listener:
         self.loop = asyncio.get_running_loop()
         self.wheel = Wheel(self.loop, self.connections.get)
         self.outflow = Outflow(
-            self.loop, self.accounts.dirty, lambda: self.options.max_pending // 2, self._cannot_send
+            self.loop, self.accounts.dirty, lambda: int(self.options.max_pending * STRAIN), self._cannot_send
         )
         self._server = await self.loop.create_server(
             lambda: Connection(self, self.door),
