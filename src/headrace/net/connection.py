@@ -151,8 +151,8 @@ class Connection(asyncio.BufferedProtocol):
             listener.pause_publishers()
         if listener.strained:
             listener.hold_back(self)
-        elif outflow.waiting and outflow.holds(self, self.session, self.session.carried - carried):
-            pass
+        elif outflow.crowded_by(self.session, self.session.carried - carried):
+            outflow.hold(self)
         elif full:
             # Bulk: libuv would read on and on here. Let others have their turn first.
             self.pause_reading()

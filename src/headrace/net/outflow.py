@@ -106,16 +106,15 @@ class Outflow:
                 self._send(session)
             else:
                 total += size
-        while total > HELD_BYTES:
+        while self._large and total > HELD_BYTES:  # one that was sent out of turn may stand there twice
             total -= len(self._large[0].out)
             self._send_next()
 
-    def holds(self, connection: Held, session: Session, brought: int) -> bool:
-        """Whether one that brought so much to others, or has large output itself, is held until its turn comes."""
-        if brought <= MODEST_BYTES and len(session.out) + session.parted < LARGE_BYTES:
+    def crowded_by(self, session: Session, brought: int) -> bool:
+        """Whether large outputs wait, and a client has brought much to others now or has such output itself."""
+        if not self.waiting:
             return False
-        self.hold(connection)
-        return True
+        return brought > MODEST_BYTES or len(session.out) + session.parted >= LARGE_BYTES
 
     def hold(self, connection: Held) -> None:
         """Read no more from a connection until what waits now is gone."""

@@ -157,8 +157,10 @@ def test_who_brings_little_is_not_held(scene: Scene) -> None:
         (floods, MODEST_BYTES + 1, True),
         (receives, 0, True),
     ):
-        assert scene.outflow.holds(client, client, brought) is held  # type: ignore[arg-type]
-        assert client.reading is not held
+        assert scene.outflow.crowded_by(client, brought) is held  # type: ignore[arg-type]
+    while scene.outflow.waiting:
+        scene.turned()
+    assert not scene.outflow.crowded_by(floods, MODEST_BYTES + 1), "nothing waits"  # type: ignore[arg-type]
 
 
 def test_the_queue_has_its_share_of_long_turns(scene: Scene) -> None:
@@ -179,6 +181,23 @@ def test_what_waits_is_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) ->
     scene.flushed()
     scene.outflow.hold(Receiver(scene, "publisher", SMALL))
     assert scene.sent == ["near its limit"]
+
+
+def test_one_that_stands_in_the_queue_twice_is_sent_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outflow, "HELD_BYTES", LARGE_BYTES // 2)
+    scene.has("first", LARGE, SLICE_S)
+    urgent = scene.has("urgent", bytearray(MOST + 1))
+    publisher = Receiver(scene, "publisher", SMALL)
+    assert scene.flushed() == ["first", "urgent"], "near its limit, so out of turn"
+    urgent.out = bytearray(LARGE_BYTES)
+    scene.dirty.append(urgent)
+    scene.outflow.flush()
+    scene.outflow.hold(publisher)
+    while scene.outflow.waiting or scene.loop.soon:
+        scene.turned()
+    assert publisher.reading
 
 
 def test_one_that_fails_does_not_stop_the_others(scene: Scene) -> None:
