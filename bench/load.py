@@ -14,6 +14,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 CHUNK = 1000
@@ -26,6 +27,37 @@ class NotYet(Exception):
 
 class Refused(Exception):
     """The server answered with an error."""
+
+
+@dataclass
+class Section:
+    """A timed part of a workload: wall-clock seconds, and CPU seconds of the server where they are read."""
+
+    operations: int
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+
+class Meter:
+    """Times the sections of workloads. The last section of a run is the one that its result is about; those
+    before it are preparation.
+    """
+
+    def __init__(self) -> None:
+        self.read_cpu_s: Callable[[], float] = float
+        self.last = Section(0)
+
+    @contextlib.contextmanager
+    def section(self, operations: int) -> Iterator[Section]:
+        section = Section(operations)
+        cpu_s, start = self.read_cpu_s(), time.perf_counter()
+        yield section
+        section.seconds = time.perf_counter() - start
+        section.cpu_s = self.read_cpu_s() - cpu_s
+        self.last = section
+
+
+METER = Meter()
 
 
 class Connection:
@@ -199,16 +231,16 @@ def pump(
     window: int = 20_000,
 ) -> float:
     """Send chunks, at most `window` tokens ahead of what came back; the seconds until all came back."""
-    start = time.perf_counter()
-    counter = Counter(list(receivers) or [sender], token, wanted)
-    expected = 0
-    for chunk in chunks:
-        while expected - counter.count > window and not counter.failure:
-            time.sleep(0.0002)
-        sender.socket.sendall(chunk)
-        expected += per_chunk
-    counter.wait()
-    return time.perf_counter() - start
+    with METER.section(wanted) as section:
+        counter = Counter(list(receivers) or [sender], token, wanted)
+        expected = 0
+        for chunk in chunks:
+            while expected - counter.count > window and not counter.failure:
+                time.sleep(0.0002)
+            sender.socket.sendall(chunk)
+            expected += per_chunk
+        counter.wait()
+    return section.seconds
 
 
 def repeat(chunk: bytes, times: int) -> Iterator[bytes]:
@@ -221,8 +253,9 @@ def median_s(action: Callable[[], object], times: int, warm: int = 50) -> float:
     for _ in range(warm):
         action()
     durations = []
-    for _ in range(times):
-        start = time.perf_counter()
-        action()
-        durations.append(time.perf_counter() - start)
+    with METER.section(times):
+        for _ in range(times):
+            start = time.perf_counter()
+            action()
+            durations.append(time.perf_counter() - start)
     return statistics.median(durations)

@@ -48,14 +48,25 @@ Result = dict[str, Any]
 class Server:
     """A server process in a temporary folder, on a free port."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, env: dict[str, str] | None = None) -> None:
         self.folder = tempfile.mkdtemp(prefix="perf-")
         self.port = _free_port()
+        self.env = env
         Path(self.folder, "sync.conf").write_text(SYNC_CONF.format(dir=self.folder))
-        words = shlex.split(command.format(port=self.port, dir=self.folder))
+        self.words = shlex.split(command.format(port=self.port, dir=self.folder))
+        self.start()
+
+    def start(self) -> None:
+        """Start the process and wait until it accepts connections."""
         with Path(self.folder, "log").open("wb") as log:
-            self.process = subprocess.Popen(words, stdout=log, stderr=log)
+            cwd = self.folder if self.env else None  # a command of the user may have relative paths
+            self.process = subprocess.Popen(self.words, stdout=log, stderr=log, env=self.env, cwd=cwd)
         self._wait()
+
+    def kill(self) -> None:
+        """End the process as a crash does; `start` runs it again on the same store."""
+        self.process.kill()
+        self.process.wait()
 
     def _wait(self) -> None:
         deadline = time.monotonic() + 30

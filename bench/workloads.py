@@ -14,9 +14,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from load import CHUNK, Connection, Counter, NotYet, Refused, header, median_s, publication, pump, repeat
+from load import (
+    CHUNK,
+    METER,
+    Connection,
+    Counter,
+    NotYet,
+    Refused,
+    header,
+    median_s,
+    publication,
+    pump,
+    repeat,
+)
 
 Run = Callable[[int, float], float]
+#: How an ack subject begins in what a server sends.
+ACK = b" $JS.ACK."
 
 
 @dataclass(frozen=True)
@@ -199,6 +213,7 @@ def batch(port: int, scale: float) -> float:
         connection.stream("B", allow_atomic=True)
         chunks = [_atomic_batch(connection.inbox + b".a", f"b{number}", size) for number in range(batches)]
         seconds = pump(connection, chunks, b'"count":%d' % size, batches, per_chunk=1, window=20)
+        METER.last.operations = size * batches
     with Connection(port) as connection:
         stored = connection.api("STREAM.INFO.B")["state"]["messages"]
         assert stored == size * batches, f"{stored} of {size * batches} stored"
@@ -235,12 +250,12 @@ def _deliver(port: int, messages: int, consumers: int) -> float:
     with Connection(port) as receiver, Connection(port) as control:
         for number in range(consumers):
             receiver.subscribe(b"deliver.%d" % number, 100 + number)
-        start = time.perf_counter()
-        counter = Counter([receiver], b" $JS.ACK.", messages * consumers)
-        for number in range(consumers):
-            control.consumer("B", deliver_subject=f"deliver.{number}", ack_policy="none")
-        counter.wait()
-        return messages * consumers / (time.perf_counter() - start)
+        with METER.section(messages * consumers) as section:
+            counter = Counter([receiver], ACK, messages * consumers)
+            for number in range(consumers):
+                control.consumer("B", deliver_subject=f"deliver.{number}", ack_policy="none")
+            counter.wait()
+        return messages * consumers / section.seconds
 
 
 @workload("pull", 1.0, 1.5)
@@ -253,14 +268,14 @@ def pull(port: int, scale: float) -> float:
         connection.consumer("B", "D", ack_policy="explicit", max_ack_pending=5000)
         connection.subscribe(b"pull")
         ask = publication(b"$JS.API.CONSUMER.MSG.NEXT.B.D", body, b"pull")
-        start = time.perf_counter()
-        connection.socket.sendall(ask * 2)
-        for done in range(size, total + 1, size):
-            acks = [publication(reply, b"+ACK") for reply in _deliveries(connection, size)]
-            connection.socket.sendall(b"".join(acks) + (ask if done < total else b""))
-        while connection.api("CONSUMER.INFO.B.D")["num_ack_pending"]:
-            pass
-        return total / (time.perf_counter() - start)
+        with METER.section(total) as section:
+            connection.socket.sendall(ask * 2)
+            for done in range(size, total + 1, size):
+                acks = [publication(reply, b"+ACK") for reply in _deliveries(connection, size)]
+                connection.socket.sendall(b"".join(acks) + (ask if done < total else b""))
+            while connection.api("CONSUMER.INFO.B.D")["num_ack_pending"]:
+                pass
+        return total / section.seconds
 
 
 def _deliveries(connection: Connection, count: int) -> list[bytes]:
@@ -334,30 +349,44 @@ def _catch_up(port: int, total: int, config: dict[str, Any]) -> float:
     with Connection(port) as connection:
         with contextlib.suppress(Refused):
             connection.api("STREAM.DELETE.M")
-        start = time.perf_counter()
-        connection.api("STREAM.CREATE.M", {"name": "M", **config})
-        while (copied := connection.api("STREAM.INFO.M")["state"]["messages"]) < total:
-            waited = time.perf_counter() - start
-            if not copied and waited > 10:
-                raise NotYet("copying")
-            if waited > 120:
-                raise AssertionError(f"{copied} of {total} were copied in {waited:.0f} s")
-            time.sleep(0.005)
-        seconds = time.perf_counter() - start
+        with METER.section(total) as section:
+            connection.api("STREAM.CREATE.M", {"name": "M", **config})
+            _wait_for_copies(connection, total)
         connection.api("STREAM.DELETE.M")
-        return total / seconds
+        return total / section.seconds
+
+
+def _wait_for_copies(connection: Connection, total: int) -> None:
+    start = time.perf_counter()
+    while (copied := connection.api("STREAM.INFO.M")["state"]["messages"]) < total:
+        waited = time.perf_counter() - start
+        if not copied and waited > 10:
+            raise NotYet("copying")
+        if waited > 120:
+            raise AssertionError(f"{copied} of {total} were copied in {waited:.0f} s")
+        time.sleep(0.005)
 
 
 @workload("streams1000", 1.0, 2)
 def streams1000(port: int, scale: float) -> float:
     """1,000 streams, each gets every thousandth message; 10 messages/s each are 10,000/s in all."""
-    rounds = int(50 * scale)
+    create_streams(port)
+    rate = publish_to_streams(port, scale)
+    with Connection(port) as connection:
+        for i in range(CHUNK):
+            connection.api(f"STREAM.DELETE.S{i}")
+    return rate
+
+
+def create_streams(port: int) -> None:
     with Connection(port) as connection:
         for i in range(CHUNK):
             connection.stream(f"S{i}")
+
+
+def publish_to_streams(port: int, scale: float) -> float:
+    rounds = max(1, int(50 * scale))
+    with Connection(port) as connection:
         reply = connection.inbox + b".a"
         chunk = b"".join(publication(b"S%d.x" % i, b"x" * 128, reply) for i in range(CHUNK))
-        seconds = pump(connection, repeat(chunk, rounds), b"MSG " + reply, rounds * CHUNK)
-        for i in range(CHUNK):
-            connection.api(f"STREAM.DELETE.S{i}")
-        return rounds * CHUNK / seconds
+        return rounds * CHUNK / pump(connection, repeat(chunk, rounds), b"MSG " + reply, rounds * CHUNK)
