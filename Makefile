@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/headrace/kernel/*.pyx src/headrace/kernel/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test docs check format bench crash sim fuzz hostile soak soak-readers mutants conformance-natspy parts java clean
+.PHONY: help setup run demo test docs check format bench ab crash sim fuzz hostile soak soak-readers mutants conformance-natspy parts java clean
 
 help: ## what can be made
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -59,6 +59,9 @@ format: setup ## let ruff put the code into shape
 
 bench: setup ## side by side with nats-server, as ratios
 	$(BIN)/python bench/perf.py $(ARGS)
+
+ab: setup ## two versions of the server against each other: OLD and NEW are checkouts or git revisions (ARGS='--only pub128')
+	$(BIN)/python bench/ab.py $(or $(OLD),HEAD) $(or $(NEW),.) $(ARGS)
 
 crash: setup ## two million crash points and every byte of a store rotten: hours (ARGS='--points 50000' for fewer)
 	$(BIN)/python -m tests.crash.enumerate --jobs 2 $(ARGS)
