@@ -17,9 +17,18 @@ from pathlib import Path
 
 from acks import acks
 from checkouts import Checkout
-from load import METER, Section
+from load import CHUNK, METER, Section
 from perf import COMMANDS, Server
-from workloads import WORKLOADS, Workload, create_streams, publish, publish_to_streams
+from workloads import (
+    WORKLOADS,
+    Workload,
+    catch_up,
+    create_streams,
+    deliver,
+    get_batches,
+    publish,
+    publish_to_streams,
+)
 
 #: Chunks of 16 KiB messages that a new server stores first: its journal files exist then and are used again,
 #: which costs far less than to make them.
@@ -39,7 +48,7 @@ class Slices:
     scale: float = 1.0
     each: int = 4
     alone: bool = False
-    prepare: Callable[[Server], object] = lambda server: None
+    prepare: Callable[[Server, float], object] = lambda server, scale: None
 
 
 @dataclass
@@ -120,7 +129,7 @@ def sample(slices: Slices, pair: list[Server], scale: float, first: int) -> list
     """Run a workload on a pair of servers, in the order ABBA from the given one on; one sample a server."""
     samples = [Sample() for _ in pair]
     for server in pair:
-        slices.prepare(server)
+        slices.prepare(server, scale)
         run_slice(slices, server, scale)
     for turn in range(slices.each):
         for number in (first, 1 - first) if turn % 2 == 0 else (1 - first, first):
@@ -159,6 +168,24 @@ def over_the_wire(name: str, scale: float) -> Slices:
     return Slices(lambda server, size: workload.run(server.port, size), workload.title, scale)
 
 
+def reading(name: str, chunks: int, read: Callable[[int, int], float]) -> Slices:
+    """Cut a workload that reads what was stored before: it is stored once, and each slice reads it all.
+
+    A stream that has just been written is read at very different costs, as its way to the segments goes on.
+    """
+    return Slices(
+        lambda server, size: read(server.port, stored(chunks, size)),
+        WORKLOADS[name].title,
+        prepare=lambda server, size: publish(
+            server.port, stored(chunks, size) // CHUNK, 128, allow_direct=True
+        ),
+    )
+
+
+def stored(chunks: int, scale: float) -> int:
+    return max(1, int(chunks * scale)) * CHUNK
+
+
 #: Every workload of `make bench` but `sync_always`, which differs from `pub128` on the other server only.
 SCALES = {
     "core": 1.0,
@@ -173,21 +200,21 @@ SCALES = {
     "pub_msgid": 0.4,
     "sync1": 0.25,
     "batch": 0.4,
-    "push": 0.4,
     "push100": 0.4,
     "pull": 0.4,
     "acks": 1.0,
     "kv_get": 0.8,
-    "direct_batch": 0.5,
-    "mirror": 0.3,
-    "source": 0.2,
     "source_durable": 0.2,
 }
 SLICES: dict[str, Slices] = {name: over_the_wire(name, scale) for name, scale in SCALES.items()} | {
+    "push": reading("push", 300, lambda port, total: deliver(port, total, 1)),
+    "direct_batch": reading("direct_batch", 200, get_batches),
+    "mirror": reading("mirror", 60, lambda port, total: catch_up(port, total, {"mirror": {"name": "B"}})),
+    "source": reading("source", 40, lambda port, total: catch_up(port, total, {"sources": [{"name": "B"}]})),
     "streams1000": Slices(
         lambda server, size: publish_to_streams(server.port, size),
         WORKLOADS["streams1000"].title,
-        prepare=lambda server: create_streams(server.port),
+        prepare=lambda server, size: create_streams(server.port),
         alone=True,
     ),
     "start": Slices(restart, "Start of the process on an empty store", each=2, alone=True),

@@ -235,7 +235,7 @@ def push(port: int, scale: float) -> float:
     """A push consumer without acknowledgements reads a full stream."""
     total = int(300 * scale) * CHUNK
     publish(port, total // CHUNK, 128)
-    return _deliver(port, total, 1)
+    return deliver(port, total, 1)
 
 
 @workload("push100", 1.0, 1.5)
@@ -243,10 +243,10 @@ def push100(port: int, scale: float) -> float:
     """A full stream is delivered to 100 push consumers; deliveries per second."""
     total = max(1, int(5 * scale)) * CHUNK
     publish(port, total // CHUNK, 128)
-    return _deliver(port, total, 100)
+    return deliver(port, total, 100)
 
 
-def _deliver(port: int, messages: int, consumers: int) -> float:
+def deliver(port: int, messages: int, consumers: int) -> float:
     with Connection(port) as receiver, Connection(port) as control:
         for number in range(consumers):
             receiver.subscribe(b"deliver.%d" % number, 100 + number)
@@ -307,6 +307,10 @@ def direct_batch(port: int, scale: float) -> float:
     """Batched direct get, 1,000 messages a request, as a reader over the wire does it."""
     total = int(200 * scale) * CHUNK
     publish(port, total // CHUNK, 128, allow_direct=True)
+    return get_batches(port, total)
+
+
+def get_batches(port: int, total: int) -> float:
     with Connection(port) as connection:
         reply = connection.inbox + b".a"
         asks = [
@@ -321,7 +325,7 @@ def mirror(port: int, scale: float) -> float:
     """A mirror on the same server catches up with a full stream."""
     total = int(200 * scale) * CHUNK
     publish(port, total // CHUNK, 128)
-    return _catch_up(port, total, {"mirror": {"name": "B"}})
+    return catch_up(port, total, {"mirror": {"name": "B"}})
 
 
 @workload("source")
@@ -329,7 +333,7 @@ def source(port: int, scale: float) -> float:
     """A stream that sources a full one with an ephemeral consumer catches up."""
     total = int(200 * scale) * CHUNK
     publish(port, total // CHUNK, 128)
-    return _catch_up(port, total, {"sources": [{"name": "B"}]})
+    return catch_up(port, total, {"sources": [{"name": "B"}]})
 
 
 @workload("source_durable")
@@ -341,10 +345,10 @@ def source_durable(port: int, scale: float) -> float:
     with Connection(port) as connection:
         connection.consumer("B", "C", **how, idle_heartbeat=1_000_000_000, max_ack_pending=20_000)
     consumer = {"name": "C", "deliver_subject": "sourced"}
-    return _catch_up(port, total, {"sources": [{"name": "B", "consumer": consumer}]})
+    return catch_up(port, total, {"sources": [{"name": "B", "consumer": consumer}]})
 
 
-def _catch_up(port: int, total: int, config: dict[str, Any]) -> float:
+def catch_up(port: int, total: int, config: dict[str, Any]) -> float:
     """How fast stream M, which copies another, gets to its messages."""
     with Connection(port) as connection:
         with contextlib.suppress(Refused):
