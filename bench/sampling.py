@@ -168,14 +168,16 @@ def over_the_wire(name: str, scale: float) -> Slices:
     return Slices(lambda server, size: workload.run(server.port, size), workload.title, scale)
 
 
-def reading(name: str, chunks: int, read: Callable[[int, int], float]) -> Slices:
+def reading(name: str, chunks: int, read: Callable[[int, int], float], each: int = 4) -> Slices:
     """Cut a workload that reads what was stored before: it is stored once, and each slice reads it all.
 
-    A stream that has just been written is read at very different costs, as its way to the segments goes on.
+    A stream that has just been written is read at very different costs, as its way to the segments goes on. It must
+    also fit into the store's cache of blocks (32 MiB) with room to spare: at its limit all or nothing is found there.
     """
     return Slices(
         lambda server, size: read(server.port, stored(chunks, size)),
         WORKLOADS[name].title,
+        each=each,
         prepare=lambda server, size: publish(
             server.port, stored(chunks, size) // CHUNK, 128, allow_direct=True
         ),
@@ -207,8 +209,8 @@ SCALES = {
     "source_durable": 0.2,
 }
 SLICES: dict[str, Slices] = {name: over_the_wire(name, scale) for name, scale in SCALES.items()} | {
-    "push": reading("push", 300, lambda port, total: deliver(port, total, 1)),
-    "direct_batch": reading("direct_batch", 200, get_batches),
+    "push": reading("push", 100, lambda port, total: deliver(port, total, 1), each=10),
+    "direct_batch": reading("direct_batch", 100, get_batches, each=10),
     "mirror": reading("mirror", 60, lambda port, total: catch_up(port, total, {"mirror": {"name": "B"}})),
     "source": reading("source", 40, lambda port, total: catch_up(port, total, {"sources": [{"name": "B"}]})),
     "streams1000": Slices(
