@@ -37,13 +37,14 @@ cdef class Subjects:
     cdef Py_ssize_t c_new(self, const char *p, Py_ssize_t length, uint32_t h) except -1
     cdef int rehash(self, Py_ssize_t cap) except -1
     cdef int adopt(self, Subjects other) except -1
+    cdef bint c_is(self, uint32_t sid, const char *p, Py_ssize_t length) noexcept nogil
     cdef void c_in(self, Py_ssize_t sid, uint64_t seq) noexcept nogil
     cdef void c_out(self, Py_ssize_t sid, uint64_t seq) noexcept nogil
 
 
 @cython.final
 cdef class Columns:
-    cdef public object time, offset, size, subject, ttl, flags, delta, live
+    cdef readonly object time, offset, size, subject, ttl, flags, delta, live
     cdef uint64_t *w_time
     cdef uint32_t *w_offset
     cdef uint32_t *w_size
@@ -59,7 +60,9 @@ cdef class Columns:
     cdef const uint16_t *c_flags
     cdef const uint32_t *c_delta
     cdef uint8_t *c_live
-    cdef public Py_ssize_t rows
+    cdef uint32_t same_ttl  # of every row, where c_ttl is NULL
+    cdef uint16_t same_flags  # ... c_flags
+    cdef readonly Py_ssize_t rows
     cdef Py_ssize_t cap
     cdef public uint64_t base
     cdef public Py_ssize_t alive
@@ -71,6 +74,9 @@ cdef class Columns:
     cdef int push(self, uint64_t seq, uint64_t time, uint32_t offset, uint32_t size, uint32_t subject, uint32_t ttl, uint16_t flags) except -1
     cdef uint64_t c_seq(self, Py_ssize_t i) noexcept nogil
     cdef Py_ssize_t c_lower(self, uint64_t seq) noexcept nogil
+    cdef uint16_t c_flags_of(self, Py_ssize_t i) noexcept nogil
+    cdef int check_row(self, Py_ssize_t i) except -1
+    cdef int check_span(self, Py_ssize_t lo, Py_ssize_t hi) except -1
     cdef int c_kill(self, Py_ssize_t i) except -1
     cdef Py_ssize_t c_next(self, const uint32_t *classes, const uint8_t *mask, Py_ssize_t i, Py_ssize_t hi) noexcept nogil
 
@@ -91,10 +97,10 @@ cdef class Packer:
     cdef public list blocks
     cdef public Py_ssize_t block_max
     cdef public uint64_t block_at
-    cdef public bytearray tail
+    cdef readonly bytearray tail
     cdef char *p
     cdef Py_ssize_t cap
-    cdef public Py_ssize_t tail_used
+    cdef readonly Py_ssize_t tail_used
     cdef public Py_ssize_t tail_row
 
     cdef int renew(self) except -1

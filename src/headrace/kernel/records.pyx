@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: language_level=3
 """Records in memory: packing into blocks, columns, subject ids, and the scans over them (compiled twin).
 
 Owns the bytes between a publish and a frame: `Appender` gives the sequence, writes the record once into the tail of its
@@ -71,8 +71,11 @@ cdef enum:
     KIND_REMOVALS = 4
     KIND_TRIM = 5
     KIND_ADVANCE = 6
+    SEGMENT_HEAD = 512
 
 cdef uint64_t STALE_BIT = 1ULL << 63
+# Above are bounds (STALE); a log ends far below. A record that says otherwise was not written by a store.
+cdef uint64_t SEQ_END = (1ULL << 63) - 1
 # Keyed by the interpreter's own secret, so that no peer can aim at one slot; ids do not depend on it.
 cdef uint64_t SEED = <uint64_t>(hash(b"headrace subjects") & 0xFFFFFFFFFFFFFFFF) | 1
 
@@ -110,6 +113,17 @@ cdef const uint64_t *c64(object array) except? NULL:
 cdef const uint16_t *c16(object array) except? NULL:
     cdef const uint16_t[::1] view = array
     return &view[0] if view.shape[0] else NULL
+
+
+cdef inline bint holds(const char *record, Py_ssize_t room) noexcept nogil:
+    """Whether a whole record begins here, within `room` bytes. Sizes are added with 64 bits: 32 would wrap around."""
+    cdef uint64_t size, seq
+    if room < HEAD:
+        return False
+    size, seq = hr_u32(record), hr_u64(record + 16)
+    if size > <uint64_t>room or <uint64_t>HEAD + hr_u16(record + 4) + hr_u32(record + 8) > size:
+        return False
+    return 0 < seq <= SEQ_END
 
 
 cdef object grown(object array, Py_ssize_t used, Py_ssize_t capacity):
@@ -289,6 +303,8 @@ cdef class Subjects:
         cdef Py_ssize_t i, found = 0, sl, pl = PyBytes_GET_SIZE(pattern), literal = 0
         cdef const char *p = PyBytes_AS_STRING(pattern)
         cdef const char *s
+        if start < 0:
+            raise IndexError(start)
         while literal < pl and p[literal] != 42 and p[literal] != 62:  # `*`, `>`
             literal += 1
         out = np.empty(max(self.n - start, 0), np.uint32)
@@ -315,19 +331,22 @@ cdef class Subjects:
             at += 2 + length
         return bytes(out)
 
-    def load(self, data):
-        """Adds what `dump` made; False (and nothing more is added) where the bytes make no sense."""
+    def load(self, data, Py_ssize_t expected=-1):
+        """Adds what `dump` made; False, and nothing is added, where it is something else or not as many as `expected`."""
         cdef const uint8_t[::1] view = data
-        cdef Py_ssize_t at = 0, size = view.shape[0], length
+        cdef Py_ssize_t at = 0, size = view.shape[0], found = 0
         cdef const char *p = <const char *>&view[0] if size else NULL
         while at < size:
-            if at + 2 > size:
+            if size - at < 2 or size - at - 2 < hr_u16(p + at):
                 return False
-            length = hr_u16(p + at)
-            if at + 2 + length > size:
-                return False
-            self.c_add(p + at + 2, length)
-            at += 2 + length
+            at += 2 + hr_u16(p + at)
+            found += 1
+        if 0 <= expected != found:
+            return False
+        at = 0
+        while at < size:
+            self.c_add(p + at + 2, hr_u16(p + at))
+            at += 2 + hr_u16(p + at)
         return True
 
     @property
@@ -381,6 +400,11 @@ cdef class Subjects:
         self.a_firsts, self.a_lasts, self.a_classes = other.a_firsts, other.a_lasts, other.a_classes
         return self.point()
 
+    cdef bint c_is(self, uint32_t sid, const char *p, Py_ssize_t length) noexcept nogil:
+        """Whether an id is that of a subject."""
+        return (<Py_ssize_t>sid < self.n and <Py_ssize_t>(self.ends[sid + 1] - self.ends[sid]) == length
+                and memcmp(self.arena + self.ends[sid], p, length) == 0)
+
     cdef void c_in(self, Py_ssize_t sid, uint64_t seq) noexcept nogil:
         if self.counts_[sid] == 0:
             self.firsts_[sid] = seq
@@ -427,6 +451,9 @@ cdef class Columns:
         self.time, self.offset, self.size, self.subject = time, offset, size, subject
         self.ttl, self.flags, self.delta = ttl, flags, delta
         self.rows = len(time)
+        for column in (offset, size, subject, ttl, flags, time if delta is None else delta):
+            if len(column) != self.rows:
+                raise ValueError("columns of different lengths")
         self.cap = -1
         self.alive = self.rows
         self.c_time, self.c_offset, self.c_size = c64(time), c32(offset), c32(size)
@@ -434,6 +461,53 @@ cdef class Columns:
         self.c_delta = c32(delta) if delta is not None else NULL
         self.alive_bytes = int(size.sum(dtype=np.uint64)) if self.rows else 0
         return self
+
+    def is_sound(self, Py_ssize_t subjects, uint64_t end):
+        """Whether every row can be one of a segment that ends at `end` and knows so many subjects.
+
+        Rows ascend, each record lies within the segment and after the one before, and each subject has an id.
+        """
+        cdef Py_ssize_t i
+        cdef uint64_t free = SEGMENT_HEAD + BLOCK_HEAD, delta = 0
+        if self.rows and (self.base == 0 or self.base > SEQ_END - 0xFFFFFFFF or <uint64_t>self.rows > 0xFFFFFFFF):
+            return False
+        for i in range(self.rows):
+            if <Py_ssize_t>self.c_subject[i] >= subjects or self.c_offset[i] < free or self.c_size[i] < HEAD:
+                return False
+            free = <uint64_t>self.c_offset[i] + self.c_size[i]
+            if self.c_delta != NULL:
+                if (self.c_delta[i] <= delta) if i else (self.c_delta[i] != 0):
+                    return False
+                delta = self.c_delta[i]
+        return self.rows == 0 or free <= end
+
+    def seal(self):
+        """Takes no more rows; of a column in which every row has the same value only that is kept."""
+        cdef Py_ssize_t n = self.rows
+        if self.cap == 0 or n == 0:
+            return
+        self.cap = -1
+        if self.c_ttl != NULL and not self.ttl[:n].any():
+            self.ttl = np.broadcast_to(np.uint32(0), n)
+            self.c_ttl = self.w_ttl = NULL
+            self.same_ttl = 0
+        if self.c_flags != NULL and (self.flags[:n] == self.flags[0]).all():
+            self.same_flags = self.flags[0]
+            self.flags = np.broadcast_to(np.uint16(self.same_flags), n)
+            self.c_flags = self.w_flags = NULL
+
+    cdef uint16_t c_flags_of(self, Py_ssize_t i) noexcept nogil:
+        return self.c_flags[i] if self.c_flags != NULL else self.same_flags
+
+    cdef int check_row(self, Py_ssize_t i) except -1:
+        if not 0 <= i < self.rows:
+            raise IndexError(i)
+        return 0
+
+    cdef int check_span(self, Py_ssize_t lo, Py_ssize_t hi) except -1:
+        if lo < 0 or hi > self.rows:
+            raise IndexError((lo, hi))
+        return 0
 
     cdef int grow(self) except -1:
         cdef Py_ssize_t cap = 64
@@ -523,6 +597,7 @@ cdef class Columns:
 
     def seq(self, Py_ssize_t i):
         """The sequence of a row."""
+        self.check_row(i)
         return self.c_seq(i)
 
     def lower(self, uint64_t seq):
@@ -542,6 +617,7 @@ cdef class Columns:
         return -1
 
     def is_live(self, Py_ssize_t i):
+        self.check_row(i)
         return self.c_live == NULL or self.c_live[i] != 0
 
     cdef int c_kill(self, Py_ssize_t i) except -1:
@@ -557,6 +633,7 @@ cdef class Columns:
 
     def kill(self, Py_ssize_t i):
         """A row is dead from now on; False if it already was."""
+        self.check_row(i)
         return self.c_kill(i) == 1
 
     def kill_all(self):
@@ -564,12 +641,6 @@ cdef class Columns:
         self.live = np.zeros(self.cap if self.cap > 0 else self.rows, np.uint8)
         self.c_live = p8(self.live)
         self.alive = self.alive_bytes = 0
-
-    def inherit(self, Columns other not None):
-        """Takes over which rows live from columns of the same rows."""
-        self.live = None if other.live is None else other.live[: self.rows].copy()
-        self.c_live = p8(self.live) if self.live is not None else NULL
-        self.alive, self.alive_bytes = other.alive, other.alive_bytes
 
     def renumber(self, moved):
         """Subjects have other ids now: `moved` has the new one of each old one."""
@@ -598,6 +669,7 @@ cdef class Columns:
             hi = self.rows
         if not len(bits) or hi <= lo:
             return
+        self.check_span(lo, hi)
         flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=hi - lo)
         cdef uint8_t *f = p8(flags)
         for i in range(lo, hi):
@@ -630,6 +702,7 @@ cdef class Columns:
         """The first live row in [lo, hi) whose subject's class is in the mask (None: any); -1 = none."""
         if hi > self.rows:
             hi = self.rows
+        self.check_span(lo, hi)
         return self.c_next(subjects.classes_, p8(mask) if mask is not None else NULL, lo, hi)
 
     def prev(self, Subjects subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi):
@@ -637,6 +710,7 @@ cdef class Columns:
         cdef const uint8_t *m = p8(mask) if mask is not None else NULL
         cdef const uint32_t *classes = subjects.classes_
         cdef Py_ssize_t i = (hi if hi < self.rows else self.rows) - 1
+        self.check_span(lo, i + 1)
         while i >= lo:
             if (self.c_live == NULL or self.c_live[i]) and (m == NULL or m[classes[self.c_subject[i]]]):
                 return i
@@ -650,6 +724,7 @@ cdef class Columns:
         cdef Py_ssize_t i, found = 0
         if hi > self.rows:
             hi = self.rows
+        self.check_span(lo, hi)
         if m == NULL and self.alive == self.rows:
             return max(hi - lo, 0)
         for i in range(lo, hi):
@@ -664,6 +739,7 @@ cdef class Columns:
         cdef Py_ssize_t i, at = 0
         if hi > self.rows:
             hi = self.rows
+        self.check_span(lo, hi)
         out = np.empty(max(hi - lo, 0), np.uint64)
         cdef uint64_t *o = p64(out)
         for i in range(lo, hi):
@@ -677,6 +753,7 @@ cdef class Columns:
         cdef const uint8_t *m = p8(mask)
         cdef const uint32_t *classes = subjects.classes_
         cdef Py_ssize_t i, at = 0
+        self.check_span(lo, hi)
         out = np.empty(max(most, 0), np.uint32)
         cdef uint32_t *o = p32(out)
         for i in range(lo, hi):
@@ -692,6 +769,7 @@ cdef class Columns:
         cdef Py_ssize_t i = lo
         if hi > self.rows:
             hi = self.rows
+        self.check_span(lo, hi)
         while i < hi:
             if self.c_subject[i] == sid and (self.c_live == NULL or self.c_live[i]):
                 return i
@@ -701,6 +779,7 @@ cdef class Columns:
     def prev_of(self, uint32_t sid, Py_ssize_t lo, Py_ssize_t hi):
         """The last live row of one subject in [lo, hi); -1 = none."""
         cdef Py_ssize_t i = (hi if hi < self.rows else self.rows) - 1
+        self.check_span(lo, i + 1)
         while i >= lo:
             if self.c_subject[i] == sid and (self.c_live == NULL or self.c_live[i]):
                 return i
@@ -716,6 +795,8 @@ cdef class Columns:
         cdef uint32_t sid
         if hi > self.rows:
             hi = self.rows
+        if len(seen) < subjects.n:
+            raise ValueError("not every subject can be marked")
         out = np.empty(max(hi, 0), np.uint64)
         cdef uint64_t *o = p64(out)
         for i in range(hi - 1, -1, -1):
@@ -736,42 +817,54 @@ cdef class Columns:
 
     def row(self, Py_ssize_t i):
         """(offset, size, subject id, time, ttl, flags) of a row."""
-        if not 0 <= i < self.rows:
-            raise IndexError(i)
-        return (self.c_offset[i], self.c_size[i], self.c_subject[i], self.c_time[i], self.c_ttl[i], self.c_flags[i])
+        self.check_row(i)
+        return (self.c_offset[i], self.c_size[i], self.c_subject[i], self.c_time[i],
+                self.c_ttl[i] if self.c_ttl != NULL else self.same_ttl, self.c_flags_of(i))
 
     def where(self, Py_ssize_t i):
         """The offset of a row's record in its segment."""
+        self.check_row(i)
         return self.c_offset[i]
 
     def time_at(self, Py_ssize_t i):
+        self.check_row(i)
         return self.c_time[i]
 
-    def scan(self, Subjects subjects not None, data, Py_ssize_t start, Py_ssize_t length, uint64_t place):
+    def scan(self, Subjects subjects not None, data, Py_ssize_t start, Py_ssize_t length, uint64_t place,
+             Py_ssize_t expected=-1):
         """Adds a row for each record of a block that lies at `start` of `data`, and at `place` of its segment.
 
-        Returns how many; -1 where the bytes are not records in ascending order.
+        Returns how many; -1, and no row is added, where the bytes are not records in ascending order, or not as many
+        as `expected`.
         """
         cdef const uint8_t[::1] view = data
         cdef const char *p
-        cdef Py_ssize_t at = start, end = start + length, found = 0
-        cdef uint32_t size, sl, hl
-        cdef uint64_t seq
+        cdef Py_ssize_t at = 0, found = 0
+        cdef uint64_t last, base, seq
+        if start < 0 or length < 0 or start > view.shape[0] - length or place + <uint64_t>length > 0xFFFFFFFF:
+            raise ValueError("no block there")
         if length == 0:
-            return 0
-        p = <const char *>&view[0]
-        while at < end:
-            if at + HEAD > end:
+            return 0 if expected <= 0 else -1
+        p = <const char *>&view[start]
+        last = self.c_seq(self.rows - 1) if self.rows else 0
+        base = self.base if self.rows else hr_u64(p + 16) if length >= HEAD else 0
+        while at < length:
+            if not holds(p + at, length - at):
                 return -1
-            size, sl, hl, seq = hr_u32(p + at), hr_u16(p + at + 4), hr_u32(p + at + 8), hr_u64(p + at + 16)
-            if size < HEAD + sl + hl or at + <Py_ssize_t>size > end:
+            seq = hr_u64(p + at + 16)
+            if seq <= last or seq - base > 0xFFFFFFFF:
                 return -1
-            if self.rows and (seq <= self.c_seq(self.rows - 1) or seq - self.base > 0xFFFFFFFF):
-                return -1
-            self.push(seq, hr_u64(p + at + 24), <uint32_t>(place + <uint64_t>(at - start)), size,
-                      <uint32_t>subjects.c_add(p + at + HEAD, sl), hr_u32(p + at + 12), hr_u16(p + at + 6))
-            at += size
+            last = seq
+            at += hr_u32(p + at)
             found += 1
+        if 0 <= expected != found:
+            return -1
+        at = 0
+        while at < length:
+            self.push(hr_u64(p + at + 16), hr_u64(p + at + 24), <uint32_t>(place + <uint64_t>at), hr_u32(p + at),
+                      <uint32_t>subjects.c_add(p + at + HEAD, hr_u16(p + at + 4)), hr_u32(p + at + 12),
+                      hr_u16(p + at + 6))
+            at += hr_u32(p + at)
         return found
 
     def trimmed(self):
@@ -873,15 +966,23 @@ cdef class Packer:
         """Takes over the live rows lo..hi of other columns; `data` holds their records, from `place` of their segment."""
         cdef const uint8_t[::1] view = data
         cdef Py_ssize_t i, at, size = view.shape[0]
+        cdef const char *record
+        source.check_span(lo, hi)
         for i in range(lo, hi):
             if source.c_live != NULL and not source.c_live[i]:
                 continue
-            at = <Py_ssize_t>(source.c_offset[i] - place)
-            if at < 0 or at + <Py_ssize_t>source.c_size[i] > size:
+            if source.c_offset[i] < place or source.c_offset[i] - place + source.c_size[i] > <uint64_t>size:
                 raise ValueError("a row points outside of its block")
+            at = <Py_ssize_t>(source.c_offset[i] - place)
+            record = <const char *>&view[at]
+            # What is copied replaces what was there, so a row must be that of its record.
+            if (not holds(record, source.c_size[i]) or hr_u32(record) != source.c_size[i]
+                    or hr_u64(record + 16) != source.c_seq(i)
+                    or not self.table.c_is(source.c_subject[i], record + HEAD, hr_u16(record + 4))):
+                raise ValueError("a row is not that of its record")
             if self.columns.rows and source.c_seq(i) - self.columns.base > 0xFFFFFFFF:
                 raise ValueError("rows are too far apart for one segment")
-            self.take(<const char *>&view[at], source.c_size[i], source.c_subject[i])
+            self.take(record, source.c_size[i], source.c_subject[i])
 
 
 cdef class Appender(Packer):
@@ -1032,18 +1133,16 @@ cdef class Appender(Packer):
         cdef const uint8_t[::1] view = data
         cdef Py_ssize_t at = 0, end = view.shape[0], found = 0, sid
         cdef const char *p = <const char *>&view[0] if end else NULL
-        cdef uint32_t size, sl, hl
+        cdef uint32_t size
         cdef uint64_t seq
         self.quiet = True
         try:
             while at < end:
-                if at + HEAD > end:
+                if not holds(p + at, end - at):
                     return -1
-                size, sl, hl, seq = hr_u32(p + at), hr_u16(p + at + 4), hr_u32(p + at + 8), hr_u64(p + at + 16)
-                if size < HEAD + sl + hl or at + <Py_ssize_t>size > end:
-                    return -1
+                size, seq = hr_u32(p + at), hr_u64(p + at + 16)
                 if seq > self.last_seq:
-                    sid = self.table.c_add(p + at + HEAD, sl)
+                    sid = self.table.c_add(p + at + HEAD, hr_u16(p + at + 4))
                     if self.columns.rows and seq - self.columns.base > 0xFFFFFFFF:
                         self.split()
                     self.take(p + at, size, <uint32_t>sid)
@@ -1064,25 +1163,30 @@ cdef class Appender(Packer):
             if columns.c_live != NULL and not columns.c_live[i]:
                 continue
             seq = columns.c_seq(i)
+            if <Py_ssize_t>columns.c_subject[i] >= self.table.n:
+                raise IndexError(columns.c_subject[i])
             self.table.c_in(columns.c_subject[i], seq)
             if self.messages == 0:
                 self.first_seq = seq
             self.messages += 1
             self.bytes += (<int64_t>columns.c_size[i] + self.overhead
-                           + (self.header_extra if columns.c_flags[i] & FLAG_HEADER else 0))
+                           + (self.header_extra if columns.c_flags_of(i) & FLAG_HEADER else 0))
 
     cdef int c_discount(self, Columns columns, Py_ssize_t i) except -1:
+        if <Py_ssize_t>columns.c_subject[i] >= self.table.n:
+            raise IndexError(columns.c_subject[i])
         if not columns.c_kill(i):
             return 0
         self.table.c_out(columns.c_subject[i], columns.c_seq(i))
         self.messages -= 1
         self.bytes -= (<int64_t>columns.c_size[i] + self.overhead
-                       + (self.header_extra if columns.c_flags[i] & FLAG_HEADER else 0))
+                       + (self.header_extra if columns.c_flags_of(i) & FLAG_HEADER else 0))
         return 1
 
     def discount(self, Columns columns not None, Py_ssize_t lo, Py_ssize_t hi):
         """Kills the rows lo..hi and takes them out of the counts; returns how many lived."""
         cdef Py_ssize_t i, found = 0
+        columns.check_span(lo, hi)
         for i in range(lo, hi):
             found += self.c_discount(columns, i)
         return found
@@ -1351,11 +1455,11 @@ def unpack(data, Py_ssize_t at):
     cdef const uint8_t[::1] view = data
     cdef const char *p
     cdef Py_ssize_t size, sl, hl
-    if at < 0 or at + HEAD > view.shape[0]:
+    if at < 0 or at > view.shape[0] - HEAD:
         raise ValueError("no record there")
     p = <const char *>&view[at]
     size, sl, hl = hr_u32(p), hr_u16(p + 4), hr_u32(p + 8)
-    if size < HEAD + sl + hl or at + size > view.shape[0]:
+    if size < HEAD + sl + hl or size > view.shape[0] - at:
         raise ValueError("no record there")
     return (hr_u64(p + 24), PyBytes_FromStringAndSize(p + HEAD, sl), PyBytes_FromStringAndSize(p + HEAD + sl, hl),
             PyBytes_FromStringAndSize(p + HEAD + sl + hl, size - HEAD - sl - hl), hr_u32(p + 12))

@@ -33,6 +33,10 @@ _MARK = struct.Struct("<IQ")
 _U16 = struct.Struct("<H")
 _RECORDS, _REMOVALS, _TRIM, _ADVANCE = 2, 4, 5, 6
 _FAR = 0xFFFFFFFF
+_SEGMENT_HEAD = 512
+# Above are bounds (STALE); a log ends far below. A record that says otherwise was not written by a store.
+_SEQ_END = (1 << 63) - 1
+_RECORD_MAX = 0x7FFFFFFF
 
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -52,6 +56,14 @@ def _grown(array: Array, used: int, capacity: int) -> Array:
     fresh = np.zeros(capacity, array.dtype)
     fresh[:used] = array[:used]
     return fresh
+
+
+def _holds(view: memoryview, at: int, end: int) -> bool:
+    """Whether a whole record begins at a place, and ends before `end`."""
+    if end - at < HEAD_BYTES:
+        return False
+    size, sl, _, hl, _, seq, _ = _HEAD.unpack_from(view, at)
+    return bool(HEAD_BYTES + sl + hl <= size <= end - at and 0 < seq <= _SEQ_END)
 
 
 def _caught(pattern: list[bytes], subject: bytes) -> bool:
@@ -121,6 +133,8 @@ class Subjects:
         return self._names[sid]
 
     def match(self, pattern: bytes, start: int = 0) -> Array:
+        if start < 0:
+            raise IndexError(start)
         tokens = pattern.split(b".")
         caught = [sid for sid in range(start, len(self)) if _caught(tokens, self._names[sid])]
         return np.array(caught, np.uint32)
@@ -130,16 +144,22 @@ class Subjects:
             raise IndexError((lo, hi))
         return b"".join(_U16.pack(len(name)) + name for name in self._names[lo:hi])
 
-    def load(self, data: Any) -> bool:
+    def load(self, data: Any, expected: int = -1) -> bool:
+        """Adds what `dump` made; False, and nothing is added, where it is something else or not as many as `expected`."""
         raw, at = bytes(data), 0
+        names = []
         while at < len(raw):
             if at + 2 > len(raw):
                 return False
             end = at + 2 + _U16.unpack_from(raw, at)[0]
             if end > len(raw):
                 return False
-            self.add(raw[at + 2 : end])
+            names.append(raw[at + 2 : end])
             at = end
+        if 0 <= expected != len(names):
+            return False
+        for name in names:
+            self.add(name)
         return True
 
     @property
@@ -158,7 +178,12 @@ class Subjects:
     def classes(self) -> Array:
         return self._classes[: len(self)]
 
+    def check_id(self, sid: int) -> None:
+        if sid >= len(self):
+            raise IndexError(sid)
+
     def came(self, sid: int, seq: int) -> None:
+        self.check_id(sid)
         if self._counts[sid] == 0:
             self._firsts[sid] = seq
             self.alive += 1
@@ -240,9 +265,53 @@ class Columns:
         self.time, self.offset, self.size, self.subject = time, offset, size, subject
         self.ttl, self.flags, self.delta = ttl, flags, delta
         self.rows = self.alive = len(time)
+        if any(
+            len(column) != self.rows
+            for column in (offset, size, subject, ttl, flags, time if delta is None else delta)
+        ):
+            raise ValueError("columns of different lengths")
         self._capacity = -1
         self.alive_bytes = int(size.sum(dtype=np.uint64)) if self.rows else 0
         return self
+
+    def is_sound(self, subjects: int, end: int) -> bool:
+        """Whether every row can be one of a segment that ends at `end` and knows so many subjects.
+
+        Rows ascend, each record lies within the segment and after the one before, and each subject has an id.
+        """
+        if not self.rows:
+            return True
+        n = self.rows
+        offset, size = self.offset[:n].astype(np.int64), self.size[:n].astype(np.int64)
+        delta = None if self.delta is None else self.delta[:n]
+        free = np.concatenate(([_SEGMENT_HEAD + BLOCK_BYTES], offset + size))
+        return bool(
+            0 < self.base <= _SEQ_END - _FAR
+            and self.subject[:n].max() < subjects
+            and size.min() >= HEAD_BYTES
+            and (offset >= free[:-1]).all()
+            and free[-1] <= end
+            and (delta is None or (delta[0] == 0 and (delta[1:] > delta[:-1]).all()))
+        )
+
+    def seal(self) -> None:
+        """Takes no more rows; of a column in which every row has the same value only that is kept."""
+        n = self.rows
+        if not n:
+            return
+        self._capacity = -1
+        if not self.ttl[:n].any():
+            self.ttl = np.broadcast_to(np.uint32(0), n)
+        if (self.flags[:n] == self.flags[0]).all():
+            self.flags = np.broadcast_to(np.uint16(self.flags[0]), n)
+
+    def _check_row(self, i: int) -> None:
+        if not 0 <= i < self.rows:
+            raise IndexError(i)
+
+    def check_span(self, lo: int, hi: int) -> None:
+        if lo < 0 or hi > self.rows:
+            raise IndexError((lo, hi))
 
     def _grow(self) -> None:
         if self._capacity < 0:
@@ -274,6 +343,7 @@ class Columns:
         self.alive_bytes += size
 
     def seq(self, i: int) -> int:
+        self._check_row(i)
         return self.base + (int(self.delta[i]) if self.delta is not None else i)
 
     def lower(self, seq: int) -> int:
@@ -293,9 +363,11 @@ class Columns:
         return i if i >= 0 and self.is_live(i) else -1
 
     def is_live(self, i: int) -> bool:
+        self._check_row(i)
         return self.live is None or bool(self.live[i])
 
     def kill(self, i: int) -> bool:
+        self._check_row(i)
         if self.live is None:
             self.live = np.ones(max(self._capacity, self.rows), np.uint8)
         elif not self.live[i]:
@@ -309,11 +381,6 @@ class Columns:
         """Every row is dead."""
         self.live = np.zeros(max(self._capacity, self.rows), np.uint8)
         self.alive = self.alive_bytes = 0
-
-    def inherit(self, other: Columns) -> None:
-        """Takes over which rows live from columns of the same rows."""
-        self.live = None if other.live is None else other.live[: self.rows].copy()
-        self.alive, self.alive_bytes = other.alive, other.alive_bytes
 
     def renumber(self, moved: Array) -> None:
         """Subjects have other ids now: `moved` has the new one of each old one."""
@@ -332,11 +399,13 @@ class Columns:
         hi = self.rows if hi < 0 else hi
         if not len(bits) or hi <= lo:
             return
+        self.check_span(lo, hi)
         flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=hi - lo)
         for i in np.flatnonzero(flags == 0):
             self.kill(lo + int(i))
 
     def _wanted(self, subjects: Subjects, mask: Array | None, lo: int, hi: int) -> Array:
+        self.check_span(lo, min(hi, self.rows))
         hi = max(min(hi, self.rows), lo)
         wanted = np.ones(hi - lo, bool) if self.live is None else self.live[lo:hi] != 0
         if mask is not None and hi > lo:
@@ -362,10 +431,12 @@ class Columns:
         return steps + np.uint64(self.base)
 
     def hits(self, subjects: Subjects, mask: Array, lo: int, hi: int, most: int) -> Array | None:
+        self.check_span(lo, hi)
         found = lo + np.flatnonzero(mask[subjects.classes[self.subject[lo:hi]]])
         return None if len(found) > most else found.astype(np.uint32)
 
     def _of(self, sid: int, lo: int, hi: int) -> Array:
+        self.check_span(lo, min(hi, self.rows))
         hi = max(min(hi, self.rows), lo)
         return lo + np.flatnonzero(self._wanted(Subjects(), None, lo, hi) & (self.subject[lo:hi] == sid))
 
@@ -378,6 +449,8 @@ class Columns:
         return int(found[-1]) if len(found) else -1
 
     def lasts(self, subjects: Subjects, mask: Array | None, seen: Array, hi: int) -> Array:
+        if len(seen) < len(subjects):
+            raise ValueError("not every subject can be marked")
         found = []
         for i in np.flatnonzero(self._wanted(subjects, mask, 0, hi))[::-1]:
             sid = self.subject[i]
@@ -393,8 +466,7 @@ class Columns:
         return int(found[0]) if len(found) else -1
 
     def row(self, i: int) -> tuple[int, int, int, int, int, int]:
-        if not 0 <= i < self.rows:
-            raise IndexError(i)
+        self._check_row(i)
         return (
             int(self.offset[i]),
             int(self.size[i]),
@@ -405,26 +477,48 @@ class Columns:
         )
 
     def where(self, i: int) -> int:
+        self._check_row(i)
         return int(self.offset[i])
 
     def time_at(self, i: int) -> int:
+        self._check_row(i)
         return int(self.time[i])
 
-    def scan(self, subjects: Subjects, data: Any, start: int, length: int, place: int) -> int:
-        view, at, end, found = memoryview(data), start, start + length, 0
-        while at < end:
-            if at + HEAD_BYTES > end:
-                return -1
-            size, sl, flags, hl, ttl, seq, time = _HEAD.unpack_from(view, at)
-            if size < HEAD_BYTES + sl + hl or at + size > end:
-                return -1
-            if self.rows and (seq <= self.seq(self.rows - 1) or seq - self.base > _FAR):
-                return -1
+    def scan(
+        self, subjects: Subjects, data: Any, start: int, length: int, place: int, expected: int = -1
+    ) -> int:
+        """Adds a row for each record of a block that lies at `start` of `data`, and at `place` of its segment.
+
+        Returns how many; -1, and no row is added, where the bytes are not records in ascending order, or not as many
+        as `expected`.
+        """
+        view = memoryview(data)
+        if start < 0 or length < 0 or start + length > len(view) or place + length > _FAR:
+            raise ValueError("no block there")
+        places = self._records(view, start, start + length)
+        if places is None or 0 <= expected != len(places):
+            return -1
+        for at in places:
+            size, sl, flags, _, ttl, seq, time = _HEAD.unpack_from(view, at)
             sid = subjects.add(bytes(view[at + HEAD_BYTES : at + HEAD_BYTES + sl]))
             self.push(seq, time, place + at - start, size, sid, ttl, flags)
+        return len(places)
+
+    def _records(self, view: memoryview, at: int, end: int) -> list[int] | None:
+        """Where the records of a block begin, if they are records and follow the rows so far."""
+        places: list[int] = []
+        last, base = (self.seq(self.rows - 1), self.base) if self.rows else (0, -1)
+        while at < end:
+            if not _holds(view, at, end):
+                return None
+            size, _, _, _, _, seq, _ = _HEAD.unpack_from(view, at)
+            base = seq if base < 0 else base
+            if seq <= last or seq - base > _FAR:
+                return None
+            places.append(at)
+            last = seq
             at += size
-            found += 1
-        return found
+        return places
 
     def trimmed(self) -> tuple[Array, Array, Array, Array, Array, Array, Array | None]:
         n = self.rows
@@ -513,15 +607,26 @@ class Packer:
     def copy(self, source: Columns, lo: int, hi: int, data: Any, place: int) -> None:
         """Takes over the live rows lo..hi of other columns; `data` holds their records, from `place` on."""
         view = memoryview(data)
+        source.check_span(lo, hi)
         for i in range(lo, hi):
             if not source.is_live(i):
                 continue
             offset, size, sid = source.row(i)[:3]
             if offset < place or offset - place + size > len(view):
                 raise ValueError("a row points outside of its block")
+            if not self._is_row(source.seq(i), sid, view[offset - place : offset - place + size]):
+                raise ValueError("a row is not that of its record")
             if self.columns.rows and source.seq(i) - self.columns.base > _FAR:
                 raise ValueError("rows are too far apart for one segment")
             self._take(view[offset - place : offset - place + size], sid)
+
+    def _is_row(self, seq: int, sid: int, record: memoryview) -> bool:
+        """What is copied replaces what was there, so a row must be that of its record."""
+        if not _holds(record, 0, len(record)) or sid >= len(self.table):
+            return False
+        size, sl, _, _, _, own, _ = _HEAD.unpack_from(record)
+        name = bytes(record[HEAD_BYTES : HEAD_BYTES + sl])
+        return size == len(record) and own == seq and name == self.table.name(sid)
 
 
 class Appender(Packer):
@@ -597,6 +702,8 @@ class Appender(Packer):
         """`append` without asking the gate and without looking at the size."""
         seq = self.last_seq + 1
         size = HEAD_BYTES + len(subject) + len(header) + len(payload)
+        if size > _RECORD_MAX:
+            raise ValueError("a record has at most 2 GiB")
         sid = self.table.add(subject)
         if self.columns.rows and seq - self.columns.base > _FAR:
             self.split()
@@ -673,11 +780,9 @@ class Appender(Packer):
     def _load(self, view: memoryview) -> int:
         at, end, found = 0, len(view), 0
         while at < end:
-            if at + HEAD_BYTES > end:
+            if not _holds(view, at, end):
                 return -1
-            size, sl, flags, hl, _, seq, time = _HEAD.unpack_from(view, at)
-            if size < HEAD_BYTES + sl + hl or at + size > end:
-                return -1
+            size, sl, flags, _, _, seq, time = _HEAD.unpack_from(view, at)
             if seq > self.last_seq:
                 sid = self.table.add(bytes(view[at + HEAD_BYTES : at + HEAD_BYTES + sl]))
                 if self.columns.rows and seq - self.columns.base > _FAR:
@@ -701,6 +806,7 @@ class Appender(Packer):
                 self.bytes += self._weight(size, flags)
 
     def _discount(self, columns: Columns, i: int) -> bool:
+        self.table.check_id(columns.row(i)[2])
         if not columns.kill(i):
             return False
         _, size, sid, _, _, flags = columns.row(i)
@@ -711,6 +817,7 @@ class Appender(Packer):
 
     def discount(self, columns: Columns, lo: int, hi: int) -> int:
         """Kills the rows lo..hi and takes them out of the counts; returns how many lived."""
+        columns.check_span(lo, hi)
         return sum(self._discount(columns, i) for i in range(lo, hi))
 
     def discount_seqs(self, columns: Columns, seqs: Array) -> int:

@@ -227,7 +227,7 @@ class Behind:
                     continue  # subjects were forgotten meanwhile
                 log.subjects_saved, log.subjects_end = saved, end
                 if not log.gone and segment in log.sealed:
-                    log.adopt_columns(segment)
+                    log.columns_written(segment)
                 continue
             self.pending_bytes -= block.used
             log.folder = segment.state = State.READY

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Callable
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 
+from headrace.kernel import crc32
+from headrace.store.format import ALIGN, SEGMENT_HEADER_BYTES
 from headrace.store.records import Array, Columns, Subjects
+
+#: Reads some bytes of a file: offset, length.
+Read = Callable[[int, int], bytes]
 
 MAGIC = b"HRcol001"
 HEADER_BYTES = 96
@@ -63,47 +68,82 @@ def encode_columns(who: Identity, columns: Columns, blocks: array[int], subjects
 
 
 class Decoded(NamedTuple):
-    """Columns over the file's bytes, block offsets, and how many subject ids they need."""
+    """Columns in memory of their own, block offsets, and how many subject ids they need."""
 
     columns: Columns
     blocks: array[int]
     subjects: int
 
 
-def decode_columns(data: memoryview, who: Identity, verify: bool = True) -> Decoded | None:
-    """The columns in a file, if it is whole and of that segment; `verify`: unless it was just written,
-    look at it.
+def decode_columns(read: Read, length: int, who: Identity) -> Decoded | None:
+    """Read the columns from a file of `length` bytes; None unless it is whole and of that segment.
+
+    The bytes are read once, into memory of their own, and verified there: a medium may return others the next time.
+    A file with a good checksum is looked at row by row too, because rows become addresses.
     """
-    if len(data) < HEADER_BYTES:
+    if length < HEADER_BYTES:
         return None
-    head = _HEADER.unpack_from(data)
+    header = read(0, HEADER_BYTES)
+    if len(header) != HEADER_BYTES:
+        return None
+    head = _HEADER.unpack_from(header)
     magic, store, ident, segment, base, end, rows, blocks, generation, subjects, sparse, crc, own = head
-    if magic != MAGIC or crc32(data[: _HEADER.size - 4]) != own:
+    if magic != MAGIC or crc32(header[: _HEADER.size - 4]) != own:
         return None
     if Identity(store, ident, segment, end, generation) != who:
         return None
-    length = 26 * rows + (4 * rows if sparse else 0) + 4 * blocks
-    if len(data) != HEADER_BYTES + length or (verify and crc32(data[HEADER_BYTES:]) != crc):
+    if length != HEADER_BYTES + 26 * rows + (4 * rows if sparse else 0) + 4 * blocks:
         return None
-    arrays = _arrays(data, rows, blocks, bool(sparse))
-    time, offset, size, subject, ttl, delta, table, flags = arrays
-    assert time is not None
-    columns = Columns.of(base, time, offset, size, subject, ttl, flags, delta)  # type: ignore[arg-type]
-    return Decoded(columns, array("Q", np.asarray(table, np.uint64).tobytes()), subjects)
+    arrays = _read_arrays(read, _kinds(rows, blocks, bool(sparse)), crc)
+    if arrays is None:
+        return None
+    table = arrays.pop("blocks")
+    columns = Columns.of(base, **arrays)
+    if not columns.is_sound(subjects, end) or not _are_blocks(table, rows, end):
+        return None
+    columns.seal()
+    return Decoded(columns, array("Q", table.astype(np.uint64).tobytes()), subjects)
 
 
-def _arrays(data: memoryview, rows: int, blocks: int, sparse: bool) -> list[Array | None]:
-    found: list[Array | None] = []
-    at = HEADER_BYTES
-    kinds = [("<u8", rows), ("<u4", rows), ("<u4", rows), ("<u4", rows), ("<u4", rows)]
-    kinds += [("<u4", rows if sparse else -1), ("<u4", blocks), ("<u2", rows)]
-    for kind, count in kinds:
-        if count < 0:
-            found.append(None)
-            continue
-        found.append(np.frombuffer(data, kind, count, at))
-        at += count * int(kind[2])
-    return found
+def reader_of(data: memoryview) -> Read:
+    """Read from bytes that are mapped; what is returned is a copy."""
+    return lambda offset, length: bytes(data[offset : offset + length])
+
+
+def _kinds(rows: int, blocks: int, sparse: bool) -> list[tuple[str, str, int]]:
+    """Name, type and length of the arrays, in the order of the file."""
+    found = [("time", "<u8", rows), *((name, "<u4", rows) for name in ("offset", "size", "subject", "ttl"))]
+    found += [("delta", "<u4", rows)] if sparse else []
+    return [*found, ("blocks", "<u4", blocks), ("flags", "<u2", rows)]
+
+
+def _read_arrays(read: Read, kinds: list[tuple[str, str, int]], crc: int) -> dict[str, Array] | None:
+    """Read every array by itself; None where their checksum is another one."""
+    found: dict[str, Array] = {}
+    at, sum_ = HEADER_BYTES, 0
+    for name, kind, count in kinds:
+        size = count * int(kind[2])
+        data = read(at, size)
+        if len(data) != size:
+            return None
+        sum_ = crc32(data, sum_)
+        found[name] = np.frombuffer(data, kind)
+        at += size
+    return found if sum_ == crc else None
+
+
+def _are_blocks(table: Array, rows: int, end: int) -> bool:
+    """Whether blocks ascend from the segment's header on, each where one may begin."""
+    if not rows:
+        return not len(table)
+    offsets = table.astype(np.int64)
+    return bool(
+        len(offsets)
+        and offsets[0] == SEGMENT_HEADER_BYTES
+        and (np.diff(offsets) > 0).all()
+        and not (offsets % ALIGN).any()
+        and offsets[-1] < end
+    )
 
 
 def encode_subjects(subjects: Subjects, lo: int, hi: int) -> bytes:
@@ -114,7 +154,10 @@ def encode_subjects(subjects: Subjects, lo: int, hi: int) -> bytes:
 
 
 def decode_subjects(data: Any, subjects: Subjects) -> int:
-    """Adds the subjects of all good chunks; returns where the first bad one, or the end, is."""
+    """Adds the subjects of all good chunks; returns where the first bad one, or the end, is.
+
+    ValueError if a subject is there twice: nobody wrote that, and the ids behind it mean others now.
+    """
     view, at = memoryview(data), 0
     while at + _CHUNK.size <= len(view):
         magic, first, count, length, crc = _CHUNK.unpack_from(view, at)
@@ -123,7 +166,9 @@ def decode_subjects(data: Any, subjects: Subjects) -> int:
             break
         if crc32(body, crc32(view[at : at + _CHUNK.size - 4])) != crc:
             break
-        subjects.load(body)
-        assert len(subjects) == first + count, "a chunk whose checksum holds has what it says"
+        if not subjects.load(body, count):
+            break
+        if len(subjects) != first + count:
+            raise ValueError("a table of subjects has one of them twice")
         at += _CHUNK.size + length
     return at

@@ -150,8 +150,9 @@ class _Job:
         try:
             for place in self._places[self._at : self._at + STEP_BLOCKS]:
                 self._copy(*place)
-        except (Corrupt, OSError):
-            self._give_up()  # what cannot be read stays where it is
+        except (Corrupt, OSError, ValueError):
+            # What cannot be read, or is not what its row says, stays where it is.
+            self._give_up()
             return
         self._at += STEP_BLOCKS
         last = self._at >= len(self._places)

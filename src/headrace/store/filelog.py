@@ -12,7 +12,6 @@ import msgspec
 
 from headrace.errors import Corrupt
 from headrace.probes import probe
-from headrace.store.columnfile import Identity, decode_columns
 from headrace.store.format import BLOCK_BYTES, columns_path, large_entry, stream_folder, subjects_path
 from headrace.store.log import Log
 from headrace.store.records import Block, Columns
@@ -126,18 +125,13 @@ class FileLog(Log):
         what = str(error)
         self.shelf.damage(Damage(what, self.name, columns.base, segment.last, segment.path, True))
 
-    def adopt_columns(self, segment: FileSegment) -> None:
-        """The columns of a sealed segment are in a file now: use those, and let the memory go."""
-        who = Identity(self.shelf.store, self.ident, segment.number, segment.end, self.generation)
-        try:
-            data = self.shelf.disk.map(self.columns_path(segment))
-        except OSError:
-            return  # no descriptor, say: what is in memory serves as well
-        decoded = decode_columns(data, who, verify=False)
-        if decoded is not None and decoded.columns.rows == segment.columns.rows:
-            decoded.columns.inherit(segment.columns)
-            segment.columns = decoded.columns
-            segment.saved = True
+    def columns_written(self, segment: FileSegment) -> None:
+        """The columns of a sealed segment are in a file now, for the next opening and for readers with a pin.
+
+        Those in memory go on serving. What a file says later, rotten or cut short, decides about no removal.
+        """
+        segment.columns.seal()
+        segment.saved = True
 
     def columns_path(self, segment: FileSegment) -> str:
         """Where the columns of a segment are, or will be."""

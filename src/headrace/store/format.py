@@ -107,11 +107,15 @@ def split_keyed(body: memoryview) -> tuple[bytes, bytes]:
 
 
 def entries(body: memoryview) -> list[tuple[int, int, memoryview]]:
-    """(kind, ident, bytes) of each entry of a frame's body."""
+    """(kind, ident, bytes) of each entry of a frame's body; ValueError where they are not exactly the whole of it."""
     found, at = [], 0
     while at < len(body):
+        if len(body) - at < ENTRY_BYTES:
+            raise ValueError("an entry of a frame is cut short")
         kind, _, ident, length = _ENTRY.unpack_from(body, at)
         at += ENTRY_BYTES
+        if length > len(body) - at:
+            raise ValueError("an entry of a frame is longer than the frame")
         found.append((kind, ident, body[at : at + length]))
         at += length
     return found

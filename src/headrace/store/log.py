@@ -23,6 +23,8 @@ SHORT_RUN = 64  # removals of fewer sequences are replayed one by one, in the ke
 
 #: Sequences end here, far away, so that no arithmetic on them overflows.
 SEQ_MAX = 1 << 62
+#: No sequence that a store writes is above; the kernel has the same limit.
+SEQ_END = (1 << 63) - 1
 
 
 class Log(Questions):
@@ -242,7 +244,14 @@ class Log(Questions):
         unreadable.
         """
         found = self.place(seq)
-        return unpack(*found) if found is not None else None
+        if found is None:
+            return None
+        try:
+            return unpack(*found)
+        except ValueError:
+            raise Corrupt(
+                f"sequence {seq} of stream {self.name} is not where its row says; run headrace fsck"
+            ) from None
 
     def place(self, seq: int) -> tuple[Buffer, int] | None:
         """The bytes that hold a record, and where in them it begins; None if it is absent."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import re
+import struct
 
 import msgspec
 
@@ -53,6 +54,12 @@ def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
             raise Full(f"no space to recover into: {error}") from error
         probe("a call fails in recovery")
         raise Poisoned(f"recovery could not read or write: {error}") from error
+    except (ArithmeticError, LookupError, ValueError, struct.error) as error:
+        # Rot does not come here: every part is used only if its checksum holds. Somebody wrote these bytes so.
+        raise Corrupt(
+            f"the store holds what no store writes, though its checksums hold ({type(error).__name__}: {error}); "
+            "nothing that was there was changed"
+        ) from error
 
 
 class _Recovery:

@@ -13,10 +13,12 @@ from zlib import crc32
 
 import numpy as np
 
+from headrace.errors import Corrupt
 from headrace.probes import probe
 from headrace.store import format as fmt
 from headrace.store.facts import SHARDS
 from headrace.store.filelog import FileLog
+from headrace.store.log import SEQ_END
 from headrace.store.report import Damage
 from headrace.store.restore import used_generations, used_number
 from headrace.store.segments import State
@@ -148,7 +150,11 @@ class Replay:
             del self._suspects[ident]
             first = int.from_bytes(data[16:24], "little")
             self._gap(ident, first - 1, f"frame(s) before {self._number} lost")
-        log.load(data)
+        self._load(log, data)
+
+    def _load(self, log: FileLog, data: memoryview) -> None:
+        if log.load(data) < 0:
+            raise Corrupt(f"frame {self._number}: what it has for stream {log.name} is not records")
 
     def _large(self, ident: int, data: memoryview) -> None:
         log = self._log(ident)
@@ -164,17 +170,25 @@ class Replay:
             self._gap(ident, seq, f"the large message at {offset} of {segment.path} is damaged")
         else:
             probe("a large message is replayed")
-            log.load(memoryview(block)[fmt.BLOCK_BYTES :])
+            self._load(log, memoryview(block)[fmt.BLOCK_BYTES :])
 
     def _removals(self, ident: int, data: memoryview) -> None:
         log = self._log(ident)
         if log is not None:
-            log.remove_runs(np.frombuffer(data, "<u8").reshape(-1, 2))
+            runs = np.frombuffer(data, "<u8").reshape(-1, 2)
+            if (runs[:, 0] > runs[:, 1]).any() or (runs > np.uint64(SEQ_END)).any():
+                raise Corrupt(f"frame {self._number}: removals from stream {log.name} that no log can have")
+            log.remove_runs(runs)
 
     def _trim(self, ident: int, data: memoryview) -> None:
         log = self._log(ident)
         if log is not None:
-            log.remove_below(fmt.read_number(data))
+            seq = fmt.read_number(data)
+            if seq > SEQ_END:
+                raise Corrupt(
+                    f"frame {self._number}: stream {log.name} is trimmed to {seq}, which no log can reach"
+                )
+            log.remove_below(seq)
 
     def _advance(self, ident: int, data: memoryview) -> None:
         log = self._log(ident)

@@ -8,9 +8,11 @@ not know the journal.
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import numpy as np
 
+from headrace.errors import Corrupt
 from headrace.probes import probe
 from headrace.store.columnfile import Decoded, Identity, decode_columns, decode_subjects
 from headrace.store.disk import Disk
@@ -27,9 +29,10 @@ from headrace.store.format import (
     stream_folder,
     subjects_path,
 )
-from headrace.store.records import Array, Columns
+from headrace.store.log import SEQ_END
+from headrace.store.records import HEAD_BYTES, Array, Columns
 from headrace.store.report import Damage, Report
-from headrace.store.segments import FileSegment, State
+from headrace.store.segments import REACH, FileSegment, State
 from headrace.store.shelf import Shelf
 from headrace.store.states import SegmentState, StreamState
 
@@ -55,6 +58,7 @@ def used_generations(disk: Disk, ident: int) -> int:
 def restore_log(shelf: Shelf, state: StreamState, report: Report) -> FileLog:
     """The log as its section says."""
     disk = shelf.disk
+    _check(state)
     numbers = max(state.next_segment, used_number(disk, state.ident))
     log = FileLog(shelf, state.ident, state.name, next_segment=numbers)
     log.folder = State.READY if disk.exists(log.folder_path) else State.NEW
@@ -69,6 +73,21 @@ def restore_log(shelf: Shelf, state: StreamState, report: Report) -> FileLog:
     log.lost = [(each.first, each.last) for each in report.damage if each.is_loss_of(log.ident, log.name)]
     log.settle_first()
     return log
+
+
+def _check(state: StreamState) -> None:
+    """Refuse numbers that no store writes. Their checksum holds, so they are no rot, but rows become addresses."""
+    before = 0
+    sound = 0 < state.ident < 1 << 32 and 0 <= state.last_seq <= SEQ_END and state.generation >= 0
+    for each in state.segments:
+        sound = sound and before < each.base <= each.last <= SEQ_END and each.last - each.base <= REACH
+        sound = sound and 0 <= each.number < 1 << 32 and SEGMENT_HEADER_BYTES <= each.end < 1 << 32
+        sound = sound and 0 <= each.rows <= each.end // HEAD_BYTES
+        before = each.last
+    if not sound:
+        raise Corrupt(
+            f"stream {state.name}: its section of the checkpoint makes no sense, though its checksum holds"
+        )
 
 
 def _load_caches(log: FileLog, state: StreamState) -> dict[int, Decoded]:
@@ -88,7 +107,7 @@ def _load_caches(log: FileLog, state: StreamState) -> dict[int, Decoded]:
         if not disk.exists(path):
             continue
         who = Identity(log.shelf.store, log.ident, each.number, each.end, log.generation)
-        decoded = decode_columns(disk.map(path), who)
+        decoded = decode_columns(partial(disk.read, path), disk.size(path), who)
         if decoded is None or decoded.columns.rows != each.rows or decoded.columns.base != each.base:
             continue
         if decoded.subjects > log.subjects_saved:
@@ -149,12 +168,12 @@ def scan_segment(log: FileLog, segment: FileSegment, state: SegmentState, report
     at, row = SEGMENT_HEADER_BYTES, 0
     while at < state.end:
         block = open_block(data, at, segment.seed, at)
-        if block is None:
+        place = at + BLOCK_BYTES
+        if block is None or columns.scan(log.table, data, place, block.length, place, block.records) < 0:
             at, skipped = _skip_damage(log, segment, state, data, at, row, report)
             row += skipped
             continue
         segment.blocks.append(at)
-        columns.scan(log.table, data, at + BLOCK_BYTES, block.length, at + BLOCK_BYTES)
         origin.append(np.arange(row, row + block.records))
         row += block.records
         at = aligned(at + BLOCK_BYTES + block.length)
@@ -220,7 +239,8 @@ def _restore_tail(log: FileLog, state: StreamState) -> None:
     if not state.tail:
         return
     before = log.columns.rows
-    log.load(state.tail)
+    if log.load(state.tail) < 0:
+        raise Corrupt(f"stream {state.name}: the tail in its section of the checkpoint is not records")
     if state.tail_live:
         columns = log.columns
         flags = np.unpackbits(np.frombuffer(state.tail_live, np.uint8), count=columns.rows - before)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.errors import Corrupt
-from headrace.store.columnfile import Identity, decode_columns, decode_subjects
+from headrace.store.columnfile import Identity, decode_columns, decode_subjects, reader_of
 from headrace.store.format import (
     BLOCK_BYTES,
     SEGMENT_HEADER_BYTES,
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 def open_rows(cache: Cache, place: Place, state: SegmentState) -> Rows | None:
     """The rows of a segment, or None if the cache is not a whole, good and fitting set of columns."""
     who = Identity(place.store, place.ident, state.number, state.end, cache.generation)
-    found = decode_columns(cache.columns, who)
+    found = decode_columns(reader_of(cache.columns), len(cache.columns), who)
     if found is None or found.columns.rows != state.rows or found.subjects > len(cache.subjects):
         return None
     return Rows(found.columns, found.blocks)
@@ -166,7 +166,10 @@ def live_rows(bits: bytes, rows: int) -> Array | None:
 def read_subjects(table: memoryview) -> list[bytes]:
     """The subjects in order of their id, as far as the chunks of a table are good."""
     subjects = Subjects()
-    decode_subjects(table, subjects)
+    try:
+        decode_subjects(table, subjects)
+    except ValueError as error:
+        raise Corrupt(f"the table of subjects is not one that a store wrote: {error}") from error
     return _names(subjects)
 
 
