@@ -20,7 +20,7 @@ setup(
         extensions,
         language_level=3,
         compiler_directives={
-            "boundscheck": False,
+            "boundscheck": True,
             "wraparound": False,
             "cdivision": True,
             "initializedcheck": False,

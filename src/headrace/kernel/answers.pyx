@@ -122,6 +122,8 @@ def newest(Appender log not None, bytes subject not None, Py_ssize_t skip, bytes
     cdef Columns columns = log.columns
     cdef int64_t seq
     cdef uint64_t offset
+    if skip < 0:
+        raise IndexError(skip)
     if size <= 0 or memchr(name, 42, size) != NULL or memchr(name, 62, size) != NULL:
         return None
     seq = log.c_newest(name, size)
@@ -147,12 +149,16 @@ def answers(list parcels not None, view, seqs, Py_ssize_t at, Py_ssize_t most, i
     """
     cdef const unsigned char[::1] data = view
     cdef const uint64_t[::1] wanted = seqs
-    cdef Py_ssize_t stop = min(at + most, wanted.shape[0]), start = at
+    cdef Py_ssize_t stop = wanted.shape[0], start = at
     cdef int64_t size = 0
     cdef const char *here
     cdef const char *end
     cdef Record record
     cdef bytes block = b""
+    if at < 0:
+        raise IndexError(at)
+    if most < stop - at:  # not `at + most`, which may be too large for a number
+        stop = at + most
     if at >= stop or data.shape[0] == 0:
         return 0, 0
     here = <const char *>&data[0]

@@ -47,6 +47,8 @@ def newest(log: Any, subject: bytes, skip: int, fixed: bytes) -> tuple[bytes, by
 
     None where the message has to be looked for: a wildcard, no such message, or one that is not in the active segment.
     """
+    if skip < 0:
+        raise IndexError(skip)
     name = subject[skip:]
     if not name or b"*" in name or b">" in name:
         return None
@@ -79,6 +81,8 @@ def answers(
     `fixed` is None for payloads alone; `pending` counts the messages before these, `last` is the sequence of the one
     sent before. Returns how many were added and their size, which is that of subjects, stored headers and payloads.
     """
+    if at < 0:
+        raise IndexError(at)
     start, stop, size = at, min(at + most, len(seqs)), 0
     for seq, time_ns, subject, header, payload in records(view):
         if at >= stop or size >= bytes_max or seq > int(seqs[at]):

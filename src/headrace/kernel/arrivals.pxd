@@ -34,6 +34,7 @@ cdef class Window:
     cdef uint64_t c_find(self, bytes message_id, uint64_t now_ns) except? 0
     cdef int c_add(self, bytes message_id, uint64_t seq, uint64_t time_ns) except -1
     cdef int c_forget(self, uint64_t now_ns) except -1
+    cdef bint is_over(self, const char *entry, uint64_t now_ns) noexcept nogil
 
 
 cdef class Pool:

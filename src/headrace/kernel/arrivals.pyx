@@ -128,6 +128,8 @@ cdef class Window:
     """
 
     def __init__(self, int64_t window_ns):
+        if window_ns < 0:
+            raise ValueError("a window has a length")
         self.window_ns = window_ns
         self.seen = {}
         self.order = bytearray()
@@ -138,10 +140,14 @@ cdef class Window:
 
     cdef uint64_t c_find(self, bytes message_id, uint64_t now_ns) except? 0:
         if self.head < PyByteArray_GET_SIZE(self.order):
-            if <int64_t>u64(PyByteArray_AS_STRING(self.order) + self.head + 8) <= <int64_t>now_ns - self.window_ns:
+            if self.is_over(PyByteArray_AS_STRING(self.order) + self.head, now_ns):
                 self.c_forget(now_ns)
         found = self.seen.get(message_id)
         return 0 if found is None else <uint64_t>found
+
+    cdef bint is_over(self, const char *entry, uint64_t now_ns) noexcept nogil:
+        """Whether an id left the window. Times are compared as they are written, without a sign."""
+        return now_ns >= <uint64_t>self.window_ns and u64(entry + 8) <= now_ns - <uint64_t>self.window_ns
 
     cdef int c_add(self, bytes message_id, uint64_t seq, uint64_t time_ns) except -1:
         cdef Py_ssize_t at = PyByteArray_GET_SIZE(self.order), size = PyBytes_GET_SIZE(message_id)
@@ -159,11 +165,10 @@ cdef class Window:
         return 0
 
     cdef int c_forget(self, uint64_t now_ns) except -1:
-        cdef int64_t horizon = <int64_t>now_ns - self.window_ns
         cdef const char *order = PyByteArray_AS_STRING(self.order)
         cdef Py_ssize_t at = self.head, end = PyByteArray_GET_SIZE(self.order), size
         cdef bytes message_id
-        while at < end and <int64_t>u64(order + at + 8) <= horizon:
+        while at < end and self.is_over(order + at, now_ns):
             size = u16(order + at + 16)
             message_id = PyBytes_FromStringAndSize(order + at + ENTRY, size)
             if self.seen.get(message_id) == u64(order + at):

@@ -33,6 +33,8 @@ class Window:
     __slots__ = ("_fresh", "_order", "_seen", "window_ns")
 
     def __init__(self, window_ns: int) -> None:
+        if window_ns < 0:
+            raise ValueError("a window has a length")
         self.window_ns = window_ns
         self._seen: dict[bytes, int] = {}
         self._order: deque[tuple[int, int, bytes]] = deque()

@@ -4,6 +4,7 @@
 `blocks_pure` does the same in plain Python and passes the same tests, except that it writes blocks which are not smaller.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -34,6 +35,7 @@ cdef void _fill_table():
 _fill_table()
 
 
+@cython.boundscheck(False)
 def crc32c(const uint8_t[::1] data not None):
     """The Castagnoli checksum."""
     cdef uint32_t crc = 0xFFFFFFFF, low, high
@@ -273,6 +275,8 @@ def parse(const uint8_t[::1] plain not None, Py_ssize_t at, Py_ssize_t name_max,
     cdef uint64_t name_size, zigzag, seq, header_size, payload_size
     cdef list found = []
     cdef const char *start
+    if at < 0 or name_max < 0 or entry_max < 0:
+        raise ValueError("nothing lies before the beginning")
     if end == 0:
         return found, at
     data = &plain[0]
@@ -291,7 +295,7 @@ def parse(const uint8_t[::1] plain not None, Py_ssize_t at, Py_ssize_t name_max,
         if (name_size > <uint64_t>name_max or header_size > <uint64_t>entry_max
                 or payload_size > <uint64_t>entry_max - header_size):
             raise ValueError("an entry too large")
-        if <uint64_t>(end - place) < name_size + header_size + payload_size:
+        if <uint64_t>(end - place) < name_size + header_size + payload_size:  # below 2 * 2^63: it does not wrap around
             break
         start = <const char *>data + place
         found.append((

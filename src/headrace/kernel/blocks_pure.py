@@ -141,7 +141,7 @@ def entries(view: memoryview, seqs: npt.NDArray[np.uint64]) -> tuple[bytes, int]
         if size < _RECORD.size or end - at < size or payload_size < 0 or seq > wanted[done]:
             break
         if seq == wanted[done]:
-            made += map(varint, (subject_size, time_ns << 1, seq, header_size, payload_size))
+            made += map(varint, (subject_size, time_ns << 1 & _U64_MAX, seq, header_size, payload_size))
             made.append(bytes(view[at + _RECORD.size : at + size]))
             done += 1
         at += size
@@ -174,6 +174,8 @@ def parse(
 
     ValueError if one is larger than allowed or makes no sense.
     """
+    if at < 0 or name_max < 0 or entry_max < 0:
+        raise ValueError("nothing lies before the beginning")
     found: list[Fields] = []
     while len(found) < most:
         numbers: list[int] = []

@@ -39,8 +39,9 @@ cdef struct Receiver:
 cdef int grow(Output *output, Py_ssize_t need) except -1:
     """Make room for `need` more bytes, and for some more messages."""
     cdef object out = <object>output.out
-    output.size = output.at + need + (output.at + need) // 2 + ROOM
-    PyByteArray_Resize(out, output.size)
+    cdef Py_ssize_t size = output.at + need + (output.at + need) // 2 + ROOM
+    PyByteArray_Resize(out, size)
+    output.size = size
     output.start = PyByteArray_AS_STRING(out)
     return 0
 
@@ -139,7 +140,7 @@ def encode(list targets not None, view, seqs, Py_ssize_t at, Py_ssize_t most, by
     cdef const unsigned char[::1] data = view
     cdef const uint64_t[::1] wanted = seqs
     cdef Py_ssize_t count = sum([len(target) for target in targets]), ways = len(targets)
-    cdef Py_ssize_t stop = min(at + most, wanted.shape[0]), start = at, size, total = 0, turn = 0, prefix, first, i
+    cdef Py_ssize_t stop = wanted.shape[0], start = at, size, total = 0, turn = 0, prefix, first, i
     cdef const char *here = NULL
     cdef const char *end
     cdef char *reply = NULL
@@ -150,6 +151,10 @@ def encode(list targets not None, view, seqs, Py_ssize_t at, Py_ssize_t most, by
     cdef Py_ssize_t output_count = 0
     cdef Record record
     cdef list subs = []
+    if at < 0:
+        raise IndexError(at)
+    if most < stop - at:  # not `at + most`, which may be too large for a number
+        stop = at + most
     if at >= stop or ways == 0 or data.shape[0] == 0:
         return 0, 0
     here = <const char *>&data[0]
@@ -206,16 +211,16 @@ def encode(list targets not None, view, seqs, Py_ssize_t at, Py_ssize_t most, by
 
 
 cdef inline int64_t number(const char *at, const char *end) noexcept nogil:
-    """A token of digits, or -1."""
-    cdef int64_t value = 0
+    """A token of digits, or -1; so is one that needs 64 bits."""
+    cdef uint64_t value = 0
     if at == end or end - at > 19:
         return -1
     while at < end:
         if at[0] < 48 or at[0] > 57:
             return -1
-        value = value * 10 + (at[0] - 48)
+        value = value * 10 + <uint64_t>(at[0] - 48)
         at += 1
-    return value
+    return <int64_t>value if value < (1ULL << 63) else -1
 
 
 def ack_parts(bytes subject not None):

@@ -70,6 +70,8 @@ def encode(
     `base`, or plus the subject when `base` is negative; the run ends before `bytes_max` is exceeded if
     `strict`, after it otherwise (negative: no limit). Returns how many were written and their size.
     """
+    if at < 0:
+        raise IndexError(at)
     start, stop, total = at, min(at + most, len(seqs)), 0
     if at >= stop or not targets:
         return 0, 0
@@ -95,7 +97,8 @@ def encode(
 
 
 def _number(token: bytes) -> int:
-    return int(token) if token.isdigit() and len(token) <= 19 else -1
+    value = int(token) if token.isdigit() and len(token) <= 19 else -1
+    return value if value < 1 << 63 else -1
 
 
 def ack_parts(subject: bytes) -> tuple[bytes, int, int, int] | None:

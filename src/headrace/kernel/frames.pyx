@@ -19,7 +19,8 @@ cdef enum:
     FIELDS = 8  # start, header length, whole length, sequence, time, subject's place, its length, end of own headers
     ADDED = 6
     OPENING = 10  # NATS/1.0 and the line's end
-    LENGTHS = 24  # two numbers and a space, generously
+    LENGTHS = 24  # two numbers, a space and the line's end, generously
+    YEAR_MAX = 2261  # the last whole one that 63 bits of nanoseconds reach
 
 cdef const char *NAMES[ADDED]
 cdef int SIZES[ADDED]
@@ -44,14 +45,22 @@ cdef inline int64_t number(const char *at, const char *end) noexcept nogil:
     return value
 
 
+cdef inline int64_t month_days(int64_t year, int64_t month) noexcept nogil:
+    if month == 2:
+        return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
+    return 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
+
+
 cdef int64_t nanoseconds(const char *at, const char *end) noexcept nogil:
     """2026-11-15T09:44:03.5034761Z as nanoseconds since 1970; -1 if it is written otherwise."""
-    cdef int64_t year, month, day, days, seconds, part = 0
+    cdef int64_t year, month, day, days, hour, minute, second, part = 0
     cdef int digits = 0
-    if end - at < 20 or (end - 1)[0] != c"Z" or at[4] != c"-" or at[10] != c"T" or at[16] != c":":
+    if end - at < 20 or (end - 1)[0] != c"Z" or at[4] != c"-" or at[7] != c"-" or at[10] != c"T":
+        return -1
+    if at[13] != c":" or at[16] != c":":
         return -1
     year, month, day = number(at, at + 4), number(at + 5, at + 7), number(at + 8, at + 10)
-    seconds = number(at + 11, at + 13) * 3600 + number(at + 14, at + 16) * 60 + number(at + 17, at + 19)
+    hour, minute, second = number(at + 11, at + 13), number(at + 14, at + 16), number(at + 17, at + 19)
     if at[19] == c".":
         digits = <int>(end - at - 21)
         if digits < 1 or digits > 9:
@@ -59,7 +68,9 @@ cdef int64_t nanoseconds(const char *at, const char *end) noexcept nogil:
         part = number(at + 20, end - 1)
     elif end - at != 20:
         return -1
-    if year < 1970 or month < 1 or day < 1 or seconds < 0 or part < 0:
+    if year < 1970 or year > YEAR_MAX or month < 1 or month > 12 or day < 1 or day > month_days(year, month):
+        return -1
+    if hour < 0 or hour > 23 or minute < 0 or minute > 59 or second < 0 or second > 59 or part < 0:
         return -1
     while digits < 9:
         part *= 10
@@ -68,7 +79,7 @@ cdef int64_t nanoseconds(const char *at, const char *end) noexcept nogil:
     year -= month <= 2
     days = (year // 400) * 146097 + (year % 400) * 365 + (year % 400) // 4 - (year % 400) // 100
     days += (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1 - 719468
-    return (days * 86400 + seconds) * 1000000000 + part
+    return (days * 86400 + hour * 3600 + minute * 60 + second) * 1000000000 + part
 
 
 cdef class Frames:
@@ -101,8 +112,10 @@ cdef class Frames:
         cdef int64_t head, total
         while self.at + skip < size and memcmp(start + self.at, line, skip) == 0:
             found = <const char *>memchr(start + self.at + skip, 10, min(LENGTHS, size - self.at - skip))
-            if found == NULL:
+            if found == NULL and size - self.at - skip < LENGTHS:
                 break
+            if found == NULL or found == start + self.at + skip or (found - 1)[0] != 13:
+                raise ValueError("a frame without its lengths")
             end = found - start - 1
             space = <const char *>memchr(start + self.at + skip, 32, end - self.at - skip)
             if space == NULL:
@@ -133,7 +146,7 @@ cdef class Frames:
             begin = end
             while begin > floor and (begin - 1)[0] != 10:
                 begin -= 1
-            if end - begin < SIZES[each] or memcmp(begin, NAMES[each], SIZES[each]) != 0:
+            if begin == floor or end - begin < SIZES[each] or memcmp(begin, NAMES[each], SIZES[each]) != 0:
                 raise ValueError(NAMES[each].decode())
             if each == 2:
                 row[4] = nanoseconds(begin + SIZES[each], end)
@@ -185,6 +198,17 @@ cdef inline char *put_number(char *at, int64_t value) noexcept nogil:
     return at + digits
 
 
+cdef int64_t spanned(const int32_t[::1] ends, Py_ssize_t size) except -1:
+    """How many bytes the values of a column have together; their offsets must ascend within its `size` bytes."""
+    cdef Py_ssize_t row
+    if ends[0] < 0 or ends[ends.shape[0] - 1] > size:
+        raise ValueError("a column whose values lie outside of it")
+    for row in range(ends.shape[0] - 1):
+        if ends[row + 1] < ends[row]:
+            raise ValueError("a column whose values lie outside of it")
+    return <int64_t>ends[ends.shape[0] - 1] - ends[0]
+
+
 def publishes(tuple subjects, tuple lines, tuple payloads, bytes reply, bytes mark, int64_t first):
     """An HPUB frame for each row. A column is (offsets, bytes), as Arrow has it; `lines` are headers of its own, or ().
 
@@ -192,7 +216,8 @@ def publishes(tuple subjects, tuple lines, tuple payloads, bytes reply, bytes ma
     """
     cdef const int32_t[::1] subject_ends = subjects[0], payload_ends = payloads[0], line_ends
     cdef const unsigned char[::1] subject_bytes = subjects[1], payload_bytes = payloads[1], line_bytes
-    cdef Py_ssize_t rows = subject_ends.shape[0] - 1, row, own, head, size
+    cdef Py_ssize_t rows = subject_ends.shape[0] - 1, row, own, head
+    cdef int64_t size
     cdef Py_ssize_t mark_size = PyBytes_GET_SIZE(mark), reply_size = PyBytes_GET_SIZE(reply)
     cdef bint headed = len(lines) > 0
     cdef const char *subject
@@ -201,10 +226,14 @@ def publishes(tuple subjects, tuple lines, tuple payloads, bytes reply, bytes ma
         line_ends, line_bytes = lines
     if payload_ends.shape[0] != rows + 1 or (headed and line_ends.shape[0] != rows + 1):
         raise ValueError("columns of different lengths")
-    size = rows * (96 + reply_size + mark_size) + (subject_ends[rows] - subject_ends[0])
-    size += payload_ends[rows] - payload_ends[0]
+    if first < 0:
+        raise ValueError("numbers count from 0 on")
+    if rows <= 0:
+        return bytearray()
+    size = rows * (96 + reply_size + mark_size) + spanned(subject_ends, subject_bytes.shape[0])
+    size += spanned(payload_ends, payload_bytes.shape[0])
     if headed:
-        size += line_ends[rows] - line_ends[0]
+        size += spanned(line_ends, line_bytes.shape[0])
     cdef bytearray out = bytearray(size)
     cdef char *start = PyByteArray_AS_STRING(out)
     at = start

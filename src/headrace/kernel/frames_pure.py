@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -22,6 +23,12 @@ _NAMES = (
 _OPENING = 10
 _LENGTHS = 24
 _SPACE = 32
+_RETURN = 13
+_DIGITS_MAX = 18
+#: Up to the last whole year that 63 bits of nanoseconds reach.
+_TIME = re.compile(
+    r"((?:19[7-9][0-9]|2[01][0-9]{2}|22[0-5][0-9]|226[01])-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?Z"
+)
 
 Column = tuple[Any, ...]
 
@@ -39,14 +46,16 @@ class Frames:
     def scan(self, buffer: bytearray) -> bool:
         """Go on as far as there are whole frames; True once the answer that ends the block was found."""
         line, skip = self._line, len(self._line)
-        while buffer.startswith(line, self.at):
-            end = buffer.find(b"\r\n", self.at + skip, self.at + skip + _LENGTHS)
-            if end < 0:
+        while self.at + skip < len(buffer) and buffer.startswith(line, self.at):
+            begin = self.at + skip
+            found = buffer.find(b"\n", begin, begin + _LENGTHS)
+            if found < 0 and len(buffer) - begin < _LENGTHS:
                 break
-            words = buffer[self.at + skip : end].split(b" ")
-            if len(words) != 2:
+            end = found - 1
+            first, blank, second = buffer[begin : max(end, begin)].partition(b" ")
+            if found <= begin or buffer[end] != _RETURN or not blank:
                 raise ValueError("a frame without its lengths")
-            head, total = int(words[0]), int(words[1])
+            head, total = _number(first), _number(second)
             if head < _OPENING or total < head:
                 raise ValueError("a frame with strange lengths")
             after = end + 4 + total
@@ -65,19 +74,18 @@ class Frames:
         end = at + head - 4
         found = {}
         for name in _NAMES:
-            begin = buffer.rfind(b"\n", at, end) + 1
-            if not begin or not buffer.startswith(name, begin):
+            begin = buffer.rfind(b"\n", at, max(end, at)) + 1
+            if not begin or not buffer[begin:end].startswith(name):
                 raise ValueError(name.decode())
             found[name] = begin + len(name), end
             end = begin - 2
         place, stop = found[b"Nats-Subject: "]
         low, high = found[b"Nats-Sequence: "]
         from_, to = found[b"Nats-Time-Stamp: "]
-        seq = buffer[low:high]
-        time_ns = _nanoseconds(buffer[from_:to].decode("latin-1"))
-        if not seq.isdigit() or time_ns < 0:
+        seq, time_ns = _number(buffer[low:high]), _nanoseconds(buffer[from_:to].decode("latin-1"))
+        if seq < 0 or time_ns < 0:
             raise ValueError("a sequence and a time")
-        self._rows.extend((at, head, total, int(seq), time_ns, place, stop - place, end + 2))
+        self._rows.extend((at, head, total, seq, time_ns, place, stop - place, end + 2))
         self.count += 1
 
     def table(self) -> bytes:
@@ -86,11 +94,18 @@ class Frames:
         return self._rows.tobytes()
 
 
+def _number(text: bytearray) -> int:
+    """The number that these digits are; -1 if they are none."""
+    return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else -1
+
+
 def _nanoseconds(text: str) -> int:
     """A server's time; -1 if it is written otherwise."""
-    whole, _, part = text.removesuffix("Z").partition(".")
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return -1
     try:
-        return _second(whole) * 1_000_000_000 + int(part.ljust(9, "0"))
+        return _second(match[1]) * 1_000_000_000 + int((match[2] or "").ljust(9, "0"))
     except ValueError:
         return -1
 
@@ -107,6 +122,8 @@ def publishes(
 
     `mark` is a header's beginning that a number, counting from `first`, completes; b"" adds none.
     """
+    if first < 0:
+        raise ValueError("numbers count from 0 on")
     names, bodies = _values(subjects), _values(payloads)
     headers = _values(lines) if lines else [b""] * len(names)
     if not len(names) == len(bodies) == len(headers):
@@ -129,4 +146,6 @@ def _values(column: Column) -> list[bytes]:
     offsets, data = column
     ends = [int(each) for each in offsets]
     whole = bytes(data)
+    if ends and (ends[0] < 0 or ends[-1] > len(whole) or ends != sorted(ends)):
+        raise ValueError("a column whose values lie outside of it")
     return [whole[low:high] for low, high in pairwise(ends)]

@@ -8,6 +8,7 @@ the same in plain Python and passes the same tests.
 """
 
 cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport PyObject
@@ -548,6 +549,8 @@ cdef class RouteTable:
         if groups:
             for group in groups:
                 count = len(group)
+                if count == 0:
+                    continue
                 self.random ^= self.random << 13
                 self.random ^= self.random >> 7
                 self.random ^= self.random << 17
@@ -677,15 +680,15 @@ cdef class Parser:
 
     def feed(self, data, Py_ssize_t size=-1):
         """Take the next chunk (the first `size` bytes of `data`); raises ProtocolError when the peer has to go."""
-        cdef const char *at
-        if isinstance(data, bytearray):
-            at = PyByteArray_AS_STRING(data)
-        elif isinstance(data, bytes):
-            at = PyBytes_AS_STRING(data)
-        else:
-            data = bytes(data)
-            at = PyBytes_AS_STRING(data)
-        self.run(at, at + (len(data) if size < 0 else size))
+        cdef Py_buffer view
+        # Held as long as it is read: a callback that wants to resize it meanwhile gets an error.
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            if size > view.len:
+                raise ValueError("a chunk has no more bytes than it has")
+            self.run(<const char *>view.buf, <const char *>view.buf + (view.len if size < 0 else size))
+        finally:
+            PyBuffer_Release(&view)
 
     cdef run(self, const char *at, const char *end):
         cdef const char *stop
@@ -860,7 +863,8 @@ cdef class Parser:
         cdef bytearray body = self.body
         cdef const char *start = PyBytes_AS_STRING(args)
         cdef Py_ssize_t missing
-        self.arguments(start, start + PyBytes_GET_SIZE(args), self.headed, &pub)
+        if not self.arguments(start, start + PyBytes_GET_SIZE(args), self.headed, &pub):
+            raise ProtocolError(None)  # the peer takes no headers any more
         missing = min(pub.total + 2 - len(body), end - at)
         body += PyBytes_FromStringAndSize(at, missing)
         if len(body) > pub.total and body[pub.total] != 13:

@@ -303,7 +303,7 @@ class RouteTable:
         for sub in plain:
             if sub.peer is not muted and not sub.closed:
                 received += self._hand(sub, pub, header, payload, shared)
-        for group in groups:
+        for group in filter(None, groups):
             start = random.randrange(len(group))
             for sub in group[start:] + group[:start]:
                 if sub.peer is muted or sub.closed:
@@ -368,6 +368,8 @@ class Parser:
 
     def feed(self, data: bytes | bytearray | memoryview, size: int = -1) -> None:
         """Take the next chunk (`size` bytes of `data`); raises ProtocolError when the peer has to go."""
+        if size > len(data):
+            raise ValueError("a chunk has no more bytes than it has")
         chunk = bytes(data) if size < 0 else bytes(memoryview(data)[:size])
         at, end = 0, len(chunk)
         while at < end:
