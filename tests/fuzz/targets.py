@@ -1,14 +1,17 @@
 """The table of fuzz targets: what each is called, and its part of all inputs."""
 
-from . import api, conf, headers, leaf, store, websocket, wire
+from . import api, conf, disk, headers, leaf, replies, snappy, store, websocket, wire
 from .target import Start
 
 TARGETS: dict[str, tuple[Start, float]] = {
-    "wire": (wire.start, 0.28),
-    "headers": (headers.start, 0.33),
-    "websocket": (websocket.start, 0.15),
-    "leaf": (leaf.start, 0.15),
+    "wire": (wire.start, 0.26),
+    "headers": (headers.start, 0.3),
+    "websocket": (websocket.start, 0.14),
+    "leaf": (leaf.start, 0.14),
     "api": (api.start, 0.05),
-    "conf": (conf.start, 0.032),
+    "conf": (conf.start, 0.03),
+    "replies": (replies.start, 0.036),
+    "snappy": (snappy.start, 0.03),
     "store": (store.start, 0.008),
+    "disk": (disk.start, 0.006),
 }

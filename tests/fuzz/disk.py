@@ -1,0 +1,158 @@
+"""Data directories with crafted content under good checksums: the store refuses them with a StoreError, or goes on.
+
+What a forged file says may be served; it leads to no read or write outside of memory, no other error, and no change to
+what was there. Both kernels take a forged block for the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from tests.crash import rotting
+from tests.crash.options import TINY
+
+from headrace.errors import StoreError
+from headrace.kernel import records_pure
+from headrace.sim import SimClock, SimDisk
+from headrace.store import Log, Store
+from headrace.store.records import Columns, Subjects
+
+from .crafting import NUMBERS, change_numbers, craft
+from .making import Maker
+from .target import Pair
+
+KINDS = ("closed", "idle", "killed")
+_HEAD = records_pure._HEAD
+
+
+class Case(NamedTuple):
+    kind: str  # which store; "" for a block alone
+    crafted: dict[str, bytes]
+
+
+def start(maker: Maker) -> Pair:
+    return make, check
+
+
+def make(maker: Maker) -> Case:
+    if maker.chance(0.5):
+        return Case("", {"block": _block(maker)})
+    kind = maker.pick(KINDS)
+    files = rotting.build(kind).files
+    crafted: dict[str, bytes] = {}
+    for _ in range(1 + maker.below(3)):
+        path = maker.pick(_paths(kind))
+        if path in crafted:
+            continue
+        made = craft(maker, files, path)
+        if made is not None:
+            crafted[path] = made
+            if path.startswith("checkpoints/"):
+                crafted[path[:-1] + ("b" if path.endswith("a") else "a")] = made
+    return Case(kind, crafted)
+
+
+@cache
+def _paths(kind: str) -> list[str]:
+    """Every file once, and those that are read by row more often."""
+    paths = sorted(rotting.build(kind).files)
+    return paths + [path for path in paths if path.endswith((".col", ".seg"))] * 3
+
+
+def _block(maker: Maker) -> bytes:
+    """Records, some of them with other lengths."""
+    made, seq = b"", 0
+    for _ in range(maker.below(6)):
+        subject, header, payload = b"s%d" % maker.below(3), b"h" * maker.below(9), maker.bytes(20)
+        seq += 1 + maker.below(3)
+        size = _HEAD.size + len(subject) + len(header) + len(payload)
+        made += _HEAD.pack(size, len(subject), 0, len(header), 0, seq, 7) + subject + header + payload
+    return change_numbers(maker, made) if maker.chance(0.8) else made[: maker.below(len(made) + 1)]
+
+
+def check(case: Case) -> None:
+    if not case.kind:
+        _check_block(case.crafted["block"])
+        return
+    rotten = rotting.build(case.kind)
+    disk = SimDisk(snapshot=rotten.snapshot)
+    for path, content in case.crafted.items():
+        disk.rot(path, content)
+    # Subjects that only a forged file has are added to the table of subjects, a cache.
+    kept = {path: data for path, data in {**rotten.files, **case.crafted}.items() if "/subjects." not in path}
+    try:
+        store = Store.open(disk, SimClock(), TINY)
+    except StoreError:
+        rotting._nothing_touched(disk, kept)
+        return
+    rotting._nothing_touched(disk, kept)
+    with contextlib.suppress(StoreError):
+        for log in list(store.logs.values()):
+            _use(log)
+            store.seal() if store.dirty else None
+            disk.drain()
+        store.close()
+
+
+def _use(log: Log) -> None:
+    """Ask everything, remove by everything, append."""
+    names = [name for name, _ in log.subjects(None)][:4]
+    for name in names:
+        with contextlib.suppress(StoreError):
+            wanted = log.filter((name,))
+            log.next(wanted, log.first_seq)
+            log.prev(wanted, log.last_seq)
+            log.count(wanted, log.first_seq + 1)
+            log.last_per_subject(wanted, max(log.last_seq - 1, 0))
+            log.first_of(name)
+    seqs = log.seqs(None, log.first_seq, log.last_seq)
+    for seq in seqs[:200].tolist():
+        with contextlib.suppress(StoreError):
+            log.get(seq)
+            log.view(seq, 1000)
+    log.rows(log.first_seq, log.last_seq)
+    log.append(b"new", b"", b"x", 1)
+    log.remove_many(seqs[::2])
+    if names:
+        log.remove_many(log.seqs(log.filter((names[0],)), log.first_seq, log.last_seq))
+    if len(seqs):
+        log.remove_below(int(seqs[len(seqs) // 3]))
+
+
+def _check_block(data: bytes) -> None:
+    """Both kernels find the same in a block, and a log loads it alike."""
+    found = [
+        _scanned(*twin, data) for twin in ((Columns, Subjects), (records_pure.Columns, records_pure.Subjects))
+    ]
+    assert found[0] == found[1], "the kernels differ"
+    seqs = np.array([number for number in NUMBERS if number < 1 << 63], np.uint64)
+    for seq in seqs[:4].tolist():
+        assert _unpacked(records_pure, data, seq) == _unpacked_here(data, seq)
+
+
+def _scanned(kind: Any, table: Any, data: bytes) -> tuple[Any, ...]:
+    columns, subjects = kind(), table()
+    count = columns.scan(subjects, data, 0, len(data), 544)
+    rows = [columns.row(i) for i in range(columns.rows)]
+    return (
+        count,
+        rows,
+        [subjects.name(i) for i in range(len(subjects))],
+        columns.is_sound(len(subjects), 1 << 20),
+    )
+
+
+def _unpacked(module: Any, data: bytes, at: int) -> Any:
+    try:
+        return module.unpack(data, at)
+    except ValueError as error:
+        return str(error)
+
+
+def _unpacked_here(data: bytes, at: int) -> Any:
+    from headrace.store import records
+
+    return _unpacked(records, data, at)
