@@ -6,6 +6,7 @@ subjects of a run (`subjects_of`). Nothing is made per message: records are read
 leave. Knows no consumers. `delivery_pure` does the same in plain Python and passes the same tests.
 """
 
+cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport PyObject
@@ -128,6 +129,7 @@ cdef settle(Receiver *receivers, list subs):
             peer.touch()
 
 
+@cython.boundscheck(False)  # `at` is within `wanted` all along
 def encode(list targets not None, view, seqs, Py_ssize_t at, Py_ssize_t most, bytes ack not None, uint64_t cseq,
            int64_t pending, Py_ssize_t base, Py_ssize_t bytes_max, bint strict):
     """Write records of `view`, those in `seqs` from index `at` on, at most `most`, to targets taking turns.

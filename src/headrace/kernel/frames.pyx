@@ -6,6 +6,7 @@ Owns the reading of `HMSG` frames with the lines that a server adds to a stored 
 `frames_pure` does the same in plain Python and passes the same tests.
 """
 
+cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t
@@ -198,6 +199,7 @@ cdef inline char *put_number(char *at, int64_t value) noexcept nogil:
     return at + digits
 
 
+@cython.boundscheck(False)  # it goes from the first to the last
 cdef int64_t spanned(const int32_t[::1] ends, Py_ssize_t size) except -1:
     """How many bytes the values of a column have together; their offsets must ascend within its `size` bytes."""
     cdef Py_ssize_t row
@@ -209,6 +211,7 @@ cdef int64_t spanned(const int32_t[::1] ends, Py_ssize_t size) except -1:
     return <int64_t>ends[ends.shape[0] - 1] - ends[0]
 
 
+@cython.boundscheck(False)  # `spanned` has looked at every offset
 def publishes(tuple subjects, tuple lines, tuple payloads, bytes reply, bytes mark, int64_t first):
     """An HPUB frame for each row. A column is (offsets, bytes), as Arrow has it; `lines` are headers of its own, or ().
 
