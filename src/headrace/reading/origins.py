@@ -24,8 +24,6 @@ Path = str | os.PathLike[str]
 Batches = Iterator["pa.RecordBatch"]
 
 _numbers = itertools.count(1)
-#: Wherever a bucket ends by then.
-_END = 1 << 62
 
 
 class Origin(Protocol):
@@ -120,11 +118,15 @@ class Wire:
         return key_prefix(self._options, self._facts)
 
     def batches(self, bounds: Bounds, shape: Shape) -> Callable[[], Batches]:
+        from headrace.spark.columns import OPEN_END
+
         if "size" in shape.columns:
             raise ValueError("there is no column size over the wire; take the length of data, or give `path`")
         start = max(self._place(bounds.start, self._facts.first_seq), self._facts.first_seq)
         end = min(self._place(bounds.end, self._facts.next_seq), self._facts.next_seq)
-        span = _Span(start, _END if bounds.is_table and bounds.end is None else end, self._facts.first_seq)
+        span = _Span(
+            start, OPEN_END if bounds.is_table and bounds.end is None else end, self._facts.first_seq
+        )
         return lambda: self._rows(span, bounds, shape.schema())
 
     def _place(self, bound: Bound, default: int) -> int:
@@ -226,13 +228,14 @@ def _selection(bounds: Bounds) -> Selection:
 def _bound(value: Bound) -> tuple[int | None, int | None]:
     """(sequence, nanoseconds): which of the two a bound names."""
     if isinstance(value, str):
+        from headrace.spark.columns import OPEN_END
         from headrace.spark.options import bound_of
 
         place = bound_of(value)
         if place.word == "last-per-subject":
             raise ValueError("last-per-subject is a way to read a bucket: use read_kv")
         if place.word in ("earliest", "latest"):
-            return (None, None) if place.word == "earliest" else (_END, None)
+            return (None, None) if place.word == "earliest" else (OPEN_END, None)
         return (None, place.time_ns) if place.time_ns else (place.seq, None)
     if value is None or isinstance(value, int):
         return value, None

@@ -6,9 +6,10 @@ message. The rows are those that the direct path makes of the same messages. Mus
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +76,16 @@ class Scanner:
         return Block(data, np.frombuffer(self._frames.table(), np.int64).reshape(-1, WIDTH))
 
 
+class Message(NamedTuple):
+    """One stored message. `header` is its header block as it was published, b"" if it has none."""
+
+    seq: int
+    time_ns: int
+    subject: bytes
+    header: bytes
+    payload: bytes
+
+
 @dataclass(frozen=True)
 class Block:
     """Messages in memory, and of each the eight numbers that `Frames.table` names."""
@@ -88,6 +99,24 @@ class Block:
     @property
     def seqs(self) -> Ints:
         return self.table[:, 3]
+
+    def subjects(self) -> list[str]:
+        """The subjects of the messages."""
+        found: list[str] = self._subject().to_pylist()
+        return found
+
+    def first(self, count: int) -> Block:
+        """The first so many messages."""
+        return self if count >= len(self) else Block(self.data, self.table[:count])
+
+    def is_from(self, stream: str) -> bool:
+        """Whether the answers come from this stream, not from a mirror that answers for it.
+
+        One responder answers a whole request, so the first message tells for all.
+        """
+        at = int(self.table[0, 7])
+        line = b"Nats-Stream: %s\r\n" % stream.encode()
+        return bool(self.data[at : at + len(line)] == line)
 
     def columns(self, names: list[str], keep: slice) -> dict[str, pa.Array]:
         """The columns that are wanted, of the rows that are wanted."""
@@ -136,6 +165,23 @@ class Block:
 
     def _slices(self, starts: Ints, lengths: Ints) -> pa.Array:
         return binary_views(self.data, starts, lengths, None).cast(pa.binary())
+
+
+def block_of(messages: Sequence[Message]) -> Block:
+    """A block of messages that were fetched one by one."""
+    data = bytearray()
+    table = np.empty((len(messages), WIDTH), np.int64)
+    for row, message in enumerate(messages):
+        start, head = len(data), len(message.header)
+        data += message.header
+        data += message.payload
+        place = len(data)
+        data += message.subject
+        # The empty line that ends a header block is no part of the headers.
+        own_end = start + max(head - 2, 0)
+        total = head + len(message.payload)
+        table[row] = start, head, total, message.seq, message.time_ns, place, len(message.subject), own_end
+    return Block(memoryview(bytes(data)), table)
 
 
 def deadlines(times: pa.Array, ttls: pa.Array) -> pa.Array:

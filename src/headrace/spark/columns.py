@@ -11,6 +11,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
+#: A range with this end goes on to wherever the stream ends by then.
+OPEN_END = 1 << 62
+
 
 class Span(Protocol):
     """Sequences from `start` (included) to `end` (excluded), as a pin shows them where there is one."""

@@ -32,6 +32,7 @@ from headrace.spark import options as o
 from headrace.spark import schema as schemas
 from headrace.spark.batch import StreamReader, rows
 from headrace.spark.changes import OPERATIONS, Bucket, Change, Changer
+from headrace.spark.columns import OPEN_END
 from headrace.spark.doors import door_of
 from headrace.spark.entries import NEEDED, entries, live, prefix_of
 from headrace.spark.leases import NOBODY
@@ -52,8 +53,6 @@ KV = StructType(
     ]
 )
 _NEEDED = StructType([field for field in schemas.STREAM.fields if field.name in NEEDED])
-#: Wherever the bucket ends by then.
-_END = 1 << 62
 _WRITTEN = {"key", "value", "operation", "ttl"}
 #: Columns of the source that a row may still carry; they speak of the entry that it was read from.
 _IGNORED = {"revision", "time", "expires_at"}
@@ -120,7 +119,7 @@ class BucketReader(DataSourceReader):
         """Where a read over the wire ends: keys that are rewritten meanwhile are found if they stay before the end."""
         ending = self.kv.stream.ending
         if ending == o.LATEST or ending.time_ns > time.time_ns():
-            return _END
+            return OPEN_END
         return ending.seq or planned
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:

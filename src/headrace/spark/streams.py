@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from headrace.errors import HeadraceError
@@ -23,6 +23,7 @@ _MIRRORS_MAX = 8
 T = TypeVar("T")
 
 _PAUSE_S = 0.2
+_NO_MESSAGE = 10037
 _greeted: set[Address] = set()
 
 
@@ -142,15 +143,20 @@ def key_prefix(options: Options, facts: Facts) -> str:
 
 
 def seq_at(options: Options, time_ns: int) -> int | None:
-    """The first message at or after a time; None when all are older."""
+    """The first message at or after a time; None when all are older. The leader is asked: a replica that is behind has
+    no message after a recent time."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
-    text = f"{datetime.utcfromtimestamp(seconds).isoformat()}.{rest:09d}Z"
-    subject = f"{options.api}.DIRECT.GET.{options.stream}"
+    text = f"{datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()}.{rest:09d}Z"
+    subject = f"{options.api}.STREAM.MSG.GET.{options.stream}"
 
     def ask(link: Link) -> int | None:
-        frame = link.request(subject, {"start_time": text})
-        found = frame.header.rpartition(b"Nats-Sequence: ")[2].partition(b"\r\n")[0]
-        return int(found) if found.isdigit() else None
+        answer: dict[str, Any] = json.loads(link.request(subject, {"start_time": text}).payload)
+        error = answer.get("error")
+        if error is None:
+            return int(answer["message"]["seq"])
+        if error.get("err_code") == _NO_MESSAGE:
+            return None
+        raise StreamError(f"stream {options.stream!r} at {text}: {error.get('description', 'refused')}")
 
     return persistently(options.address, options.reconnect_s, ask)
 

@@ -1,0 +1,175 @@
+"""What the leader of a stream has: the word that a read ends by.
+
+Direct gets are answered by any replica of a stream and by mirrors; one that is behind leaves out messages or gives older
+ones, and its answers do not show that. `STREAM.MSG.GET` and `STREAM.INFO` are answered by the leader alone. Owns the
+requests that ask it and the reading of messages by them, which is slow (one request a message, many under way at once)
+but always right. Invariant: nothing here is concluded from the answer of a replica. Must not know Spark or Arrow.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from headrace.spark.blocks import Message
+from headrace.spark.link import Link, LinkError, Refused
+from headrace.spark.options import Options
+from headrace.spark.streams import StreamError, call, nanoseconds
+
+#: Requests under way at once; a server drops API requests when thousands wait.
+_REQUESTS_MAX = 64
+#: Sequences that one walk covers.
+_WALK = 128
+_NO_MESSAGE = 10037
+_UNAVAILABLE = 503
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The messages of a subject from `at` on and below `end`, one after the other."""
+
+    subject: str
+    at: int
+    end: int
+    found: list[Message] = field(default_factory=list)
+
+    def take(self, message: Message | None) -> bool:
+        """Note the first message at or after `at`; whether to ask on."""
+        if message is None or message.seq >= self.end:
+            return False
+        self.found.append(message)
+        self.at = message.seq + 1
+        return self.at < self.end
+
+
+class _Search:
+    """The last message of a subject below `end`: at a guess first, then by halving what is left."""
+
+    def __init__(self, subject: str, guess: int, end: int) -> None:
+        self.subject = subject
+        self.at = guess or max(end // 2, 1)
+        self.found: list[Message] = []
+        self._end = end
+        #: The last message is in between, or the one that was found.
+        self._low, self._high = 1, end
+
+    def take(self, message: Message | None) -> bool:
+        """Note the first message at or after `at`; whether to ask on."""
+        if message is None or message.seq >= self._end:
+            self._high = self.at
+            self.at = (self._low + self._high) // 2
+        else:
+            is_first = not self.found
+            self.found = [message]
+            self._low = message.seq + 1
+            # Mostly the guess was right, and there is nothing behind it.
+            self.at = self._low if is_first else (self._low + self._high) // 2
+        return self._low < self._high
+
+
+_Steps = _Walk | _Search
+
+
+class Leader:
+    """The leader of one stream, asked over a link."""
+
+    def __init__(self, options: Options, link: Link) -> None:
+        self._options = options
+        self._link = link
+        self._subject = f"{options.api}.STREAM.MSG.GET.{options.stream}"
+
+    def next_seq(self, at: int) -> int:
+        """The first message of the query's subjects from `at` on; 0 if there is none."""
+        wanted = {"next_by_subj": self._options.subject or ">", "seq": at}
+        try:
+            message = self._understand(self._link.request(self._subject, wanted).payload)
+        except Refused as error:
+            raise self._not_permitted(error) from error
+        return message.seq if message is not None else 0
+
+    def last_seq(self) -> int:
+        """The last sequence that the stream has given out."""
+        subject = f"{self._options.api}.STREAM.INFO.{self._options.stream}"
+        return int(call(self._link, subject)["state"]["last_seq"])
+
+    def read(self, start: int, end: int) -> list[Message]:
+        """The query's messages from `start` on and below `end`."""
+        subject = self._options.subject or ">"
+        cuts = range(start, end, _WALK)
+        walks = [_Walk(subject, cut, min(cut + _WALK, end)) for cut in cuts]
+        self._finish(walks)
+        return [message for walk in walks for message in walk.found]
+
+    def read_last(self, guesses: dict[str, int], end: int) -> list[Message]:
+        """The last message below `end` of each subject, in sequence order.
+
+        A subject comes with the sequence that its last message probably has, or 0.
+        """
+        searches = [_Search(subject, guess, end) for subject, guess in guesses.items()]
+        self._finish(searches)
+        return sorted(message for search in searches for message in search.found)
+
+    def _finish(self, walks: Sequence[_Steps]) -> None:
+        """Take all steps, those of many at once."""
+        waiting: dict[bytes, _Steps] = {}
+        rest = iter(walks)
+        try:
+            self._begin(rest, waiting, _REQUESTS_MAX)
+            for frame in self._link.frames(self._link.address.timeout_s, self._subject) if waiting else ():
+                walk = waiting.pop(frame.subject, None)
+                if walk is None:
+                    continue
+                if walk.take(self._understand(frame.payload, frame.header)):
+                    self._ask(walk, waiting)
+                else:
+                    self._begin(rest, waiting, 1)
+                if not waiting:
+                    return
+        except Refused as error:
+            raise self._not_permitted(error) from error
+
+    def _begin(self, rest: Iterator[_Steps], waiting: dict[bytes, _Steps], count: int) -> None:
+        for walk in islice(rest, count):
+            self._ask(walk, waiting)
+
+    def _ask(self, walk: _Steps, waiting: dict[bytes, _Steps]) -> None:
+        reply = self._link.new_inbox()
+        waiting[reply] = walk
+        body = json.dumps({"next_by_subj": walk.subject, "seq": walk.at}).encode()
+        self._link.send(b"PUB %s %s %d\r\n%s\r\n" % (self._subject.encode(), reply, len(body), body))
+
+    def _understand(self, payload: bytes, header: bytes = b"") -> Message | None:
+        """The message of an answer; None if there is none."""
+        if header[:12] == b"NATS/1.0 503":
+            raise LinkError(f"nobody answers on {self._subject}")
+        answer: dict[str, Any] = json.loads(payload)
+        error = answer.get("error")
+        if error is None:
+            return _message(answer["message"])
+        if error.get("err_code") == _NO_MESSAGE:
+            return None
+        text = f"{error.get('description', 'refused')} [{error.get('err_code', error.get('code'))}]"
+        if error.get("code") == _UNAVAILABLE:
+            raise LinkError(f"the leader of stream {self._options.stream!r} cannot be asked now: {text}")
+        raise StreamError(f"stream {self._options.stream!r}: {text}")
+
+    def _not_permitted(self, error: Refused) -> StreamError:
+        return StreamError(
+            f"whether stream {self._options.stream!r} was read completely cannot be checked, because this user may not "
+            f"publish to {self._subject}: {error}. Replicas and mirrors that are behind answer direct gets too, so allow "
+            "it, or read the stream's files with option `path`"
+        )
+
+
+def _message(found: dict[str, Any]) -> Message:
+    return Message(
+        int(found["seq"]),
+        nanoseconds(found["time"]),
+        found["subject"].encode(),
+        base64.b64decode(found.get("hdrs") or ""),
+        base64.b64decode(found.get("data") or ""),
+    )

@@ -1,0 +1,308 @@
+"""Reading while direct gets are answered by a replica or mirror that is behind: no row is skipped, none comes twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import nats
+import pytest
+from pyspark.sql.datasource import InputPartition
+
+import headrace
+from conformance.servers import KINDS, REFERENCE, Server, Setup
+from headrace.client.context import JetStream
+from headrace.spark import schema as schemas
+from headrace.spark import wire
+from headrace.spark.batch import StreamReader
+from headrace.spark.kv import KV, KvSource
+from headrace.spark.link import Address, Link, LinkError
+from headrace.spark.offsets import DataLoss
+from headrace.spark.options import source_options
+from headrace.spark.streams import StreamError
+from spark.conftest import Broker, eventually
+from support.behind import DOMAIN, Behind
+from support.cluster import Cluster
+
+_SCHEMA = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
+
+
+def reader(url: str, stream: str, **options: Any) -> StreamReader:
+    given = {key: str(value) for key, value in options.items()}
+    return StreamReader(source_options({"servers": url, "stream": stream, **given}), _SCHEMA)
+
+
+def rows(query: StreamReader) -> list[dict[str, Any]]:
+    return [row for part in query.partitions() for batch in query.read(part) for row in batch.to_pylist()]
+
+
+def numbers(query: StreamReader) -> list[int]:
+    return [int(row["data"]) for row in rows(query)]
+
+
+@pytest.fixture(autouse=True)
+def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A responder that stays behind is given up after as many tries, but sooner."""
+    monkeypatch.setattr(wire, "_LAG_PAUSE_S", 0.001)
+
+
+@pytest.fixture(params=["replica", "mirror"])
+def behind(request: pytest.FixtureRequest, broker: Broker, name: str) -> Iterator[Behind]:
+    """A stream of 100 messages on seven subjects, and a responder that has 40 of them."""
+    broker.create(name)
+    broker.fill(name, 40)
+    with Behind(broker.url, name, as_mirror=request.param == "mirror") as made:
+        broker.fill(name, 60, start=40)
+        yield made
+
+
+def test_a_range_is_read_to_its_planned_end(broker: Broker, name: str, behind: Behind) -> None:
+    assert numbers(reader(broker.url, name, domain=DOMAIN)) == list(range(100))
+    assert behind.answers > 1, "the one that is behind was asked"
+    parts = reader(broker.url, name, domain=DOMAIN, minPartitions=5, starting=31, ending=95)
+    assert numbers(parts) == list(range(30, 94))
+    reading = headrace.read(broker.url, name, connection={"domain": DOMAIN}, columns=["seq"])
+    assert reading.to_table()["seq"].to_pylist() == list(range(1, 101))
+
+
+def test_a_filtered_range_is_read_to_its_planned_end(broker: Broker, name: str, behind: Behind) -> None:
+    for subject in (f"{name}.3", f"{name}.*"):
+        wanted = [n for n in range(100) if subject.endswith("*") or n % 7 == 3]
+        assert numbers(reader(broker.url, name, domain=DOMAIN, subject=subject, minPartitions=3)) == wanted
+    assert behind.answers > 1
+
+
+def test_messages_that_are_gone_end_no_range(broker: Broker, name: str, behind: Behind) -> None:
+    for seq in (1, 39, 40, 41, 42, 60, 99, 100):
+        broker.api(f"STREAM.MSG.DELETE.{name}", {"seq": seq})
+    late = reader(broker.url, name, domain=DOMAIN, starting=41, minPartitions=2)
+    assert numbers(late) == [n for n in range(40, 100) if n not in (40, 41, 59, 98, 99)]
+
+
+def test_direct_gets_go_on_once_it_has_caught_up(broker: Broker, name: str, behind: Behind) -> None:
+    behind.answers_max = 2
+    assert numbers(reader(broker.url, name, domain=DOMAIN)) == list(range(100))
+
+
+def test_rows_of_the_leader_are_the_rows_of_direct_gets(broker: Broker, name: str) -> None:
+    broker.create(name, allow_msg_ttl=True)
+    broker.fill(name, 1)
+    with Behind(broker.url, name) as behind:
+        lines = b"A: 1\r\nA: 2\r\nNats-TTL: 1h\r\n"
+        broker.publish(name, [(f"{name}.ö", lines, b"\0\xff"), (f"{name}.plain", b"", b"")])
+        lagging = rows(reader(broker.url, name, domain=DOMAIN))
+        assert behind.answers > 1
+    assert lagging == rows(reader(broker.url, name))
+    assert lagging[1]["headers"], "headers come along"
+    assert lagging[1]["expires_at"], "and the end of its life"
+
+
+def test_the_last_of_each_subject_is_not_an_older_one(broker: Broker, name: str, behind: Behind) -> None:
+    broker.publish(name, [(f"{name}.new", b"", b"100")])
+    options = {"domain": DOMAIN, "starting": "last-per-subject", "minPartitions": 2}
+    assert sorted(numbers(reader(broker.url, name, **options))) == list(range(93, 101))
+    assert behind.answers > 1
+
+
+def test_the_last_before_an_end_that_others_have_passed(broker: Broker, name: str, behind: Behind) -> None:
+    options = {"domain": DOMAIN, "starting": "last-per-subject"}
+    query = reader(broker.url, name, **options)
+    parts = query.partitions()
+    broker.publish(name, [(f"{name}.{n}", b"", b"%d" % (200 + n)) for n in (0, 1, 2)])
+    behind.answers_max = 3
+    found = [row for part in parts for batch in query.read(part) for row in batch.to_pylist()]
+    assert sorted(int(row["data"]) for row in found) == list(range(93, 100))
+    gone = reader(broker.url, name, ending=95, **options)
+    assert sorted(numbers(gone)) == list(range(87, 94))
+
+
+def test_a_time_is_looked_up_at_the_leader(broker: Broker, name: str, behind: Behind) -> None:
+    middle = datetime.now(UTC)
+    broker.publish(name, [(f"{name}.0", b"", b"100")])
+    starting = middle.isoformat().replace("+00:00", "Z")
+    assert numbers(reader(broker.url, name, domain=DOMAIN, starting=starting)) == [100]
+    early = reader(broker.url, name, domain=DOMAIN, ending=starting)
+    assert numbers(early) == list(range(100))
+
+
+def test_a_bucket_has_its_newest_values(broker: Broker, name: str) -> None:
+    stream = f"KV_{name}"
+    broker.create(stream, subjects=[f"$KV.{name}.>"], max_msgs_per_subject=2)
+    broker.publish(stream, [(f"$KV.{name}.{key}", b"", b"old") for key in "abc"])
+    with Behind(broker.url, stream) as behind:
+        broker.publish(stream, [(f"$KV.{name}.{key}", b"", b"new") for key in "bcd"])
+        given = {"servers": broker.url, "bucket": name, "domain": DOMAIN}
+        table = KvSource(given).reader(KV)
+        found = [
+            row for part in table.partitions() for batch in table.read(part) for row in batch.to_pylist()
+        ]
+        wanted = [("a", b"old"), ("b", b"new"), ("c", b"new"), ("d", b"new")]
+        assert sorted((row["key"], row["value"]) for row in found) == wanted
+        frame = headrace.read_kv(broker.url, name, connection={"domain": DOMAIN}).to_polars().sort("key")
+        assert frame.select("key", "value").rows() == wanted
+        assert behind.answers > 1
+
+
+def test_a_leader_that_does_not_answer_is_an_error(broker: Broker, name: str, behind: Behind) -> None:
+    query = reader(broker.url, name, domain=DOMAIN, timeout="300ms", reconnect="500ms")
+    parts = query.partitions()
+    behind.silent = (b"STREAM.MSG.GET.",)
+    started_s = time.monotonic()
+    with pytest.raises(LinkError, match=r"STREAM\.MSG\.GET"):
+        list(query.read(parts[0]))
+    assert time.monotonic() - started_s < 20.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_user_who_may_not_ask_the_leader(kind: str, name: str) -> None:
+    allowed = '["$JS.API.STREAM.INFO.>", "$JS.API.STREAM.NAMES", "$JS.API.DIRECT.GET.>"]'
+    users = f"""{{ user: all, password: pw }}
+        {{ user: some, password: pw, permissions: {{ publish: {allowed}, subscribe: ["_INBOX.>"] }} }}"""
+    with Server(kind, Setup(config=f"authorization {{ users: [ {users} ] }}")) as server:
+        link = Link(Address(servers=(server.url,), user="all", password="pw"))
+        config = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True}
+        link.request(f"$JS.API.STREAM.CREATE.{name}", config)
+        for n in range(10):
+            link.request(f"{name}.{n % 2}", b"%d" % n)
+        link.close()
+        known = {"user": "some", "password": "pw", "reconnect": "1s"}
+        assert numbers(reader(server.url, name, **known)) == list(range(10)), "the end was read: all is there"
+        with pytest.raises(StreamError, match=r"may not publish to \$JS\.API\.STREAM\.MSG\.GET"):
+            numbers(reader(server.url, name, subject=f"{name}.0", **known))
+
+
+def test_a_leader_that_lost_the_end_of_a_range_is_an_error(broker: Broker, name: str) -> None:
+    broker.create(name)
+    broker.fill(name, 10)
+    query = reader(broker.url, name, reconnect="500ms")
+    parts = query.partitions()
+    broker.api(f"STREAM.DELETE.{name}")
+    broker.create(name)
+    broker.fill(name, 5)
+    with pytest.raises(DataLoss, match="ends at sequence 5"):
+        list(query.read(parts[0]))
+
+
+async def test_a_key_is_created_by_what_the_leader_has(broker: Broker, name: str) -> None:
+    """A replica that does not know of the deletion shows a value, one that does not know of the key nothing."""
+    stream = f"KV_{name}"
+    broker.create(stream, subjects=[f"$KV.{name}.>"], max_msgs_per_subject=1, allow_rollup_hdrs=True)
+    deleted = b"KV-Operation: DEL\r\n"
+    broker.publish(stream, [(f"$KV.{name}.a", b"", b"1")])
+    with Behind(broker.url, stream) as behind:
+        broker.publish(stream, [(f"$KV.{name}.{key}", deleted, b"") for key in "ab"])
+        connection = await nats.connect(broker.url)
+        try:
+            bucket = await JetStream(connection, domain=DOMAIN).key_value(name)
+            assert [await bucket.create(key, b"2") for key in "ab"] == [4, 5]
+        finally:
+            await connection.close()
+        assert behind.silent == ()
+
+
+def test_a_filtered_mirror_answers_for_its_origin(brokers: dict[str, Broker], name: str) -> None:
+    """nats-server asks any of origin and mirrors; a mirror that leaves out subjects has holes between its messages."""
+    broker = brokers[REFERENCE]
+    broker.create(name)
+    broker.fill(name, 50)
+    for number in range(3):
+        mirror = {"name": name, "filter_subject": f"{name}.{number}"}
+        broker.api(f"STREAM.CREATE.{name}M{number}", {"name": f"{name}M{number}", "mirror": mirror})
+    eventually(lambda: len(_responders(broker, name)) == 4)
+    for _ in range(5):
+        assert numbers(reader(broker.url, name)) == list(range(50))
+        some = reader(broker.url, name, subject=f"{name}.3")
+        assert numbers(some) == [n for n in range(50) if n % 7 == 3]
+        newest = reader(broker.url, name, starting="last-per-subject")
+        assert sorted(numbers(newest)) == list(range(43, 50))
+
+
+def _responders(broker: Broker, stream: str) -> set[bytes]:
+    """The streams that answer direct gets of one, as far as a few dozen requests show."""
+    asked = [
+        broker.link.request(f"$JS.API.DIRECT.GET.{stream}", {"next_by_subj": ">", "seq": 1})
+        for _ in range(40)
+    ]
+    return {frame.header.partition(b"Nats-Stream: ")[2].partition(b"\r\n")[0] for frame in asked}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+def _clustered(cluster: Cluster, name: str) -> None:
+    config = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, "num_replicas": 3}
+    cluster.api(f"STREAM.CREATE.{name}", config)
+
+
+def _publish(link: Link, name: str, start: int, count: int) -> None:
+    """Messages that are stored when this returns."""
+    waiting = {link.new_inbox(): n for n in range(start, start + count)}
+    link.send(
+        b"".join(
+            b"PUB %s.%d %s %d\r\n%d\r\n" % (name.encode(), n % 3, reply, len(str(n)), n)
+            for reply, n in waiting.items()
+        )
+    )
+    for frame in link.frames(30.0):
+        assert "error" not in json.loads(frame.payload)
+        waiting.pop(frame.subject, None)
+        if not waiting:
+            return
+
+
+def test_a_follower_that_was_suspended(cluster: Cluster, name: str) -> None:
+    """Read through a node that goes on after messages were stored without it."""
+    _clustered(cluster, name)
+    follower, leader = cluster.followers_of(name)[0], cluster.leader_of(name)
+    link = Link(leader.address)
+    for start in range(0, 80_000, 8_000):
+        end = start + 8_000
+        follower.stop()
+        try:
+            _publish(link, name, start, 8_000)
+            parts = reader(leader.url, name, timeout="3s").partitions()
+        finally:
+            follower.resume()
+        some = reader(follower.url, name, timeout="3s", subject=f"{name}.1")
+        assert _numbers_of(some, parts) == [n for n in range(end) if n % 3 == 1]
+        assert _numbers_of(reader(follower.url, name, timeout="3s"), parts) == list(range(end))
+    link.close()
+
+
+def test_a_node_without_a_leader_ends_no_range(cluster: Cluster, name: str) -> None:
+    _clustered(cluster, name)
+    follower = cluster.followers_of(name)[0]
+    link = Link(follower.address)
+    _publish(link, name, 0, 100)
+    query = reader(follower.url, name, subject=f"{name}.0", timeout="300ms", reconnect="1s")
+    parts = query.partitions()
+    others = [node for node in cluster.nodes if node is not follower]
+    for node in others:
+        node.stop()
+    try:
+        with pytest.raises(LinkError):
+            list(query.read(parts[0]))
+    finally:
+        for node in others:
+            node.resume()
+        link.close()
+    cluster.leader_of(name)
+    eventually(lambda: _try_numbers(query, parts) == list(range(0, 100, 3)))
+
+
+def _try_numbers(query: StreamReader, parts: Sequence[InputPartition]) -> list[int]:
+    try:
+        return _numbers_of(query, parts)
+    except LinkError:
+        return []
+
+
+def _numbers_of(query: StreamReader, parts: Sequence[InputPartition]) -> list[int]:
+    batches = (batch for part in parts for batch in query.read(part))
+    return [int(data) for batch in batches for data in batch["data"].to_pylist()]

@@ -1,0 +1,109 @@
+"""A door to a server behind which direct gets are answered by a replica that is behind; everything else is passed on.
+
+Asked under `$JS.BEHIND.API` (option `domain=BEHIND`). The replica is a real stream: a copy of the first messages, which
+answers under the name of its origin as a follower does, or under its own as a mirror does. So every test knows exactly
+what the answers lack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+from typing import Any
+
+from headrace.spark.link import Address, Frame, Link, LinkError
+
+DOMAIN = "BEHIND"
+_PREFIX = b"$JS.%s.API." % DOMAIN.encode()
+_GET = b"DIRECT.GET."
+_DEADLINE_S = 30.0
+
+
+class Behind:
+    """Serves one stream's direct gets from a copy made when this was; `with` ends it."""
+
+    def __init__(self, url: str, stream: str, *, as_mirror: bool = False) -> None:
+        self.address = Address(servers=(url,), timeout_s=_DEADLINE_S)
+        self.stream = stream
+        # As long as the other, so that one can stand for the other in a header.
+        self.copy = f"x{stream[1:]}"
+        self.answers = 0
+        #: After so many answers it has caught up.
+        self.answers_max = 1 << 30
+        #: Requests that begin so are not answered at all.
+        self.silent: tuple[bytes, ...] = ()
+        self._as_mirror = as_mirror
+        self._ended = threading.Event()
+        self._replies: dict[bytes, bytes] = {}
+        self._make_copy()
+        self._link = Link(self.address)
+        self._link.send(b"SUB %s> 2\r\n" % _PREFIX)
+        self._link.request(f"$JS.API.STREAM.INFO.{stream}")  # so that it is subscribed
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Behind:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(_DEADLINE_S)
+        self._link.close()
+
+    def _make_copy(self) -> None:
+        """Mirror the stream as it is now, then cut the mirror off."""
+        link = Link(self.address)
+        try:
+            last = _call(link, f"STREAM.INFO.{self.stream}")["state"]["last_seq"]
+            config = {"name": self.copy, "mirror": {"name": self.stream}, "allow_direct": True}
+            _call(link, f"STREAM.CREATE.{self.copy}", config)
+            deadline = time.monotonic() + _DEADLINE_S
+            while _call(link, f"STREAM.INFO.{self.copy}")["state"]["last_seq"] < last:
+                assert time.monotonic() < deadline, "the copy is not made"
+                time.sleep(0.02)
+            alone = {"name": self.copy, "subjects": [f"{self.copy}.cut"], "mirror_direct": False}
+            _call(link, f"STREAM.UPDATE.{self.copy}", {**alone, "allow_direct": True})
+        finally:
+            link.close()
+
+    def _serve(self) -> None:
+        while not self._ended.is_set():
+            with contextlib.suppress(LinkError):
+                for frame in self._link.frames(0.1):
+                    self._pass_on(frame)
+                    if self._ended.is_set():
+                        return
+            if self._link.closed:
+                return
+
+    def _pass_on(self, frame: Frame) -> None:
+        if frame.subject in self._replies:
+            self._answer(frame)
+            return
+        verb, reply, own = frame.subject.removeprefix(_PREFIX), frame.reply, self._link.new_inbox()
+        if verb.startswith(self.silent or (b"\0",)):
+            return
+        stream = self.stream.encode()
+        if re.match(re.escape(_GET + stream) + rb"(\.|$)", verb) and self.answers < self.answers_max:
+            self.answers += 1
+            self._replies[own] = reply
+            verb, reply = verb.replace(stream, self.copy.encode(), 1), own
+        sizes = (verb, reply, len(frame.payload), frame.payload)
+        self._link.send(b"PUB $JS.API.%s %s %d\r\n%s\r\n" % sizes)
+
+    def _answer(self, frame: Frame) -> None:
+        header, payload = frame.header, frame.payload
+        if not self._as_mirror:
+            names = [b"Nats-Stream: %s\r\n" % name.encode() for name in (self.copy, self.stream)]
+            header = header.replace(*names)
+        sizes = (self._replies[frame.subject], len(header), len(header) + len(payload), header, payload)
+        self._link.send(b"HPUB %s %d %d\r\n%s%s\r\n" % sizes)
+
+
+def _call(link: Link, verb: str, body: Any = None) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(link.request(f"$JS.API.{verb}", body).payload)
+    assert "error" not in answer, answer["error"]
+    return answer

@@ -1,0 +1,170 @@
+"""A cluster of real nats-server processes on loopback, for tests of what only a cluster does.
+
+Each node has a free port, a folder of its own and the name n1, n2, ...; nodes can be stopped and resumed, killed and
+started again. `with Cluster(folder) as cluster` waits until there is a meta leader and ends every process it started.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from conformance.servers import reference_binary
+from headrace.spark.link import Address, Link, LinkError
+from support.ports import free_port
+
+_DEADLINE_S = 60.0
+_PAUSE_S = 0.05
+
+
+class Node:
+    """One server of a cluster."""
+
+    def __init__(self, name: str, folder: Path, routes: list[int], port: int, route: int) -> None:
+        self.name = name
+        self.port = port
+        self.is_stopped = False
+        self._folder = folder
+        self._command = [
+            *(reference_binary(), "-n", name, "-a", "127.0.0.1", "-p", str(port)),
+            *("-js", "-sd", str(folder / "store")),
+            *("--cluster_name", "tests", "--cluster", f"nats://127.0.0.1:{route}"),
+            *("--routes", ",".join(f"nats://127.0.0.1:{each}" for each in routes)),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def address(self) -> Address:
+        return Address(servers=(self.url,), timeout_s=2.0)
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start the process; it goes on with what its folder holds."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._folder
+            )
+
+    def stop(self) -> None:
+        """Suspend it: connections stay open and nothing is answered."""
+        self._signal(signal.SIGSTOP)
+        self.is_stopped = True
+
+    def resume(self) -> None:
+        """Let it go on where it was suspended."""
+        self._signal(signal.SIGCONT)
+        self.is_stopped = False
+
+    def kill(self) -> None:
+        """End it without warning."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, f"{self.name} does not run"
+        self._process.send_signal(number)
+
+
+class Cluster:
+    """Several nodes that know each other."""
+
+    def __init__(self, folder: Path, size: int = 3) -> None:
+        routes = [free_port() for _ in range(size)]
+        self.nodes = [
+            Node(f"n{number}", folder / f"n{number}", routes, free_port(), route)
+            for number, route in enumerate(routes, 1)
+        ]
+
+    def __enter__(self) -> Cluster:
+        try:
+            for node in self.nodes:
+                node.start()
+            for node in self.nodes:
+                self._await_meta_leader(node)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every node, whatever its state."""
+        for node in self.nodes:
+            node.kill()
+
+    @property
+    def urls(self) -> str:
+        """The addresses of all nodes, as clients take them."""
+        return ",".join(node.url for node in self.nodes)
+
+    def leader_of(self, stream: str) -> Node:
+        """The node that leads a stream."""
+        deadline = time.monotonic() + _DEADLINE_S
+        while True:
+            name = self._try(f"STREAM.INFO.{stream}").get("cluster", {}).get("leader")
+            if name:
+                return next(node for node in self.nodes if node.name == name)
+            assert time.monotonic() < deadline, f"{stream} has no leader"
+            time.sleep(_PAUSE_S)
+
+    def followers_of(self, stream: str) -> list[Node]:
+        """The other nodes."""
+        leader = self.leader_of(stream)
+        return [node for node in self.nodes if node is not leader]
+
+    def api(self, verb: str, body: Any = None) -> dict[str, Any]:
+        """The answer to an API request, asked until a node takes it."""
+        deadline = time.monotonic() + _DEADLINE_S
+        while True:
+            answer = self._try(verb, body)
+            if answer and "error" not in answer:
+                return answer
+            assert time.monotonic() < deadline, f"{verb}: {answer}"
+            time.sleep(_PAUSE_S)
+
+    def _try(self, verb: str, body: Any = None) -> dict[str, Any]:
+        """The answer by way of a node that is not suspended; {} if none came."""
+        node = next(each for each in self.nodes if not each.is_stopped)
+        try:
+            link = Link(node.address)
+        except LinkError:
+            return {}
+        try:
+            answer: dict[str, Any] = json.loads(link.request(f"$JS.API.{verb}", body).payload)
+            return answer
+        except LinkError:
+            return {}
+        finally:
+            link.close()
+
+    def _await_meta_leader(self, node: Node) -> None:
+        """An account's info is answered only while the node knows a meta leader."""
+        deadline = time.monotonic() + _DEADLINE_S
+        while True:
+            try:
+                link = Link(node.address)
+                try:
+                    if "error" not in json.loads(link.request("$JS.API.INFO").payload):
+                        return
+                finally:
+                    link.close()
+            except LinkError:
+                pass
+            assert time.monotonic() < deadline, f"no meta leader:\n{node.log}"
+            time.sleep(_PAUSE_S)
