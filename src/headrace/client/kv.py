@@ -78,12 +78,16 @@ class KeyValue(NatsKeyValue):
             raise missing
         return entry
 
-    async def last(self, key: str, revision: int | None = None) -> Entry | None:
-        """The last entry of the key, be it a value or a marker; None if there is none."""
+    async def last(self, key: str, revision: int | None = None, *, from_leader: bool = False) -> Entry | None:
+        """The last entry of the key, be it a value or a marker; None if there is none.
+
+        Any replica or mirror may answer, and may be behind. With `from_leader` only the stream's leader does: what a
+        write depends on has to be asked so.
+        """
         subject = self._pre + key
         try:
             wanted: dict[str, Any] = {"seq": revision} if revision else {"subject": subject}
-            message = await self._js.get_msg(self._stream, direct=self._direct, **wanted)
+            message = await self._js.get_msg(self._stream, direct=self._direct and not from_leader, **wanted)
         except theirs.NotFoundError as error:
             if error.err_code == BucketNotFound.ERR_CODE:
                 raise self._missing() from error
@@ -121,7 +125,7 @@ class KeyValue(NatsKeyValue):
         try:
             return await self._write(key, value, headers | {m.EXPECTED_SUBJECT_SEQUENCE: "0"}, validate_keys)
         except WrongRevision as error:
-            entry = await self.last(key)
+            entry = await self.last(key, from_leader=True)
             if entry and not entry.deleted:
                 raise _exists(key, entry.revision, error) from error
         # A tombstone or marker is the last revision, if it is still there: what is written next takes its place.

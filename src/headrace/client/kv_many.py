@@ -81,7 +81,7 @@ async def _entries(kv: KeyValue, keys: Iterable[str]) -> dict[str, Entry]:
 
     async def last(key: str) -> Entry | None:
         async with turns:
-            return await kv.last(key)
+            return await kv.last(key, from_leader=True)
 
     return {entry.key: entry for entry in await asyncio.gather(*map(last, keys)) if entry}
 
