@@ -7,6 +7,7 @@ second can do neither. Only public parts of nats-py are used. It knows subjects 
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +29,6 @@ _CONFLICT = "409"
 #: How the answers to a get of many end well: no more of them, or none at all.
 _ENDS = ("204", "404")
 _MULTI_MAX = 500
-_PAGE = 1000
 _NOBODY = {"error": {"code": 503, "err_code": 0, "description": "no stream takes it, or JetStream is off"}}
 STREAM_MISSING = 10059
 MESSAGE_MISSING = 10037
@@ -150,28 +150,67 @@ class Wire:
         return answers
 
     async def last(self, stream: str, subject: str) -> Stored | None:
-        answer = await self._answer(f"{self._prefix}.DIRECT.GET.{stream}.{subject}", b"")
-        return None if _status(answer) else _stored(answer)
+        """The newest message of a subject, as the stream's leader has it; None when there is none."""
+        try:
+            answer = await self._ask_leader(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+        except RequestError as error:
+            if error.err_code == MESSAGE_MISSING:
+                return None
+            raise
+        return _fetched(answer["message"])
 
     async def last_of(self, stream: str, subjects: Sequence[str]) -> dict[str, Stored]:
-        """The newest message of each subject, by subject; those without one are left out."""
+        """The newest message of each subject, by subject; those without one are left out.
+
+        What is decided by it must not depend on a replica or mirror that is behind: direct gets count if they are
+        answered by one who has all that the leader had before, else the leader is asked for each subject.
+        """
         found: dict[str, Stored] = {}
         for start in range(0, len(subjects), _MULTI_MAX):
-            body = _json({"multi_last": list(subjects[start : start + _MULTI_MAX])})
-            messages, _ = await self._batch(f"{self._prefix}.DIRECT.GET.{stream}", body)
+            some = list(subjects[start : start + _MULTI_MAX])
+            messages = await self._last_direct(stream, some)
+            if messages is None:
+                asked = await asyncio.gather(*(self.last(stream, subject) for subject in some))
+                messages = [message for message in asked if message is not None]
             found.update((message.subject, message) for message in messages)
         return found
 
+    async def _last_direct(self, stream: str, subjects: list[str]) -> list[Stored] | None:
+        """The newest messages by one direct get; None if the one who answers may be behind the leader.
+
+        Without an upper end in the request, the answer's end has the last sequence of the one who gave it.
+        """
+        leader_seq = (await self._ask_leader(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
+        body = _json({"multi_last": subjects})
+        messages, end = await self._batch(f"{self._prefix}.DIRECT.GET.{stream}", body)
+        is_whole = not int(end.get("Nats-Num-Pending", 0))
+        is_current = int(end.get("Nats-UpTo-Sequence", 0)) >= leader_seq
+        is_own = all(message.headers.get("Nats-Stream") == stream for message in messages)
+        return messages if is_whole and is_current and is_own else None
+
     async def all_of(self, stream: str, subject: str) -> list[Stored]:
-        """Every message under a subject, which may have wildcards, however many there are."""
-        found: list[Stored] = []
-        pending = 1
-        while pending:
-            seq = found[-1].seq + 1 if found else 1
-            body = _json({"seq": seq, "next_by_subj": subject, "batch": _PAGE})
-            messages, pending = await self._batch(f"{self._prefix}.DIRECT.GET.{stream}", body)
-            found += messages
-        return found
+        """The newest message of each subject under one with wildcards, however many there are, in sequence order."""
+        subjects: set[str] = set()
+        total = 1
+        while len(subjects) < total:
+            # Pages overlap by one: where they do not, subjects went meanwhile, and others may have been passed over.
+            wanted = {"subjects_filter": subject, "offset": max(len(subjects) - 1, 0)}
+            answer = await self._ask_leader(f"STREAM.INFO.{stream}", wanted)
+            page, total = set(answer["state"].get("subjects") or ()), answer.get("total", 0)
+            if subjects and (subjects.isdisjoint(page) or subjects >= page):
+                raise NoAnswer(f"the subjects of {stream!r} change while they are listed")
+            subjects |= page
+        found = await self.last_of(stream, sorted(subjects))
+        return sorted(found.values(), key=lambda message: message.seq)
+
+    async def _ask_leader(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer to a request about a stream, which only its leader gives; `NoStream` when there is none."""
+        try:
+            return await self.api(verb, body)
+        except RequestError as error:
+            if error.err_code == STREAM_MISSING:
+                raise NoStream(f"{self._prefix}.{verb}") from error
+            raise
 
     async def message(self, stream: str, seq: int) -> dict[str, Any] | None:
         """A message of any stream by its sequence; None when it, or the stream, is gone."""
@@ -229,8 +268,8 @@ class Wire:
         """The server's clock, as it says in a stream's info."""
         return rfc3339_ns((await self.api(f"STREAM.INFO.{stream}"))["ts"])
 
-    async def _batch(self, subject: str, body: bytes) -> tuple[list[Stored], int]:
-        """The answers to a get of many, and how many more there are."""
+    async def _batch(self, subject: str, body: bytes) -> tuple[list[Stored], Mapping[str, str]]:
+        """The answers to a get of many, and the headers of what ended them."""
         got: list[Stored] = []
         finished: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
 
@@ -248,7 +287,7 @@ class Wire:
             raise NoAnswer(f"no end of the answers to {subject!r}") from error
         finally:
             self._waiting.pop(reply, None)
-        return got, _pending(end, subject)
+        return got, _ended(end, subject)
 
     async def _answer(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Msg:
         answer = await self._send(subject, data, headers)
@@ -323,14 +362,23 @@ def _status(message: Msg) -> str:
     return message.headers.get("Status", "") if message.headers else ""
 
 
-def _pending(end: Msg, subject: str) -> int:
-    """How many more answers there are after those that ended so; a refusal is no end."""
+def _ended(end: Msg, subject: str) -> Mapping[str, str]:
+    """The headers of what ended some answers; a refusal is no end."""
     status, headers = _status(end), end.headers or {}
     if status == _NO_RESPONDERS:
         raise NoStream(subject)
     if status not in _ENDS:
         raise RequestError(int(status), 0, headers.get("Description", ""))
-    return int(headers.get("Nats-Num-Pending", 0))
+    return headers
+
+
+def _fetched(found: Mapping[str, Any]) -> Stored:
+    """A message as `STREAM.MSG.GET` gives it."""
+    lines = base64.b64decode(found.get("hdrs") or "").decode(errors="replace").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if line)
+    headers = {name.strip(): value.strip() for name, _, value in pairs}
+    headers["Nats-Time-Stamp"] = found["time"]
+    return Stored(found["subject"], found["seq"], headers, base64.b64decode(found.get("data") or ""))
 
 
 def _stored(message: Msg) -> Stored:

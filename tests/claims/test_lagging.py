@@ -1,0 +1,64 @@
+"""What claims are decided by is read from the registry's leader, not from a replica or mirror that is behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import nats
+import pytest
+
+from conformance.servers import KINDS, Server
+from headrace.claims.wire import NoStream, Wire
+from support.behind import DOMAIN, Behind
+
+STREAM = "REGISTRY"
+
+
+@pytest.fixture(params=KINDS)
+async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
+    with Server(request.param) as server:
+        connection = await nats.connect(server.url)
+        made = Wire(connection)
+        config = {"name": STREAM, "subjects": ["r.>"], "max_msgs_per_subject": 1, "allow_direct": True}
+        await made.api(f"STREAM.CREATE.{STREAM}", config)
+        yield made
+        await made.close()
+        await connection.close()
+
+
+@pytest.mark.parametrize("as_mirror", [False, True])
+async def test_the_newest_messages_are_the_leaders(wire: Wire, as_mirror: bool) -> None:
+    for key in "abc":
+        await wire.publish(f"r.{key}", b"old")
+    url = wire.connection.connected_url
+    assert url is not None
+    with Behind(url.geturl(), STREAM, as_mirror=as_mirror) as behind:
+        for key in "bcd":
+            await wire.publish(f"r.{key}", b"new", {"A": "1"})
+        lagging = Wire(wire.connection, prefix=f"$JS.{DOMAIN}.API")
+        wanted = {"r.a": b"old", "r.b": b"new", "r.c": b"new", "r.d": b"new"}
+        found = await lagging.last_of(STREAM, [*wanted, "r.none"])
+        assert {subject: item.data for subject, item in found.items()} == wanted
+        leases = await lagging.all_of(STREAM, "r.*")
+        assert [(item.subject, item.seq) for item in leases] == [
+            ("r.a", 1),
+            ("r.b", 4),
+            ("r.c", 5),
+            ("r.d", 6),
+        ]
+        last = await lagging.last(STREAM, "r.d")
+        assert last is not None
+        assert (last.data, last.headers["A"], last.time_ns) == (b"new", "1", leases[-1].time_ns)
+        assert await lagging.last(STREAM, "r.none") is None
+        assert behind.answers > 0, "the one that is behind was asked"
+        behind.answers_max = 0
+        assert await lagging.last_of(STREAM, list(wanted)) == await wire.last_of(STREAM, list(wanted))
+        await lagging.close()
+
+
+async def test_there_may_be_no_registry(wire: Wire) -> None:
+    for asked in (wire.last("NONE", "r.a"), wire.all_of("NONE", "r.*")):
+        with pytest.raises(NoStream):
+            await asked
+    with pytest.raises(NoStream):
+        await wire.last_of("NONE", ["r.a"])
