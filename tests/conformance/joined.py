@@ -23,10 +23,12 @@ def hub_setup(leaf_port: int, *, extra: str = "", more: str = "", jetstream: boo
     return Setup(settings={"server_name": "the-hub"}, config=config, jetstream=jetstream)
 
 
-def leaf_setup(url: str, *, remote: str = "", more: str = "", name: str = "the-leaf") -> Setup:
+def leaf_setup(
+    url: str, *, remote: str = "", more: str = "", name: str = "the-leaf", domain: str = LEAF
+) -> Setup:
     """A server that dials this URL."""
     config = (
-        f"jetstream {{ domain: {LEAF} }}\n"
+        f"jetstream {{ domain: {domain} }}\n"
         f"leafnodes {{ reconnect: '250ms', remotes: [ {{ url: '{url}'\n {remote} }} ] }}\n{more}"
     )
     return Setup(settings={"server_name": name}, config=config)

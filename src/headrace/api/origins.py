@@ -57,6 +57,7 @@ def check_origins(config: StreamConfig, existing: Existing, *, strict: bool) -> 
     for source in config.sources:
         if source is not None:
             _collect(source, existing, externals, origin_subjects)
+    _check_managed(config, existing)
     _check_externals(externals, origin_subjects)
     _check_cycles(config, existing)
     if goes_round(config, existing):
@@ -153,14 +154,45 @@ def _check_sources(config: StreamConfig, existing: Existing) -> None:
         seen.add(index_name(source))
         _check_source(source)
         if source.consumer is not None:
-            api = None if source.external is None else source.external.api
-            identity = (source.name, api, source.consumer.name)
-            if identity in consumers:
+            if _reader(source) in consumers:
                 raise error(10216)
-            consumers.add(identity)
+            consumers.add(_reader(source))
         origin = existing.get(source.name) if source.external is None else None
         if origin is not None and 0 < config.max_msg_size < origin.max_msg_size:
             raise error(10046)
+
+
+def _reader(source: StreamSource) -> tuple[str, str | None, str]:
+    """What tells the consumer of an entry from others: its origin, where that is, and its name."""
+    api = None if source.external is None else source.external.api
+    return source.name, api, source.consumer.name if source.consumer is not None else ""
+
+
+def _readers(config: StreamConfig) -> dict[tuple[str, str | None, str], bool]:
+    """The durable consumers that a stream reads with, and whether the server manages them."""
+    entries = [config.mirror, *config.sources]
+    return {
+        _reader(entry): entry.consumer.server_managed
+        for entry in entries
+        if entry is not None and entry.consumer is not None
+    }
+
+
+def _check_managed(config: StreamConfig, existing: Existing) -> None:
+    """Refuse a consumer that another stream reads with, if the server manages it for either: they would take messages from
+    each other. What a stream has already is not refused again.
+    """
+    own = _readers(config)
+    had = _readers(existing[config.name]) if config.name in existing else {}
+    new = {reader: is_managed for reader, is_managed in own.items() if reader not in had}
+    for name, other in existing.items() if new else ():
+        if name == config.name:
+            continue
+        for reader, is_managed in _readers(other).items():
+            if reader in new and (is_managed or new[reader]):
+                refusal = error(10216)
+                text = f"{refusal.description}: stream {name!r} reads {reader[0]!r} with {reader[2]!r}"
+                raise RequestError(refusal.code, refusal.err_code, text)
 
 
 def _check_source(source: StreamSource) -> None:

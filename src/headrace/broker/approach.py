@@ -1,15 +1,19 @@
 """The three ways to come by a consumer at the origin, each as a conversation of requests and answers.
 
-Ephemeral: a new one at every setup. Server-managed: a durable one, made where it is missing. User-managed: a durable one
+Ephemeral: a new one at every setup. Server-managed: a durable one, made where it is missing, left alone where it is
+another stream's. User-managed: a durable one
 that somebody else makes; it is only ever reset. An approach says what to ask next; it knows neither time nor messages.
 """
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 import msgspec
 
 from headrace.api import errors
 from headrace.broker.origin import Ask, Origin, Start
+from headrace.broker.ownership import in_use, owner_of
 
 #: The peer does not know the request's level, or a field of it.
 _OLDER = (10185, 10025)
@@ -26,6 +30,7 @@ class Problem(msgspec.Struct):
 class Config(msgspec.Struct):
     ack_policy: str = ""
     deliver_subject: str = ""
+    metadata: dict[str, str] = {}
 
 
 class Reached(msgspec.Struct):
@@ -33,12 +38,14 @@ class Reached(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What of a consumer's create or reset response is looked at."""
+    """What of a consumer's create, reset or info response is looked at, and the response itself."""
 
     error: Problem | None = None
     name: str = ""
     config: Config | None = None
     delivered: Reached = msgspec.field(default_factory=Reached)
+    push_bound: bool = False
+    body: bytes = b""
 
 
 class Ephemeral:
@@ -101,42 +108,76 @@ class UserManaged:
         return self.probes
 
 
-class ServerManaged:
-    """A durable consumer of ours: reset it, or make it and then reset it."""
+class _Step(Enum):
+    """What a server-managed setup has asked last."""
 
-    deletes, probes = True, b""
+    LOOK = auto()
+    ADOPT = auto()
+    CREATE = auto()
+    RESET = auto()
+
+
+class ServerManaged:
+    """A durable consumer of ours: look whether it is there and ours, make it where it is missing, then reset it."""
+
+    probes = b""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         assert origin.entry.consumer is not None
         self.name = origin.entry.consumer.name
+        self.deletes = True  # until it is known to be another stream's
         self._start, self._identity = Start(), ""
-        self._creating = False
+        self._step = _Step.LOOK
 
     def begin(self, start: Start, identity: str) -> Ask:
         self._start, self._identity = start, identity
-        self._creating = False
-        return self._origin.reset(identity)
+        self._step = _Step.LOOK
+        return self._origin.look()
 
     def refused(self, err_code: int) -> Ask | None:
-        if self._creating:
+        if self._step is _Step.CREATE:
             if err_code != _DELIVER_ALL_ONLY or self._start == Start():
                 return None
             self._start = Start()  # a work queue holds nothing that was taken before
-            return self._origin.create_durable(self._start)
-        if err_code not in (0, _NO_CONSUMER):
+            return self._create()
+        if err_code == _NO_CONSUMER:
+            return self._create()
+        if err_code:
             return None
-        self._creating = True
-        return self._origin.create_durable(self._start)
+        if self._step is _Step.LOOK:
+            return self._reset()  # who may not look may reset, and sees the owner in that answer
+        return self._create() if self._step is _Step.RESET else None
 
     def accepted(self, answer: Answer) -> Ask | None:
-        if self._creating:
-            self._creating = False
-            return self._origin.reset(self._identity)
         assert answer.config is not None
-        if answer.config.ack_policy != "flow_control":
-            raise errors.error(10214 if self._origin.mirror else 10217)
-        return None
+        heir = self._check_owner(answer, answer.config.metadata)
+        if self._step is _Step.RESET:
+            if answer.config.ack_policy != "flow_control":
+                raise errors.error(10214 if self._origin.mirror else 10217)
+            return None
+        if heir:
+            self._step = _Step.ADOPT
+            return self._origin.adopt(msgspec.json.decode(answer.body)["config"])
+        return self._reset()
+
+    def _check_owner(self, answer: Answer, metadata: dict[str, str]) -> bool:
+        """Refuse a consumer of another stream; whether it is one to take over from where this stream was before."""
+        own, found = self._origin.owner, owner_of(metadata)
+        is_own = found is None or own.owns(found)
+        is_heir = found is not None and not is_own and own.is_heir_of(found, is_bound=answer.push_bound)
+        self.deletes = is_own or is_heir
+        if not self.deletes:
+            raise in_use(self.name, self._origin.entry.name, found)
+        return is_heir and self._step is _Step.LOOK
+
+    def _create(self) -> Ask:
+        self._step = _Step.CREATE
+        return self._origin.create_durable(self._start)
+
+    def _reset(self) -> Ask:
+        self._step = _Step.RESET
+        return self._origin.reset(self._identity)
 
     def deliver_subject(self, config: Config) -> bytes:
         return config.deliver_subject.encode()

@@ -7,7 +7,7 @@ same frame as what it creates or changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -41,6 +41,9 @@ from headrace.errors import RequestError, StoreError
 from headrace.probes import probe
 from headrace.protocol import subjects
 from headrace.store import Log, Store
+
+if TYPE_CHECKING:
+    from headrace.broker.link import Link
 
 _CONFIG = b"stream/"
 _DUPLICATES = b"ids/"
@@ -110,6 +113,8 @@ class JetStream:
         self.fast_room = FastRoom(fast_limits)
         self.flow_bytes = flow_bytes
         self.streams: dict[str, Stream] = {}
+        #: Which link reads with a durable consumer (subject of its origin's API, name): one at a time.
+        self.copiers: dict[tuple[bytes, str], Link] = {}
         self.footprint = Footprint(self)
         self.limits = limits
         self.room = room if room is not None else Room()

@@ -18,6 +18,7 @@ from headrace.broker.arrivals import Arrivals
 from headrace.broker.inbox import Inbox
 from headrace.broker.intake import Intake
 from headrace.broker.origin import IDENTITY, Ask, Start
+from headrace.broker.ownership import in_use
 from headrace.broker.road import Road
 from headrace.errors import RequestError, StoreError
 from headrace.probes import probe
@@ -93,6 +94,8 @@ class Link:
 
     def stop(self) -> None:
         """Ask and take nothing more."""
+        if self._jetstream.copiers.get(self._claim) is self:
+            del self._jetstream.copiers[self._claim]
         self._quiet()
         self._unlisten()
         self._road.leave()
@@ -110,7 +113,7 @@ class Link:
             self.intake.end()
         except (RequestError, StoreError):
             pass  # the stream takes nothing more, or is going itself
-        if self.approach.deletes:
+        if self._deletes:
             self._send_delete(self.intake.origin.delete(self.consumer))
 
     def succeed(self, old: Link) -> None:
@@ -120,7 +123,7 @@ class Link:
         old.stop()
         self.intake.adopt(old.intake)
         self._resume = old._arrivals.acked
-        if old.approach.deletes and old.consumer != self.consumer:
+        if old._deletes and old.consumer != self.consumer:
             self._farewells.append(old.intake.origin.delete(old.consumer))
         self._farewells += old._farewells
 
@@ -128,6 +131,11 @@ class Link:
     def consumer(self) -> bytes:
         """The name of the consumer at the origin, as far as it is known."""
         return self._consumer or self.approach.name.encode()
+
+    @property
+    def _deletes(self) -> bool:
+        """Whether the consumer goes with this link: not if another stream reads with it."""
+        return self.approach.deletes and self._claim not in self._jetstream.copiers
 
     @property
     def pending(self) -> int:
@@ -160,10 +168,28 @@ class Link:
         self.blocked = False
         self.intake.rewind()
         self._asked_ns = self._now()
+        if self._is_refused():
+            return
         start = self.intake.start()
         if 0 <= self._resume < start.seq:
             start = Start(self._resume + 1)
         self._ask(self.approach.begin(start, self.intake.identity))
+
+    @property
+    def _claim(self) -> tuple[bytes, str]:
+        """The consumer that the configuration names: two links that read with one take messages from each other."""
+        consumer = self.intake.origin.entry.consumer
+        return self.intake.origin.road, consumer.name if consumer is not None else ""
+
+    def _is_refused(self) -> bool:
+        """Whether another stream of this account reads with the consumer; then wait, and leave the consumer alone."""
+        origin, holder = self.intake.origin, self._jetstream.copiers.get(self._claim)
+        if origin.entry.consumer is None or holder is None or holder is self:
+            return False
+        self.error = in_use(origin.entry.consumer.name, origin.entry.name, holder.intake.origin.owner)
+        self._failures += 1
+        self.start_anew(min(BACKOFF_NS * self._failures, BACKOFF_NS_MAX))
+        return True
 
     def _ask(self, ask: Ask) -> None:
         hub = self._jetstream.hub
@@ -180,6 +206,7 @@ class Link:
         self._quiet()
         try:
             answer = msgspec.json.decode(payload, type=Answer)
+            answer.body = payload
         except UNREADABLE:
             self._refused(0)
             return
@@ -215,6 +242,10 @@ class Link:
     def _ready(self, answer: Answer, identity: bytes | None) -> None:
         """The consumer is there: listen to what it delivers."""
         assert answer.config is not None
+        if self._is_refused():
+            return
+        if self.intake.origin.entry.consumer is not None:
+            self._jetstream.copiers[self._claim] = self
         known, intake = identity.decode() if identity else "", self.intake
         if known and intake.identity and known != intake.identity:
             intake.forget()

@@ -6,7 +6,7 @@ asked in the same words. Owns the wording only; when to ask and what follows is 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.api import origins
 from headrace.api.configs import ConsumerConfig, StreamSource, shown
@@ -14,6 +14,7 @@ from headrace.api.encode import dumps
 from headrace.api.names import short_hash
 from headrace.api.times import SECOND, text
 from headrace.broker.advisories import nuid
+from headrace.broker.ownership import Owner
 from headrace.protocol import headers
 
 IDENTITY = b"Nats-Stream-Identity"
@@ -45,18 +46,16 @@ class Start(NamedTuple):
 class Origin:
     """How one entry of a stream's configuration speaks to its origin."""
 
-    __slots__ = ("_account", "_domain", "_stream", "base_name", "entry", "index", "mirror", "place")
+    __slots__ = ("base_name", "entry", "index", "mirror", "owner", "place")
 
-    def __init__(
-        self, entry: StreamSource, stream: str, account: str, domain: str, *, mirror: bool, alone: bool
-    ) -> None:
-        """`alone`: no other entry of the stream has the same origin."""
+    def __init__(self, entry: StreamSource, owner: Owner, *, mirror: bool, alone: bool) -> None:
+        """`owner`: the stream that copies; `alone`: no other entry of it has the same origin."""
         self.entry = entry
         self.mirror = mirror
         self.index = origins.index_name(entry)
         self.place = origins.origin_name(entry)
-        self._stream, self._account, self._domain = stream, account, domain
-        ident = short_hash(" ".join(filter(None, (stream, account, domain))))
+        self.owner = owner
+        ident = short_hash(" ".join(filter(None, (owner.stream, owner.account, owner.domain))))
         if mirror:
             self.base_name = "JS_MIRROR_" + ident
         else:
@@ -116,23 +115,39 @@ class Origin:
         """How many forms of `create` there are."""
         return 2 if self.mirror else 3
 
+    def look(self) -> Ask:
+        """What the durable consumer is like; this changes nothing."""
+        assert self.entry.consumer is not None
+        subject = self._subject(f"CONSUMER.INFO.{self.entry.name}.{self.entry.consumer.name}")
+        return Ask(subject, b"", b"", _RESET_WAIT_NS)
+
+    def adopt(self, config: dict[str, Any]) -> Ask:
+        """The durable consumer as it is, with this stream as its owner."""
+        assert self.entry.consumer is not None
+        about = self.owner.metadata(mirror=self.mirror)
+        changed = {**config, "metadata": {**config.get("metadata", {}), **about}}
+        body = {"stream_name": self.entry.name, "config": changed, "action": "update"}
+        tail = f"CONSUMER.CREATE.{self.entry.name}.{self.entry.consumer.name}"
+        if config.get("filter_subject"):
+            tail += f".{config['filter_subject']}"
+        return Ask(self._subject(tail), b"", dumps(body), _CREATE_WAIT_NS)
+
     def create_durable(self, start: Start) -> Ask:
-        """The durable consumer that the configuration names."""
+        """The durable consumer that the configuration names, unless there is one."""
         assert self.entry.consumer is not None
         config = self._base(start, self.entry.consumer.name, self.stable_subject())
         config.durable_name, config.ack_policy, config.max_deliver = config.name, "flow_control", -1
         config.max_ack_pending = _PENDING_MAX
+        config.metadata = self.owner.metadata(mirror=self.mirror)
         return self._create(config, [], named=True)
 
     def _base(self, start: Start, name: str, deliver_subject: str) -> ConsumerConfig:
-        kind = "mirror" if self.mirror else "src"
-        about = {"acc": self._account, "domain": self._domain, "stream": self._stream}
         config = ConsumerConfig(
             name=name,
             flow_control=True,
             deliver_subject=deliver_subject,
             idle_heartbeat=SECOND,
-            metadata={f"_nats.{kind}.{key}": value for key, value in about.items() if value},
+            metadata=self.owner._replace(server="").metadata(mirror=self.mirror),
         )
         if start.seq:
             config.deliver_policy, config.opt_start_seq = "by_start_sequence", start.seq
@@ -153,7 +168,8 @@ class Origin:
             tail += f".{config.name}"
         if config.filter_subject:
             tail += f".{config.filter_subject}"
-        body = {"stream_name": self.entry.name, "config": shown(config), "action": ""}
+        action = "create" if named else ""
+        body = {"stream_name": self.entry.name, "config": shown(config), "action": action}
         header = headers.build(pairs) if pairs else b""
         return Ask(self._subject(tail), header, dumps(body), _CREATE_WAIT_NS)
 

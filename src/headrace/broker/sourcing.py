@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from headrace.api import responses
 from headrace.api.configs import StreamConfig, StreamSource, copy
+from headrace.api.names import short_hash
 from headrace.api.origins import index_name
 from headrace.broker.intake import MirrorIntake, SourceIntake
 from headrace.broker.link import Link
 from headrace.broker.origin import Origin
+from headrace.broker.ownership import Owner
 from headrace.broker.positions import Positions
 
 if TYPE_CHECKING:
@@ -64,7 +66,9 @@ class Sourcing:
         if old is not None and not mirror:
             self._carry(index, old)
         jetstream = stream.jetstream
-        origin = Origin(entry, stream.name, jetstream.account, jetstream.domain, mirror=mirror, alone=alone)
+        server = short_hash(str(jetstream.store.ident))
+        owner = Owner(jetstream.account, jetstream.domain, stream.name, server)
+        origin = Origin(entry, owner, mirror=mirror, alone=alone)
         intake = MirrorIntake(stream, origin) if mirror else SourceIntake(stream, origin, self.positions)
         link = self._links[index] = Link(jetstream, intake)
         if old is not None:
