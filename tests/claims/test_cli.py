@@ -7,14 +7,14 @@ import json
 import signal
 import sys
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from claims.world import LARGE, PATIENCE_S, World
-from headrace.claims import load
+from headrace.claims import FakeClock, load
+from headrace.claims.clock import SECOND_NS
 from headrace.cli.app import run
 from support.ports import free_port
 
@@ -43,21 +43,15 @@ async def called(*arguments: Any) -> int:
     return await asyncio.to_thread(run, [str(item) for item in arguments])
 
 
-async def offloaded(world: World, path: Path) -> tuple[Any, Any]:
+async def offloaded(world: World, path: Path, age_s: int = 0) -> tuple[Any, Any]:
+    """A claim that was published so long ago, by its producer's clock."""
     config = load(path)
-    claims = await world.claims(ttl=config.ttl)
+    then = FakeClock(world.clock.now_ns() - age_s * SECOND_NS)
+    claims = await world.claims(ttl=config.ttl, clock=then if age_s else None)
     stream = await world.stream()
-    return claims, await claims.producer.publish(f"{stream}.a", LARGE)
-
-
-async def aged(claims: Any, claim_id: str, seconds: int) -> None:
-    """Make a claim that much older. The producer's last note may still be on its way, and changes the facts first."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            entry = await claims.registry.find(claims.config.namespace, claim_id)
-            older = replace(entry, expires_at=entry.expires_at - seconds)
-            if await claims.registry.change(older, 3600) is not None:
-                return
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    await world.connection.flush()
+    return claims, sent
 
 
 async def test_show_ls_and_stats_tell_of_a_claim(world: World, tmp_path: Path, capsys: Any) -> None:
@@ -81,9 +75,8 @@ async def test_show_ls_and_stats_tell_of_a_claim(world: World, tmp_path: Path, c
 
 async def test_collect_dry_and_wet(world: World, tmp_path: Path, capsys: Any) -> None:
     path = written(world, tmp_path, max_age=60)
-    claims, sent = await offloaded(world, path)
+    claims, sent = await offloaded(world, path, age_s=7200)
     await world.wire.api(f"STREAM.PURGE.{sent.stream}")
-    await aged(claims, sent.reference.claim_id, 7200)
     assert await called("claims", "collect", "--dry-run", "-c", path, "-s", world.url) == 0
     said = capsys.readouterr().out
     assert "would remove 1 claims" in said
@@ -109,9 +102,8 @@ async def test_lint_and_publish(world: World, tmp_path: Path, capsys: Any) -> No
 async def test_collect_watches_until_it_is_stopped(world: World, tmp_path: Path) -> None:
     """A process of its own: it collects, shows its metrics, and ends without a complaint."""
     path = written(world, tmp_path, max_age=60)
-    claims, sent = await offloaded(world, path)
+    claims, sent = await offloaded(world, path, age_s=7200)
     await world.wire.api(f"STREAM.PURGE.{sent.stream}")
-    await aged(claims, sent.reference.claim_id, 7200)
     port = free_port()
     command = ["claims", "collect", "--watch", "-c", path, "-s", world.url, "--metrics-port", port]
     process = await asyncio.create_subprocess_exec(

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.claims.clock import SECOND_NS
+from headrace.claims.records import decode_facts_of_event
 from headrace.claims.registry import ensure_stream, scan_subjects
-from headrace.claims.wire import Stored, Wire, decoded, encoded
+from headrace.claims.wire import Stored, Wire, encoded
 
 STREAM = "CLAIMS_AUDIT"
 EVENTS = ("created", "retrieved", "released", "deleted", "expired", "failed", "collected")
@@ -61,4 +62,4 @@ class Audit:
 
 def _event(item: Stored) -> Event:
     _, _, namespace, claim_id, event = item.subject.split(".")
-    return Event(namespace, claim_id, event, item.seq, item.time_ns, decoded(item.data or b"{}"))
+    return Event(namespace, claim_id, event, item.seq, item.time_ns, decode_facts_of_event(item.data))

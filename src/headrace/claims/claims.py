@@ -24,6 +24,7 @@ from headrace.claims.lint import Finding, lint
 from headrace.claims.metrics import Metrics
 from headrace.claims.producer import Producer
 from headrace.claims.registry import Registry
+from headrace.claims.rejections import Rejections
 from headrace.claims.removal import Remover
 from headrace.claims.stores import ObjectStore, open_store
 from headrace.claims.stores import lifecycle as lifecycles
@@ -53,8 +54,8 @@ class Claims:
         self.store = store or open_store(config, clock)
         self.metrics = metrics or Metrics()
         self.metrics.introduce(config.namespace)
-        self.registry = Registry(self.wire)
         self.audit = Audit(self.wire, enabled=config.audit)
+        self.registry = Registry(self.wire, Rejections(config.namespace, self.audit, self.metrics).report)
         shared = (self.registry, self.audit, self.metrics)
         local = clock or SystemClock()
         self.producer = Producer(self.wire, config, self.store, *shared, local, draw_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -16,6 +16,8 @@ from nats.errors import Error as NatsError
 from headrace.claims.clock import SECOND_NS, Clock
 from headrace.claims.config import ClaimConfig
 from headrace.claims.floors import Floors
+from headrace.claims.records import Rejected
+from headrace.claims.reference import is_claim_id
 from headrace.claims.registry import MARKER_REASON, STREAM, Entry, Registry, due_subject
 from headrace.claims.removal import Remover, Report
 from headrace.claims.stores import StoreError
@@ -125,27 +127,47 @@ class Collector:
             for message in messages
             if message.headers and MARKER_REASON in message.headers
         }
-        entries = await self._registry.find_all(self._config.namespace, list(markers))
-        doomed, waiting = await self._judge(entries.values(), markers)
+        await self._report_strange(markers)
+        ids = [claim_id for claim_id in markers if is_claim_id(claim_id)]
+        entries = await self._registry.find_all(self._config.namespace, ids)
+        doomed, waiting, unknown = await self._judge(entries.values(), markers)
         _, failed = await self._remover.remove(doomed, await self._now_ns(), report)
         await self._registry.rearm(waiting)
         report.waiting += len(waiting)
-        await self._settle(messages, markers, waiting, failed)
+        report.failed += len(unknown)
+        await self._settle(messages, markers, waiting, [*failed, *unknown])
+
+    async def _report_strange(self, markers: Mapping[str, Msg]) -> None:
+        """Report markers of what cannot be a claim. A `*` in a request would stand for every claim there is."""
+        for claim_id, message in markers.items():
+            if not is_claim_id(claim_id):
+                seq = message.metadata.sequence.stream
+                reason = f"{message.subject}: {claim_id!r} is no id of a claim"
+                await self._registry.on_rejected(Rejected("due", message.subject, seq, reason))
 
     async def _judge(
         self, entries: Iterable[Entry], markers: dict[str, Msg]
-    ) -> tuple[list[tuple[Entry, str]], list[tuple[Entry, float, int]]]:
-        floors, now_ns = Floors(self._wire), await self._now_ns()
+    ) -> tuple[list[tuple[Entry, str]], list[tuple[Entry, float, int]], list[Entry]]:
+        """What may go, what has to wait, and what cannot be decided now: one stream that nobody may ask about, or that
+        does not answer, must not keep the other claims from being collected.
+        """
+        floors, now_ns = Floors(self._wire, self._registry.on_rejected), await self._now_ns()
         doomed: list[tuple[Entry, str]] = []
         waiting: list[tuple[Entry, float, int]] = []
+        unknown: list[Entry] = []
         for entry in entries:
-            verdict = await judge(entry, self._config, now_ns, floors)
+            try:
+                verdict = await judge(entry, self._config, now_ns, floors)
+            except (NoAnswer, RequestError) as error:
+                _LOG.warning("nobody says whether claim %s is needed, later again: %s", entry.claim_id, error)
+                unknown.append(entry)
+                continue
             if verdict.event:
                 doomed.append((entry, verdict.event))
             else:
                 seq = markers[entry.claim_id].metadata.sequence.stream
                 waiting.append((entry, verdict.wait_s, seq))
-        return doomed, waiting
+        return doomed, waiting, unknown
 
     async def _settle(
         self,

@@ -47,7 +47,8 @@ class ClaimConfig:
     """The claim check of one namespace.
 
     `store` holds the backend's own settings (`path` of the folder, `endpoint`, `region`, credentials, ...). They are
-    never published. `dead_letter` is a subject that gets the messages whose claims are beyond help.
+    never published. `dead_letter` is a subject that gets the messages whose claims are beyond help. With
+    `strict_subjects` consumers refuse references on subjects that they were not published to.
     """
 
     namespace: str
@@ -61,6 +62,7 @@ class ClaimConfig:
     clock_skew: int = 60
     audit: bool = True
     dead_letter: str = ""
+    strict_subjects: bool = False
     ttl: Ttl = field(default_factory=Ttl)
     store: Mapping[str, Any] = field(default_factory=dict, repr=False)
 

@@ -23,11 +23,21 @@ from headrace.claims.audit import Audit
 from headrace.claims.clock import Clock
 from headrace.claims.compression import Decompressor, Piece
 from headrace.claims.config import ClaimConfig
-from headrace.claims.errors import ChecksumMismatch, ClaimFailure, Corrupt, Expired, NotFound, Unavailable
+from headrace.claims.errors import (
+    ChecksumMismatch,
+    ClaimFailure,
+    Corrupt,
+    Expired,
+    Forbidden,
+    NotFound,
+    Unavailable,
+)
 from headrace.claims.floors import Floors
 from headrace.claims.metrics import Metrics
+from headrace.claims.objects import ClaimObjects
+from headrace.claims.records import Entry
 from headrace.claims.reference import Reference
-from headrace.claims.registry import Entry, Registry, keep_s
+from headrace.claims.registry import Registry, keep_s
 from headrace.claims.stores import ObjectMissing, ObjectStore, StoreError
 from headrace.claims.transfer import ahead, worked
 from headrace.claims.verdicts import RECHECK_S
@@ -39,6 +49,8 @@ _ATTEMPTS = 3
 
 
 _RETRY_S = 5.0
+#: Where a dead letter came from.
+_FIRST_SUBJECT = "Claim-Subject"
 _DROPPED = (references.CLAIM_HEADER, "Nats-TTL")
 
 
@@ -70,10 +82,13 @@ class Consumer:
         self._wire = wire
         self._config = config
         self._store = store
+        self._objects = ClaimObjects(config, store)
         self._registry = registry
         self._audit = audit
         self._metrics = metrics
         self._clock = clock
+        #: Streams whose messages may have other subjects than they were published to.
+        self._copying: set[str] = set()
 
     def reference(self, message: Msg) -> Reference | None:
         """The reference that a message carries, checked; None if the message is its own payload."""
@@ -101,6 +116,8 @@ class Consumer:
             if reference is None:
                 yield message.data
                 return
+            if self._config.strict_subjects:
+                await self._check_subject(reference, message)
             async for piece in fetched(self._store, reference):
                 yield piece
         except ClaimFailure as error:
@@ -110,6 +127,48 @@ class Consumer:
         self._metrics.retrieved.labels(namespace).inc()
         self._metrics.retrieval_duration.labels(namespace).observe(time.perf_counter() - started)
         await self._audit.tell(namespace, reference.claim_id, "retrieved", by=_consumer_of(message))
+
+    async def _check_subject(self, reference: Reference, message: Msg) -> None:
+        """Refuse a reference on a subject that it was not published to, unless the message can be told to be a copy.
+
+        Subjects change lawfully: in mirrors, sources and transforms, which the stream's configuration shows; by a
+        mapping of the server's, where the registry knows the very message; and in dead letters. Others, as messages
+        that were republished or forwarded, cannot be told from forged ones.
+        """
+        key = references.parse_key(reference.object_key)
+        first = message.subject
+        if message.subject == self._config.dead_letter:
+            first = (message.headers or {}).get(_FIRST_SUBJECT, "")
+        if key is not None and key.topic == references.topic_of(first):
+            return
+        try:
+            if await self._is_copy(reference, message):
+                return
+        except (NoAnswer, RequestError) as error:
+            raise Unavailable(f"claim {reference.claim_id}: {error}", reference.claim_id) from error
+        raise Forbidden(
+            f"claim {reference.claim_id} was not published to {message.subject!r}: its key is "
+            f"{reference.object_key}",
+            reference.claim_id,
+        )
+
+    async def _is_copy(self, reference: Reference, message: Msg) -> bool:
+        """Whether this is the message that the producer noted, or its stream's messages may have other subjects."""
+        try:
+            place = message.metadata
+        except NatsError:
+            return False
+        if place.stream in self._copying:
+            return True
+        entry = await self._registry.find(self._config.namespace, reference.claim_id)
+        if entry is not None and entry.object_key == reference.object_key:
+            noted = entry.places.get(place.stream)
+            if noted is not None and noted[0] == place.sequence.stream:
+                return True
+        config = (await self._wire.api(f"STREAM.INFO.{place.stream}"))["config"]
+        if any(config.get(name) for name in ("mirror", "sources", "subject_transform")):
+            self._copying.add(place.stream)
+        return place.stream in self._copying
 
     async def ack(self, message: Msg, timeout_s: float = 5.0) -> bool:
         """Acknowledge, and release the claim when the server confirmed; False when it did not: expect redelivery."""
@@ -158,7 +217,7 @@ class Consumer:
             headers = {
                 **(message.headers or {}),
                 "Claim-Error": error.reason,
-                "Claim-Subject": message.subject,
+                _FIRST_SUBJECT: message.subject,
             }
             headers.pop("Nats-TTL", None)
             headers.pop("Nats-Msg-Id", None)
@@ -173,7 +232,7 @@ class Consumer:
         place = message.metadata
         retention_s = self._config.ttl.retention_after_read
         for _ in range(_ATTEMPTS):
-            floors = Floors(self._wire)
+            floors = Floors(self._wire, self._registry.on_rejected)
             finding = self._registry.find(self._config.namespace, reference.claim_id)
             # The floors are looked at only now, after the ack, and while the facts come.
             entry = (
@@ -181,6 +240,8 @@ class Consumer:
             )
             if entry is None or entry.object_key != reference.object_key or entry.shared:
                 return  # gone already, by its age or by someone else's ack; or its age ends it
+            if not self._objects.is_own(entry) or not _may_release(entry, message):
+                return  # its age ends it
             entry = entry.at(place.stream, place.sequence.stream, message.subject)
             if entry.state == "pending" and not await self._takes(place.stream, entry.subject):
                 if await self._registry.change(entry, self._keep_s(entry)):
@@ -216,7 +277,7 @@ class Consumer:
         if not removed:
             return False
         try:
-            await self._store.delete([entry.object_key])
+            await self._objects.delete([entry])
         except StoreError as error:
             await self._keep(*removed[0], error)
             return True
@@ -289,6 +350,20 @@ async def _verified(reference: Reference, stored: AsyncIterator[Piece]) -> Async
         )
     if found != reference.checksum or size != reference.original_size:
         raise ChecksumMismatch(f"claim {claim_id} has {size} bytes that are not those published", claim_id)
+
+
+def _may_release(entry: Entry, message: Msg) -> bool:
+    """Whether the ack of this message says that the claim was read.
+
+    Another message of a stream that is known to carry the claim is a copy that somebody published: those who read the
+    first one may still need it. While nobody knows where the first one is, only a message on the claim's own subject
+    may be it.
+    """
+    place = message.metadata
+    known = entry.places.get(place.stream)
+    if known is not None:
+        return known[0] == place.sequence.stream
+    return bool(entry.places) or message.subject == entry.subject
 
 
 def _consumer_of(message: Msg) -> str:

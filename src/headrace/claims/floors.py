@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.claims.clock import rfc3339_ns
+from headrace.claims.records import Malformed, OnRejected, Rejected, decode_lease, log_rejected
 from headrace.claims.registry import STREAM, UNMARKED
 from headrace.claims.wire import STREAM_MISSING, NoAnswer, Stored, Wire
 from headrace.errors import RequestError
 
 _ATTEMPTS = 5
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,17 @@ class Floor:
 class Floors:
     """The floors of the streams asked about, read once each."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, on_rejected: OnRejected = log_rejected) -> None:
         self._wire = wire
+        self._on_rejected = on_rejected
         self._known: dict[str, list[Floor] | None] = {}
+        #: Streams that cannot be asked: one request each is enough.
+        self._failed: dict[str, NoAnswer | RequestError] = {}
 
     async def of(self, stream: str) -> list[Floor] | None:
         """The floors of a stream; None when the stream is gone."""
         if stream not in self._known:
-            self._known[stream] = await self._read(stream)
+            self._known[stream] = await self._asked(stream, self._read(stream))
         return self._known[stream]
 
     async def needed_by(self, stream: str, subject: str, seq: int, but: str = "") -> str:
@@ -79,10 +84,23 @@ class Floors:
 
     async def is_gone(self, stream: str, seq: int) -> bool:
         """Whether a message has left its stream."""
-        return await self._wire.message(stream, seq) is None
+        return await self._asked(stream, self._wire.message(stream, seq)) is None
+
+    async def _asked(self, stream: str, asking: Coroutine[Any, Any, _T]) -> _T:
+        """Ask about a stream; where that failed once it is not tried again, since each attempt may take seconds."""
+        if stream in self._failed:
+            asking.close()
+            raise self._failed[stream]
+        try:
+            return await asking
+        except (NoAnswer, RequestError) as error:
+            self._failed[stream] = error
+            raise
 
     async def _read(self, stream: str) -> list[Floor] | None:
-        consumers, leases = await asyncio.gather(self._consumers(stream), readers(self._wire, stream))
+        consumers, leases = await asyncio.gather(
+            self._consumers(stream), readers(self._wire, stream, self._on_rejected)
+        )
         return None if consumers is None else consumers + leases
 
     async def _consumers(self, stream: str) -> list[Floor] | None:
@@ -169,17 +187,21 @@ async def register_reader(
     await wire.publish(f"$CLAIMS.reader.{stream}.{reader}", body, {**UNMARKED, "Nats-TTL": f"{lease_s}s"})
 
 
-async def readers(wire: Wire, stream: str) -> list[Floor]:
+async def readers(wire: Wire, stream: str, on_rejected: OnRejected = log_rejected) -> list[Floor]:
     """The leases of a stream; a marker of one that ran out is none."""
     leases = await wire.all_of(STREAM, f"$CLAIMS.reader.{stream}.*")
-    return [_leased(item) for item in leases if item.data]
+    return [await _leased(item, on_rejected) for item in leases if item.data]
 
 
-def _leased(lease: Stored) -> Floor:
-    terms = json.loads(lease.data)
-    start = int(terms["start"]) if "start" in terms else None
-    name, filters = lease.subject.rpartition(".")[2], tuple(terms.get("filters", ()))
-    return Floor(f"reader {name}", filters, int(terms["acked"]), 0, start)
+async def _leased(item: Stored, on_rejected: OnRejected) -> Floor:
+    """The floor of a lease. A reader whose lease cannot be read may need everything, and has read nothing."""
+    name = f"reader {item.subject.rpartition('.')[2]}"
+    try:
+        lease = decode_lease(item.subject, item.data)
+    except Malformed as error:
+        await on_rejected(Rejected("lease", item.subject, item.seq, str(error)))
+        return Floor(name, (), 0, 0)
+    return Floor(name, lease.filters, lease.acked, 0, lease.start)
 
 
 def matches(pattern: str, subject: str) -> bool:

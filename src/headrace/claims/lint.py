@@ -12,6 +12,7 @@ from typing import Any
 from headrace.claims import namespaces
 from headrace.claims.clock import SECOND_NS
 from headrace.claims.config import ClaimConfig
+from headrace.claims.records import Malformed
 from headrace.claims.stores import ObjectStore, StoreError
 from headrace.claims.stores import lifecycle as lifecycles
 from headrace.claims.wire import STREAM_MISSING, Wire
@@ -52,11 +53,14 @@ def _alone(config: ClaimConfig) -> Iterable[Finding]:
 
 
 async def _against_published(wire: Wire, config: ClaimConfig) -> list[Finding]:
-    there = await namespaces.published(wire, config.namespace)
+    about = f"namespace {config.namespace}"
+    try:
+        there = await namespaces.published(wire, config.namespace)
+    except Malformed as error:
+        return [Finding("error", about, f"its published configuration cannot be read: {error}")]
     if there is None:
         return []
     errors, warnings = namespaces.compare(there, config.published())
-    about = f"namespace {config.namespace}"
     return [Finding("error", about, text) for text in errors] + [
         Finding("warning", about, text) for text in warnings
     ]

@@ -47,11 +47,20 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.rejected = Counter(
+            "claim_check_records_rejected",
+            "Records in the registry that cannot be used, by kind",
+            ("namespace", "kind"),
+            registry=self.registry,
+        )
+
     def introduce(self, namespace: str) -> None:
         """Let every series start at zero: a rate needs a first sample before the first event."""
         for metric in (self.created, self.retrieved, self.deleted, self.delete_failures, self.not_found):
             metric.labels(namespace)
         self.expired.labels(namespace)
+        for kind in ("claim", "due", "lease", "config"):
+            self.rejected.labels(namespace, kind)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"claim_check_{name}", text, _LABELS, registry=self.registry)

@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.claims.config import ClaimConfig
 from headrace.claims.errors import Disagreement
+from headrace.claims.records import Malformed, Rejected, decode_config, log_rejected
 from headrace.claims.registry import STREAM, scan_subjects
 from headrace.claims.wire import WRONG_LAST_SEQUENCE, Wire
 from headrace.errors import RequestError
@@ -24,18 +25,21 @@ def _subject(namespace: str) -> str:
 
 
 async def published(wire: Wire, namespace: str) -> dict[str, Any] | None:
+    """The configuration that others agree with; `Malformed` if what is published there is none."""
     found = await wire.last(STREAM, _subject(namespace))
-    return json.loads(found.data) if found and found.data else None
+    return decode_config(found.subject, found.data) if found and found.data else None
 
 
 async def all_published(wire: Wire) -> list[dict[str, Any]]:
-    """Every namespace's configuration."""
-    return [
-        json.loads(item.data)
-        async for page in scan_subjects(wire, STREAM, _subject("*"))
-        for item in page
-        if item.data
-    ]
+    """Every namespace's configuration, but for those that cannot be read."""
+    found = []
+    async for page in scan_subjects(wire, STREAM, _subject("*")):
+        for item in page:
+            try:
+                found += [decode_config(item.subject, item.data)] if item.data else []
+            except Malformed as error:
+                await log_rejected(Rejected("config", item.subject, item.seq, str(error)))
+    return found
 
 
 async def publish(wire: Wire, config: ClaimConfig) -> None:
@@ -52,7 +56,18 @@ async def agree(wire: Wire, config: ClaimConfig) -> list[str]:
     except RequestError as error:
         if error.err_code != WRONG_LAST_SEQUENCE:
             raise
-    there = await published(wire, config.namespace)
+    return await check(wire, config)
+
+
+async def check(wire: Wire, config: ClaimConfig) -> list[str]:
+    """Compare with the configuration that is published; the warnings. `Disagreement` if it cannot work."""
+    try:
+        there = await published(wire, config.namespace)
+    except Malformed as error:
+        raise Disagreement(
+            f"the published configuration of namespace {config.namespace!r} cannot be read: {error}. Publish yours "
+            "(headrace claims publish)"
+        ) from error
     if there is None:
         return []
     errors, warnings = compare(there, config.published())
@@ -78,7 +93,7 @@ def compare(there: dict[str, Any], mine: dict[str, Any]) -> tuple[list[str], lis
     errors = differing("", _MUST_AGREE) + differing("ttl.", ("max_age",))
     if there.get("required") and not mine["enabled"]:
         errors.append("enabled is false here and the claim check is required there")
-    kept, longest = mine["ttl"]["retention_after_read"], there.get("ttl", {}).get("max_age", 0)
+    kept, longest = mine["ttl"]["retention_after_read"], there.get("ttl", {}).get("max_age") or 0
     if kept > longest:
         errors.append(f"ttl.retention_after_read {kept} exceeds max_age {longest}")
     warnings = differing("", _SHOULD_AGREE)

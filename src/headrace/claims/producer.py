@@ -24,8 +24,10 @@ from headrace.claims.clock import SECOND_NS, Clock
 from headrace.claims.config import ClaimConfig
 from headrace.claims.errors import PublishFailed, PublishUnknown, TooLarge, Unavailable
 from headrace.claims.metrics import Metrics
+from headrace.claims.objects import ClaimObjects
+from headrace.claims.records import Entry
 from headrace.claims.reference import Reference
-from headrace.claims.registry import Entry, Registry, keep_s
+from headrace.claims.registry import Registry, keep_s
 from headrace.claims.stores import ObjectStore, StoreError
 from headrace.claims.transfer import Encoder, Payload, checksum_of, chunks_of, size_of, whole_or_stream
 from headrace.claims.upload import Upload
@@ -76,6 +78,7 @@ class Producer:
         self._wire = wire
         self._config = config
         self._store = store
+        self._objects = ClaimObjects(config, store)
         self._registry = registry
         self._audit = audit
         self._metrics = metrics
@@ -195,7 +198,7 @@ class Producer:
             entry = await self._registry.find(self._config.namespace, claim_id)
             if entry is None or entry.reference is None or entry.doomed:
                 return None
-            if entry.expires_ns <= self._clock.now_ns():
+            if entry.expires_ns <= self._clock.now_ns() or not self._objects.is_own(entry):
                 return None
             return entry if await self._store.exists(entry.object_key) else None
         except (NoAnswer, RequestError) as error:
@@ -373,7 +376,7 @@ class Producer:
         if entry.revision and not removed:
             return
         try:
-            await self._store.delete([entry.object_key])
+            await self._objects.delete([entry])
         except StoreError as error:
             self._metrics.delete_failures.labels(entry.namespace).inc()
             await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="undo", error=str(error))

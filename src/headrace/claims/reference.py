@@ -13,9 +13,11 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from headrace.claims.clock import SECOND_NS, rfc3339, utc
 from headrace.claims.config import COMPRESSIONS, ClaimConfig
@@ -26,7 +28,16 @@ CLAIM_HEADER = "prism-claim-check"
 CONTENT_TYPE = "Content-Type"
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
 _PLAIN = re.compile(r"[^A-Za-z0-9_-]")
-_KEY = re.compile(r"(?P<namespace>[\w-]+)/[\w=~-]+/\d{10}/(?P<id>[\w-]+)(\.\w+)?", re.ASCII)
+_ID = re.compile(r"[\w-]+", re.ASCII)
+_KEY = re.compile(
+    r"(?P<namespace>[\w-]+)/(?P<topic>[\w=~-]+)/(?P<hour>\d{10})/(?P<id>[\w-]+)(\.(?P<attempt>\w{1,8}))?",
+    re.ASCII,
+)
+#: The same for engines that have no named groups, and search.
+KEY_PATTERN = r"^[A-Za-z0-9_-]+/[A-Za-z0-9_=~-]+/[0-9]{10}/[A-Za-z0-9_-]+(\.[A-Za-z0-9_]{1,8})?$"
+#: The first second of the year 10000, which no date of Python's reaches.
+TIME_END = 253_402_300_800
+_HOUR = re.compile(r"\d{10}", re.ASCII)
 _TOPIC_LENGTH_MAX = 160
 _HOUR_FORMAT = "%Y%m%d%H"
 _HOUR_NS = 3600 * SECOND_NS
@@ -56,18 +67,19 @@ class Reference:
         return json.dumps(self.as_dict(), separators=(",", ":")).encode()
 
 
+_DECODER = msgspec.json.Decoder(Reference)
+
+
 def decode(payload: bytes) -> Reference:
     """The reference in a message; `Corrupt` when it is none."""
     try:
-        document = json.loads(payload)
-        known = {item.name: item.type for item in fields(Reference)}
-        values = {key: document[key] for key in known if key in document}
-        for key, value in values.items():
-            if type(value).__name__ != known[key]:
-                raise TypeError(f"{key} is {value!r}")
-        return Reference(**values)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        found = _DECODER.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Corrupt(f"a message with {CLAIM_HEADER} carries no reference: {error}") from error
+    for name in ("created_at", "expires_at"):
+        if not 0 <= getattr(found, name) < TIME_END:
+            raise Corrupt(f"a reference's {name} is no time: {getattr(found, name)}", found.claim_id)
+    return found
 
 
 def is_claim(headers: Mapping[str, str] | None) -> bool:
@@ -83,7 +95,13 @@ def check(reference: Reference, config: ClaimConfig, now_ns: int) -> None:
             "a newer producer wrote it",
             claim_id,
         )
-    if reference.bucket != config.bucket or not is_key_of(reference.object_key, config.namespace, claim_id):
+    key = parse_key(reference.object_key)
+    is_own = (
+        key is not None
+        and key.belongs_to(config.namespace, claim_id)
+        and key.hour == hour_of(reference.expires_at)
+    )
+    if reference.bucket != config.bucket or not is_own:
         raise Forbidden(
             f"claim {claim_id} points to {reference.bucket}/{reference.object_key}, "
             f"outside of {config.bucket}/{config.namespace}/",
@@ -123,8 +141,41 @@ def topic_of(subject: str) -> str:
 
 
 def key_of(namespace: str, subject: str, expires_at: int, claim_id: str, attempt: str = "") -> str:
-    hour = utc(expires_at * SECOND_NS).strftime(_HOUR_FORMAT)
-    return f"{namespace}/{topic_of(subject)}/{hour}/{claim_id}{f'.{attempt}' if attempt else ''}"
+    return (
+        f"{namespace}/{topic_of(subject)}/{hour_of(expires_at)}/{claim_id}{f'.{attempt}' if attempt else ''}"
+    )
+
+
+def hour_of(expires_at: int) -> str:
+    """The hour of a key whose claim expires then."""
+    return utc(expires_at * SECOND_NS).strftime(_HOUR_FORMAT)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The parts of a claim's object key; `attempt` is empty where the claim's id is random."""
+
+    namespace: str
+    topic: str
+    hour: str
+    claim_id: str
+    attempt: str
+
+    def belongs_to(self, namespace: str, claim_id: str) -> bool:
+        return self.namespace == namespace and self.claim_id == claim_id
+
+
+def parse_key(key: str) -> Key | None:
+    """Split a key into its parts; None if no producer makes such a key."""
+    match = _KEY.fullmatch(key)
+    if match is None:
+        return None
+    return Key(match["namespace"], match["topic"], match["hour"], match["id"], match["attempt"] or "")
+
+
+def is_claim_id(text: str) -> bool:
+    """Whether a claim can have this id: one token of a subject, without wildcards."""
+    return _ID.fullmatch(text) is not None
 
 
 def id_in(key: str) -> str:
@@ -133,12 +184,14 @@ def id_in(key: str) -> str:
 
 
 def is_key_of(key: str, namespace: str, claim_id: str) -> bool:
-    match = _KEY.fullmatch(key)
-    return match is not None and match["namespace"] == namespace and match["id"] == claim_id
+    found = parse_key(key)
+    return found is not None and found.belongs_to(namespace, claim_id)
 
 
 def end_of_hour_ns(hour: str) -> int | None:
     """When everything under an hour's prefix has expired; None if it is no hour of ours."""
+    if not _HOUR.fullmatch(hour):
+        return None
     try:
         start = datetime.strptime(hour, _HOUR_FORMAT).replace(tzinfo=UTC)
     except ValueError:

@@ -9,10 +9,21 @@ a claim's state happens once. Nothing here decides when a claim may go.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import Any
 
 from headrace.claims.clock import SECOND_NS
+from headrace.claims.records import (
+    FACTS,
+    Malformed,
+    OnRejected,
+    Rejected,
+    decode_entry,
+    log_rejected,
+)
+from headrace.claims.records import Entry as Entry
+from headrace.claims.records import claim_subject as claim_subject
+from headrace.claims.records import due_subject as due_subject
 from headrace.claims.reference import Reference
 from headrace.claims.wire import (
     NAME_IN_USE,
@@ -22,7 +33,6 @@ from headrace.claims.wire import (
     Stored,
     Wire,
     checked,
-    decoded,
     encoded,
 )
 from headrace.errors import RequestError
@@ -36,45 +46,6 @@ UNMARKED = {"KV-Operation": "PURGE"}
 #: Nothing to a reader, and soon gone.
 _TOMBSTONE = {**UNMARKED, "Nats-TTL": "1s"}
 _SCAN = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The facts of a claim. `state` is pending (not known to be published), live or released."""
-
-    claim_id: str
-    namespace: str
-    subject: str
-    bucket: str
-    object_key: str
-    original_size: int
-    stored_size: int
-    created_ns: int
-    expires_at: int
-    state: str = "pending"
-    released_ns: int = 0
-    #: Where the reference is known to be: stream -> (sequence, subject there). Mirrors count.
-    places: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    reference: Mapping[str, Any] | None = None
-    #: More than one message may carry it, or may come to: nobody's reading ends it, only its age.
-    shared: bool = False
-    #: Its deletion was tried, and a store may carry out later what it did not confirm: nothing new may refer to it.
-    doomed: bool = False
-    #: The sequence of these facts in the registry, and when the server wrote them down; not part of them.
-    revision: int = 0
-    told_ns: int = 0
-
-    @property
-    def expires_ns(self) -> int:
-        return self.expires_at * SECOND_NS
-
-    def at(self, stream: str, seq: int, subject: str) -> Entry:
-        """The same claim, known to be referred to from there as well."""
-        return replace(self, places={**self.places, stream: (seq, subject)})
-
-
-#: What of an entry is written down.
-_FACTS = frozenset(item.name for item in fields(Entry)) - {"revision", "told_ns"}
 
 
 def entry_of(reference: Reference, namespace: str, subject: str, created_ns: int) -> Entry:
@@ -92,19 +63,12 @@ def entry_of(reference: Reference, namespace: str, subject: str, created_ns: int
     )
 
 
-def claim_subject(namespace: str, claim_id: str) -> str:
-    return f"$CLAIMS.claim.{namespace}.{claim_id}"
-
-
-def due_subject(namespace: str, claim_id: str) -> str:
-    return f"$CLAIMS.due.{namespace}.{claim_id}"
-
-
 class Registry:
-    """The claims of one server (or account)."""
+    """The claims of one server (or account). What cannot be read is left out, and goes to `on_rejected`."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, on_rejected: OnRejected = log_rejected) -> None:
         self.wire = wire
+        self.on_rejected = on_rejected
 
     async def ensure(self) -> None:
         """Create the stream if it is missing; a stream of that name that is no registry is refused."""
@@ -179,12 +143,12 @@ class Registry:
 
     async def find(self, namespace: str, claim_id: str) -> Entry | None:
         found = await self.wire.last(STREAM, claim_subject(namespace, claim_id))
-        return _entry(found) if found else None
+        return next(iter(await self._entries([found])), None) if found else None
 
     async def find_all(self, namespace: str, claim_ids: Sequence[str]) -> dict[str, Entry]:
         subjects = [claim_subject(namespace, claim_id) for claim_id in claim_ids]
-        found = (_entry(item) for item in (await self.wire.last_of(STREAM, subjects)).values())
-        return {entry.claim_id: entry for entry in found if entry}
+        found = await self._entries((await self.wire.last_of(STREAM, subjects)).values())
+        return {entry.claim_id: entry for entry in found}
 
     async def remove(self, entries: Sequence[Entry]) -> list[tuple[Entry, int]]:
         """Forget claims, before their objects are deleted; those that this call, and nobody else, removed, with the
@@ -223,11 +187,22 @@ class Registry:
     async def scan(self, namespace: str) -> AsyncIterator[list[Entry]]:
         """All claims of a namespace, oldest facts first, in pages."""
         async for page in scan_subjects(self.wire, STREAM, claim_subject(namespace, "*")):
-            entries = [_entry(item) for item in page]
-            yield [entry for entry in entries if entry]
+            yield await self._entries(page)
 
     async def now_ns(self) -> int:
         return await self.wire.server_time_ns(STREAM)
+
+    async def _entries(self, found: Iterable[Stored]) -> list[Entry]:
+        """Decode facts; tombstones and the markers of facts that ran out are none."""
+        entries: list[Entry] = []
+        for item in found:
+            if not item.data:
+                continue
+            try:
+                entries.append(decode_entry(item.subject, item.data, item.seq, item.time_ns))
+            except Malformed as error:
+                await self.on_rejected(Rejected("claim", item.subject, item.seq, str(error)))
+        return entries
 
     def _facts(
         self, entry: Entry, keep_s: float, revision: int | None = None
@@ -235,7 +210,7 @@ class Registry:
         headers = {"Nats-TTL": _ttl(keep_s)}
         if revision is not None:
             headers[_EXPECTED] = str(revision)
-        facts = {name: getattr(entry, name) for name in _FACTS}
+        facts = {name: getattr(entry, name) for name in FACTS}
         return claim_subject(entry.namespace, entry.claim_id), encoded(facts), headers
 
     async def _arm(self, entry: Entry, seconds: float) -> None:
@@ -299,13 +274,6 @@ async def scan_subjects(wire: Wire, stream: str, subject: str) -> AsyncIterator[
             ]
     finally:
         await wire.post(f"CONSUMER.DELETE.{stream}.{name}")  # if that is lost it goes by itself
-
-
-def _entry(found: Stored) -> Entry | None:
-    if not found.data:
-        return None  # a tombstone, or the marker of facts that ran out
-    facts = {name: value for name, value in decoded(found.data).items() if name in _FACTS}
-    return Entry(**facts, revision=found.seq, told_ns=found.time_ns)
 
 
 def _ttl(seconds: float) -> str:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from headrace.claims.audit import Audit
 from headrace.claims.config import ClaimConfig
 from headrace.claims.metrics import Metrics
-from headrace.claims.registry import Entry, Registry, keep_s
+from headrace.claims.objects import ClaimObjects
+from headrace.claims.records import Entry, Rejected, claim_subject
+from headrace.claims.registry import Registry, keep_s
 from headrace.claims.stores import ObjectStore, StoreError
 from headrace.claims.wire import NoAnswer
 from headrace.errors import RequestError
@@ -33,6 +35,7 @@ class Report:
     failed: int = 0
     released: int = 0
     uploads: int = 0
+    rejected: int = 0
     live: int = 0
     live_bytes: int = 0
     lines: list[str] = field(default_factory=list)
@@ -42,7 +45,16 @@ class Report:
         return self.collected + self.expired
 
     def add(self, other: Report) -> None:
-        for name in ("collected", "expired", "orphans", "waiting", "failed", "released", "uploads"):
+        for name in (
+            "collected",
+            "expired",
+            "orphans",
+            "waiting",
+            "failed",
+            "released",
+            "uploads",
+            "rejected",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.live, self.live_bytes = other.live or self.live, other.live_bytes or self.live_bytes
         self.lines += other.lines
@@ -55,7 +67,7 @@ class Remover:
         self, config: ClaimConfig, store: ObjectStore, registry: Registry, audit: Audit, metrics: Metrics
     ) -> None:
         self._config = config
-        self._store = store
+        self._objects = ClaimObjects(config, store)
         self._registry = registry
         self._audit = audit
         self._metrics = metrics
@@ -64,8 +76,10 @@ class Remover:
         self, doomed: Sequence[tuple[Entry, str]], now_ns: int, report: Report
     ) -> tuple[list[Entry], list[Entry]]:
         """Remove claims (entry, event); those that are gone now and those that are not, because the store would not
-        delete their objects or somebody changed them meanwhile.
+        delete their objects or somebody changed them meanwhile. Claims whose objects are not ours to delete are
+        reported and in neither list: their facts stay, and trying again would not help.
         """
+        doomed = await self._owned(doomed, report)
         events = {entry.object_key: event for entry, event in doomed}
         entries = [entry for entry, _ in doomed]
         taken = {entry.object_key: tombstone for entry, tombstone in await self._registry.remove(entries)}
@@ -81,6 +95,17 @@ class Remover:
         if len(taken) < len(entries):
             failed += [entry for entry in entries if entry.object_key not in taken and entry.revision]
         return gone, failed
+
+    async def _owned(self, doomed: Sequence[tuple[Entry, str]], report: Report) -> list[tuple[Entry, str]]:
+        """Leave out, and report, what is not in the configured bucket or not of this namespace."""
+        owned = [(entry, event) for entry, event in doomed if self._objects.is_own(entry)]
+        for entry, _ in doomed if len(owned) < len(doomed) else ():
+            if not self._objects.is_own(entry):
+                report.rejected += 1
+                reason = f"{entry.bucket}/{entry.object_key} is not in {self._config.bucket}/{self._config.namespace}/"
+                subject = claim_subject(entry.namespace, entry.claim_id)
+                await self._registry.on_rejected(Rejected("claim", subject, entry.revision, reason))
+        return owned
 
     async def _tell(self, removed: Sequence[Entry], events: Mapping[str, str], now_ns: int) -> None:
         lifetime = self._metrics.lifetime.labels(self._config.namespace)
@@ -110,7 +135,7 @@ class Remover:
         if not entries:
             return [], []
         try:
-            await self._store.delete([entry.object_key for entry in entries])
+            await self._objects.delete(entries)
             return list(entries), []
         except StoreError:
             return await self._delete_singly(entries)
@@ -120,7 +145,7 @@ class Remover:
         failed: list[Entry] = []
         for entry in entries:
             try:
-                await self._store.delete([entry.object_key])
+                await self._objects.delete([entry])
                 gone.append(entry)
             except StoreError as error:
                 failed.append(entry)

@@ -6,6 +6,7 @@ grace period, by the store's own clock, is touched. Facts are read once from the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -13,11 +14,16 @@ from headrace.claims.clock import SECOND_NS, rfc3339
 from headrace.claims.config import ClaimConfig
 from headrace.claims.floors import Floors
 from headrace.claims.metrics import Metrics
-from headrace.claims.reference import end_of_hour_ns, id_in
-from headrace.claims.registry import Entry, Registry, keep_s
+from headrace.claims.records import Entry
+from headrace.claims.reference import end_of_hour_ns, id_in, parse_key
+from headrace.claims.registry import Registry, keep_s
 from headrace.claims.removal import Remover, Report
 from headrace.claims.stores import ObjectInfo, ObjectStore
-from headrace.claims.verdicts import judge
+from headrace.claims.verdicts import Verdict, judge
+from headrace.claims.wire import NoAnswer
+from headrace.errors import RequestError
+
+_LOG = logging.getLogger("headrace.claims")
 
 
 class Sweeper:
@@ -46,10 +52,10 @@ class Sweeper:
     async def _sweep_facts(self, now_ns: int, report: Report, dry_run: bool) -> None:
         async for page in self._registry.scan(self._config.namespace):
             # Asked anew for each page: who began to need a claim meanwhile is heeded.
-            floors = Floors(self._registry.wire)
+            floors = Floors(self._registry.wire, self._registry.on_rejected)
             doomed: list[tuple[Entry, str]] = []
             for entry in page:
-                verdict = await judge(entry, self._config, now_ns, floors)
+                verdict, is_forgotten = await self._look_at(entry, now_ns, floors)
                 if verdict.event:
                     doomed.append((entry, verdict.event))
                     report.lines.append(
@@ -58,12 +64,21 @@ class Sweeper:
                     continue
                 report.live += 1
                 report.live_bytes += entry.stored_size
-                if await self.is_forgotten(entry, now_ns, floors):
+                if is_forgotten:
                     report.released += 1
                     report.lines.append(f"release {entry.claim_id}: read or gone, and nobody released it")
                     if not dry_run:
                         await self.release(entry, now_ns)
             await self._remove(doomed, now_ns, report, dry_run)
+
+    async def _look_at(self, entry: Entry, now_ns: int, floors: Floors) -> tuple[Verdict, bool]:
+        """Judge a claim, and whether its release was lost; a claim whose streams cannot be asked about stays."""
+        try:
+            verdict = await judge(entry, self._config, now_ns, floors)
+            return verdict, not verdict.event and await self.is_forgotten(entry, now_ns, floors)
+        except (NoAnswer, RequestError) as error:
+            _LOG.warning("nobody says whether claim %s is needed, later again: %s", entry.claim_id, error)
+            return Verdict(""), False
 
     async def is_forgotten(self, entry: Entry, now_ns: int, floors: Floors) -> bool:
         """Whether everybody has read a claim that nobody released: the reader died between ack and release."""
@@ -101,7 +116,7 @@ class Sweeper:
                 due = [info for info in page if _is_due(info, now_ns - grace_ns)]
                 if due:
                     yield due
-                if not _is_hour_over(page[-1].key, now_ns - grace_ns):
+                if page and not _is_hour_over(page[-1].key, now_ns - grace_ns):
                     break
 
     async def _sweep_uploads(self, now_ns: int, report: Report, dry_run: bool) -> None:
@@ -127,16 +142,15 @@ class Sweeper:
 
 
 def _is_hour_over(key: str, limit_ns: int) -> bool:
-    end_ns = end_of_hour_ns(key.split("/")[2])
+    parts = key.split("/")
+    end_ns = end_of_hour_ns(parts[2]) if len(parts) > 2 else None
     return end_ns is None or end_ns <= limit_ns
 
 
 def _is_due(info: ObjectInfo, limit_ns: int) -> bool:
-    """Expired by its key and old enough by the store's clock; foreign keys are nobody's business."""
-    parts = info.key.split("/")
-    if len(parts) != 4:
-        return False
-    end_ns = end_of_hour_ns(parts[2])
+    """Expired by its key and old enough by the store's clock; keys that no producer makes are left alone."""
+    key = parse_key(info.key)
+    end_ns = end_of_hour_ns(key.hour) if key is not None else None
     return end_ns is not None and end_ns <= limit_ns and info.modified_ns <= limit_ns
 
 

@@ -359,7 +359,13 @@ def checked(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _status(message: Msg) -> str:
-    return message.headers.get("Status", "") if message.headers else ""
+    """The status of an answer that is no message of a stream.
+
+    A publisher may give its messages a header `Status`. Those of a consumer have a reply subject for their acks, and
+    those of a direct get the sequence that the server adds; statuses have neither.
+    """
+    headers = message.headers or {}
+    return "" if message.reply or "Nats-Sequence" in headers else headers.get("Status", "")
 
 
 def _ended(end: Msg, subject: str) -> Mapping[str, str]:

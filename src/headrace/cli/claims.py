@@ -202,7 +202,18 @@ async def _facts(wire: Any, claim_id: str) -> dict[str, Any] | None:
     from headrace.claims.registry import STREAM, claim_subject
 
     found = await wire.last_of(STREAM, [claim_subject("*", claim_id)])
-    return next((jsonlib.loads(item.data) for item in found.values() if item.data), None)
+    return next((_readable(item) for item in found.values() if item.data), None)
+
+
+def _readable(item: Any) -> dict[str, Any]:
+    """A claim's facts as they are written down; what is wrong with those that nobody uses."""
+    from headrace.claims.records import FACTS, Malformed, decode_entry
+
+    try:
+        entry = decode_entry(item.subject, item.data, item.seq, item.time_ns)
+    except Malformed as error:
+        return {"malformed": str(error), "text": item.data[:1000].decode(errors="replace")}
+    return {name: getattr(entry, name) for name in FACTS}
 
 
 def _configs(path: Path, namespace: str) -> list[ClaimConfig]:

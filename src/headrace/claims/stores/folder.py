@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 
+import msgspec
+
 from headrace.claims.clock import SECOND_NS, SystemClock
 from headrace.claims.stores.base import (
     READ,
@@ -234,11 +236,12 @@ class FolderStore:
         beside.write_bytes(text)
 
     def _metadata(self, key: str) -> Metadata:
+        """What was kept with an object; nothing where it cannot be read any more, as nobody depends on it."""
         if hasattr(os, "getxattr"):
             with contextlib.suppress(OSError):
-                return dict(json.loads(os.getxattr(self._path(key), _ATTRIBUTE)))
+                return _parse_metadata(os.getxattr(self._path(key), _ATTRIBUTE))
         with contextlib.suppress(OSError):
-            return dict(json.loads(self._beside(key).read_bytes()))
+            return _parse_metadata(self._beside(key).read_bytes())
         return {}
 
     def _beside(self, key: str) -> Path:
@@ -291,6 +294,13 @@ class FolderStore:
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
                     yield ObjectInfo(key, status.st_size, status.st_mtime_ns)
+
+
+def _parse_metadata(text: bytes) -> Metadata:
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return {}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,47 @@
+"""The one place that deletes objects of claims, and what is checked right before.
+
+Facts are checked when they are decoded; here the object is checked once more, against what this program is configured
+with: its bucket, its namespace, and the claim's id in a key of the form that producers make. So no record in the broker,
+whoever wrote it, has an object deleted that is not the claim's own. A test sees to it that nobody else calls a store's
+`delete`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.claims.config import ClaimConfig
+from headrace.claims.records import Entry
+from headrace.claims.reference import is_key_of
+from headrace.claims.stores import ObjectStore, StoreError
+
+
+class ForeignObject(StoreError):
+    """The object is not in the configured bucket, or not an object of this claim."""
+
+
+class ClaimObjects:
+    """The objects of one namespace, for those who delete them."""
+
+    def __init__(self, config: ClaimConfig, store: ObjectStore) -> None:
+        self._config = config
+        self._store = store
+
+    def is_own(self, entry: Entry) -> bool:
+        """Whether an object is one of this namespace, in its bucket, and belongs to the claim."""
+        namespace, bucket = self._config.namespace, self._config.bucket
+        return (
+            entry.namespace == namespace
+            and entry.bucket == bucket
+            and is_key_of(entry.object_key, namespace, entry.claim_id)
+        )
+
+    async def delete(self, entries: Sequence[Entry]) -> None:
+        """Delete the objects of claims; `ForeignObject`, and nothing is deleted, if one of them is not ours."""
+        for entry in entries:
+            if not self.is_own(entry):
+                raise ForeignObject(
+                    f"{entry.bucket}/{entry.object_key} is not an object of claim {entry.claim_id} in "
+                    f"{self._config.bucket}/{self._config.namespace}/"
+                )
+        await self._store.delete([entry.object_key for entry in entries])

@@ -1,0 +1,232 @@
+"""Records that claims keep in the broker, decoded into types: facts of claims, readers' leases, configurations.
+
+Everybody who may publish below `$CLAIMS` can write anything there, so nothing that is read is trusted. A claim's facts
+must name the namespace and id of their subject, and an object key that a producer of this namespace makes for this
+claim, with its topic, hour and id. `Malformed` is the only error raised here. It knows no connection and no store.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from headrace.claims.clock import SECOND_NS
+from headrace.claims.reference import TIME_END, Reference, hour_of, parse_key, topic_of
+from headrace.errors import ClaimError
+
+_LOG = logging.getLogger("headrace.claims")
+_INT_MAX = 2**63 - 1
+#: Streams that carry one reference. A record with more would make a collector send as many requests.
+_PLACES_MAX = 256
+_STREAM = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
+_SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f]+")
+_Size = Annotated[int, msgspec.Meta(ge=0, le=_INT_MAX)]
+_Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=_INT_MAX)]
+_Seconds = Annotated[int, msgspec.Meta(ge=0, lt=TIME_END)]
+_Sequence = Annotated[int, msgspec.Meta(ge=1, le=_INT_MAX)]
+
+
+class Malformed(ClaimError):
+    """A record that cannot be read, or that names what it may not: it is reported and left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A record that is not used: `kind` is claim, due, lease or config."""
+
+    kind: str
+    subject: str
+    seq: int
+    reason: str
+
+
+OnRejected = Callable[[Rejected], Awaitable[None]]
+
+
+async def log_rejected(rejected: Rejected) -> None:
+    """Write it to the log, and nothing else: for those who have neither metrics nor an audit trail."""
+    _LOG.warning("a %s record is not used: %s", rejected.kind, rejected.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The facts of a claim. `state` is pending (not known to be published), live or released."""
+
+    claim_id: str
+    namespace: str
+    subject: str
+    bucket: str
+    object_key: str
+    original_size: int
+    stored_size: int
+    created_ns: int
+    expires_at: int
+    state: str = "pending"
+    released_ns: int = 0
+    #: Where the reference is known to be: stream -> (sequence, subject there). Mirrors count.
+    places: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    reference: Mapping[str, Any] | None = None
+    #: More than one message may carry it, or may come to: nobody's reading ends it, only its age.
+    shared: bool = False
+    #: Its deletion was tried, and a store may carry out later what it did not confirm: nothing new may refer to it.
+    doomed: bool = False
+    #: The sequence of these facts in the registry, and when the server wrote them down; not part of them.
+    revision: int = 0
+    told_ns: int = 0
+
+    @property
+    def expires_ns(self) -> int:
+        return self.expires_at * SECOND_NS
+
+    def at(self, stream: str, seq: int, subject: str) -> Entry:
+        """The same claim, known to be referred to from there as well."""
+        return replace(self, places={**self.places, stream: (seq, subject)})
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    """An `Entry` as the registry holds it."""
+
+    claim_id: str
+    namespace: str
+    subject: str
+    bucket: str
+    object_key: str
+    original_size: _Size
+    stored_size: _Size
+    created_ns: _Nanoseconds
+    expires_at: _Seconds
+    state: Literal["pending", "live", "released"] = "pending"
+    released_ns: _Nanoseconds = 0
+    places: dict[str, tuple[_Sequence, str]] = {}
+    reference: Reference | None = None
+    shared: bool = False
+    doomed: bool = False
+
+
+#: What of an entry is written down.
+FACTS = _Facts.__struct_fields__
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """What a reader that does not ack has finished, where it began, and which subjects it reads."""
+
+    acked: Annotated[int, msgspec.Meta(ge=-1, le=_INT_MAX)]
+    start: Annotated[int, msgspec.Meta(ge=0, le=_INT_MAX)] | None = None
+    filters: tuple[str, ...] = ()
+
+
+class _PublishedTtl(msgspec.Struct, frozen=True, omit_defaults=True):
+    max_age: int | None = None
+    delete_after_read: bool | None = None
+    retention_after_read: int | None = None
+    grace_period: int | None = None
+
+
+class _Published(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A namespace's configuration as other programs see it; a later version may add keys."""
+
+    namespace: str
+    ttl: _PublishedTtl
+    enabled: bool | None = None
+    required: bool | None = None
+    threshold: int | None = None
+    bucket: str | None = None
+    backend: str | None = None
+    compression: str | None = None
+
+
+_FACTS_DECODER = msgspec.json.Decoder(_Facts)
+_LEASE_DECODER = msgspec.json.Decoder(Lease)
+_PUBLISHED_DECODER = msgspec.json.Decoder(_Published)
+_TROUBLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def claim_subject(namespace: str, claim_id: str) -> str:
+    return f"$CLAIMS.claim.{namespace}.{claim_id}"
+
+
+def due_subject(namespace: str, claim_id: str) -> str:
+    return f"$CLAIMS.due.{namespace}.{claim_id}"
+
+
+def decode_entry(subject: str, data: bytes, revision: int, told_ns: int) -> Entry:
+    """Return the facts in a message of the registry; `Malformed` unless they are of the claim that `subject` names."""
+    try:
+        facts = _FACTS_DECODER.decode(data)
+        _check_facts(subject, facts)
+    except _TROUBLE as error:
+        raise Malformed(f"{subject} (sequence {revision}): {error}") from error
+    values = {name: getattr(facts, name) for name in FACTS}
+    if facts.reference is not None:
+        values["reference"] = facts.reference.as_dict()
+    return Entry(**values, revision=revision, told_ns=told_ns)
+
+
+def _check_facts(subject: str, facts: _Facts) -> None:
+    """Raise ValueError for facts that no program of their namespace has written for this claim."""
+    if subject != claim_subject(facts.namespace, facts.claim_id):
+        raise ValueError(f"the facts are of claim {facts.claim_id!r} in namespace {facts.namespace!r}")
+    key = parse_key(facts.object_key)
+    if (
+        key is None
+        or not key.belongs_to(facts.namespace, facts.claim_id)
+        or key.topic != topic_of(facts.subject)
+        or key.hour != hour_of(facts.expires_at)
+    ):
+        raise ValueError(f"{facts.object_key!r} is no key of this claim")
+    _check_places(facts.places)
+    _check_reference(facts)
+
+
+def _check_places(places: Mapping[str, tuple[int, str]]) -> None:
+    if len(places) > _PLACES_MAX:
+        raise ValueError(f"{len(places)} streams carry it, more than {_PLACES_MAX}")
+    for stream, (_, subject) in places.items():
+        if not _STREAM.fullmatch(stream) or not _SUBJECT.fullmatch(subject):
+            raise ValueError(f"{stream!r} with subject {subject!r} is no place in a stream")
+
+
+def _check_reference(facts: _Facts) -> None:
+    """A retry publishes the reference again, so it must be the one of this claim."""
+    reference = facts.reference
+    names = ("claim_id", "bucket", "object_key", "original_size", "stored_size", "expires_at")
+    if reference is not None and any(getattr(reference, name) != getattr(facts, name) for name in names):
+        raise ValueError("its reference is that of another claim")
+
+
+def is_stream_name(text: str) -> bool:
+    """Whether a stream can have this name; anything else must not become part of a request's subject."""
+    return _STREAM.fullmatch(text) is not None
+
+
+def decode_lease(subject: str, data: bytes) -> Lease:
+    """Return a reader's lease; `Malformed` if it is none."""
+    try:
+        return _LEASE_DECODER.decode(data)
+    except _TROUBLE as error:
+        raise Malformed(f"{subject}: {error}") from error
+
+
+def decode_config(subject: str, data: bytes) -> dict[str, Any]:
+    """Return a namespace's published configuration, keys that are missing left out; `Malformed` if it is none."""
+    try:
+        found = _PUBLISHED_DECODER.decode(data)
+    except _TROUBLE as error:
+        raise Malformed(f"{subject}: {error}") from error
+    if subject != f"$CLAIMS.namespace.{found.namespace}":
+        raise Malformed(f"{subject}: the configuration is that of namespace {found.namespace!r}")
+    values: dict[str, Any] = msgspec.to_builtins(found)
+    return values
+
+
+def decode_facts_of_event(data: bytes) -> dict[str, Any]:
+    """Return what an audit event says; an event that cannot be read says so."""
+    try:
+        return dict(msgspec.json.decode(data or b"{}", type=dict[str, Any]))
+    except _TROUBLE as error:
+        return {"unreadable": str(error)[:200]}
