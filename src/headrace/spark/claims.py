@@ -6,10 +6,10 @@ headers; what says it is a claim but carries no reference is null. Must not fetc
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -33,6 +33,19 @@ FIELDS = (
     ("expires_at", pa.timestamp("us", tz="UTC")),
 )
 CLAIM_KIND = pa.struct(FIELDS)
+
+
+#: The first second of the year 10000, which no timestamp of Spark's reaches.
+_TIME_END = 253_402_300_800
+
+
+def _kind_in_json(kind: pa.DataType) -> Any:
+    """The type of a value in a reference, bounded to what a column can hold."""
+    if kind == pa.string():
+        return str
+    if pa.types.is_timestamp(kind):
+        return Annotated[int, msgspec.Meta(ge=0, lt=_TIME_END)]
+    return Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 def claim_column(headers: pa.Array, data: pa.Array) -> pa.Array:
@@ -60,16 +73,19 @@ def _nothing(length: int) -> pa.Array:
     return pa.nulls(length, CLAIM_KIND)
 
 
+_DECODER = msgspec.json.Decoder(
+    msgspec.defstruct("_Reference", [(name, _kind_in_json(kind)) for name, kind in FIELDS])
+)
+
+
 def _reference(payload: bytes) -> dict[str, Any] | None:
     try:
-        values = json.loads(payload)
-        return {name: _value(values[name], kind) for name, kind in FIELDS}
-    except (ValueError, TypeError, KeyError):
+        found = _DECODER.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
+    return {name: _value(getattr(found, name), kind) for name, kind in FIELDS}
 
 
 def _value(value: Any, kind: pa.DataType) -> Any:
-    if not isinstance(value, str if kind == pa.string() else int):
-        raise TypeError(value)
     # Times are whole seconds in a reference.
     return value * 1_000_000 if pa.types.is_timestamp(kind) else value

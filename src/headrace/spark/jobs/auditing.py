@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from headrace.claims.config import ClaimConfig
+from headrace.claims.reference import TIME_END
 from headrace.spark.jobs.inventory import inventory as list_objects
 from headrace.spark.jobs.reporting import figures, html
 from headrace.spark.jobs.snapshots import replace_table
@@ -106,7 +107,7 @@ def claim_lives(
     rows = joined.select(
         f.coalesce("namespace", "object_namespace").alias("namespace"),
         f.coalesce("claim_id", "object_id").alias("claim_id"),
-        f.coalesce(f.split("key", "/")[1], "object_topic").alias("topic"),
+        f.coalesce(f.get(f.split("key", "/"), 1), "object_topic").alias("topic"),
         "created",
         f.coalesce("expires_at", _end_of_hour()).alias("expires_at"),
         "first_read",
@@ -126,7 +127,7 @@ def claim_lives(
 
 def _end_of_hour() -> Column:
     """When everything under an hour of keys has expired; they are in UTC, whatever zone the session has."""
-    return f.to_timestamp(f.concat("hour", f.lit("Z")), "yyyyMMddHHX") + f.expr("interval 1 hour")
+    return f.try_to_timestamp(f.concat("hour", f.lit("Z")), f.lit("yyyyMMddHHX")) + f.expr("interval 1 hour")
 
 
 def audit_events(spark: SparkSession, source: Options, namespaces: Sequence[str]) -> DataFrame:
@@ -149,6 +150,11 @@ def _token(number: int) -> Column:
     return f.split_part(f.col("subject"), f.lit("."), f.lit(number))
 
 
+def _time(name: str) -> Column:
+    """Seconds, where they are a time that Spark has; anybody who may write events can put anything there."""
+    return f.when(f.col(name).between(0, TIME_END - 1), f.col(name))
+
+
 def _told(events: DataFrame) -> DataFrame:
     """What the events say of each claim."""
     facts = f.from_json(
@@ -167,7 +173,7 @@ def _told(events: DataFrame) -> DataFrame:
         f.first("facts.key", ignorenulls=True).alias("key"),
         f.first("facts.size", ignorenulls=True).alias("size"),
         f.first("facts.stored", ignorenulls=True).alias("stored"),
-        f.timestamp_seconds(f.first("facts.expires_at", ignorenulls=True)).alias("expires_at"),
+        f.timestamp_seconds(f.first(_time("facts.expires_at"), ignorenulls=True)).alias("expires_at"),
         at("retrieved").alias("first_read"),
         at("retrieved", f.max).alias("last_read"),
         f.count_if(f.col("event") == "retrieved").alias("reads"),

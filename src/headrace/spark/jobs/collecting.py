@@ -8,9 +8,8 @@ store's clock, is touched; every removal is in the audit trail. It can run besid
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -21,8 +20,9 @@ from headrace.claims.claims import Claims
 from headrace.claims.clock import SECOND_NS
 from headrace.claims.config import ClaimConfig
 from headrace.claims.floors import Floors
-from headrace.claims.reference import end_of_hour_ns, id_in
-from headrace.claims.registry import STREAM, Entry
+from headrace.claims.records import Entry, Malformed, Rejected, decode_entry, is_stream_name
+from headrace.claims.reference import end_of_hour_ns, id_in, is_claim_id
+from headrace.claims.registry import STREAM
 from headrace.claims.removal import Remover, Report
 from headrace.claims.sweeper import Sweeper
 from headrace.claims.verdicts import judge
@@ -43,6 +43,8 @@ _RESULT_ARROW = pa.schema(
 )
 #: What may become of a claim: gone (or in a dry run, to go), kept, or not to be deleted now.
 GONE = ("collected", "expired", "orphan")
+#: Facts that cannot be read, or that name an object that is not the claim's.
+REJECTED = "rejected"
 
 
 @dataclass(frozen=True)
@@ -104,23 +106,23 @@ def claims_collect(
 
 
 def _facts(spark: SparkSession, source: Options, config: ClaimConfig) -> DataFrame:
-    """The registry's facts: claim_id, facts (JSON), revision, object_key, streams."""
-    reader = spark.read.schema("seq bigint, data binary").format("headrace")
+    """The registry's facts: facts (JSON), subject, revision, object_key, streams; what cannot be read has no key."""
+    reader = spark.read.schema("seq bigint, subject string, data binary").format("headrace")
     subject = f"$CLAIMS.claim.{config.namespace}.*"
     frame = reader.options(**{**source, "stream": STREAM, "subject": subject}).load()
     text = f.col("data").cast("string")
     parsed = f.from_json(text, "claim_id string, object_key string, places map<string, string>")
     found = frame.where(f.length("data") > 0).select(
-        text.alias("facts"), f.col("seq").alias("revision"), parsed.alias("p")
+        text.alias("facts"), "subject", f.col("seq").alias("revision"), parsed.alias("p")
     )
-    return found.select(
-        "facts", "revision", "p.claim_id", "p.object_key", f.map_keys("p.places").alias("streams")
-    )
+    streams = f.coalesce(f.map_keys("p.places"), f.array().cast("array<string>"))
+    return found.select("facts", "subject", "revision", "p.object_key", streams.alias("streams"))
 
 
 def _named_streams(facts: DataFrame) -> list[str]:
     rows = facts.select(f.explode("streams").alias("stream")).distinct().collect()
-    return sorted(row.stream for row in rows)
+    # A name is part of a request's subject, and anybody who may write facts can put anything there.
+    return sorted(row.stream for row in rows if is_stream_name(row.stream))
 
 
 def _references(spark: SparkSession, source: Options, streams: Sequence[str]) -> DataFrame:
@@ -170,14 +172,15 @@ def _joined(facts: DataFrame, references: DataFrame, objects: DataFrame) -> Data
     there = objects.select("key", "size", "modified")
     both = facts.join(there, facts.object_key == there.key, "full_outer")
     named = both.select(
-        f.coalesce("key", "object_key").alias("key"),
+        f.coalesce("key", "object_key", "subject").alias("key"),
         "facts",
+        "subject",
         "revision",
         f.col("size"),
         f.unix_micros("modified").alias("modified_us"),
     )
     return named.join(references, f.col("key") == f.col("referred_key"), "left").select(
-        "key", "facts", "revision", "size", "modified_us", "referring"
+        "key", "facts", "subject", "revision", "size", "modified_us", "referring"
     )
 
 
@@ -187,17 +190,16 @@ class _Row:
 
     key: str
     facts: str | None
+    subject: str | None
     revision: int | None
     size: int | None
     modified_us: int | None
     referring: list[str] | None
 
     def entry(self, config: ClaimConfig) -> Entry:
-        """The facts of a claim; for an object that nobody knows, what its key tells."""
+        """The facts of a claim, `Malformed` if they are none; for an object that nobody knows, what its key tells."""
         if self.facts is not None:
-            known = {item.name for item in fields(Entry)}
-            values = {name: value for name, value in json.loads(self.facts).items() if name in known}
-            return Entry(**values | {"revision": self.revision})
+            return decode_entry(self.subject or "", self.facts.encode(), self.revision or 0, 0)
         namespace, topic, _, _ = self.key.split("/")
         size = self.size or 0
         created = (self.modified_us or 0) * 1000
@@ -238,14 +240,23 @@ class _Worker:
 
     async def _collect(self, claims: Claims, rows: list[_Row]) -> pa.RecordBatch:
         now_ns = await claims.registry.now_ns()
-        floors = _JoinedFloors(claims.wire)
-        fresh = await claims.registry.find_all(self.config.namespace, [id_in(row.key) for row in rows])
+        floors = _JoinedFloors(claims.wire, claims.registry.on_rejected)
+        fresh = await claims.registry.find_all(
+            self.config.namespace, [id_in(row.key) for row in rows if is_claim_id(id_in(row.key))]
+        )
         doomed: list[tuple[Entry, str]] = []
         told: dict[str, tuple[str, str]] = {}
         remover = Remover(self.config, claims.store, claims.registry, claims.audit, claims.metrics)
         sweeper = Sweeper(self.config, claims.store, claims.registry, remover, claims.metrics)
         for row in rows:
-            entry = row.entry(self.config)
+            try:
+                entry = row.entry(self.config)
+            except Malformed as error:
+                await claims.registry.on_rejected(
+                    Rejected("claim", row.subject or "", row.revision or 0, str(error))
+                )
+                told[row.key] = (REJECTED, str(error))
+                continue
             event, reason = await self._verdict(row, entry, fresh.get(entry.claim_id), now_ns, floors)
             if not event and row.facts and await sweeper.is_forgotten(entry, now_ns, floors):
                 event, reason = (
@@ -260,6 +271,9 @@ class _Worker:
         if not self.dry_run:
             gone, failed = await remover.remove(doomed, now_ns, Report())
             await claims.registry.stop_timers(entry for entry in gone if entry.revision)
+            left = {entry.object_key for entry, _ in doomed} - {entry.object_key for entry in gone}
+            for key in left:
+                told[key] = (REJECTED, "it is not in the configured bucket")
             for entry in failed:
                 told[entry.object_key] = ("failed", "the store would not delete it; the next run tries again")
         return _result(rows, told)

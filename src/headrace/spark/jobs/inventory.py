@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from headrace.claims.config import ClaimConfig
+from headrace.claims.reference import KEY_PATTERN
 from headrace.claims.stores import ObjectInfo, open_store
 from headrace.spark import payloads
 
@@ -48,12 +49,12 @@ def inventory(
     else:
         listed = _listed(spark, configs)
     parts = f.split("key", "/")
-    named = listed.where(f.size(parts) == 4).select(
+    named = listed.where(f.col("key").rlike(KEY_PATTERN)).select(
         "*",
-        parts[0].alias("namespace"),
-        parts[1].alias("topic"),
-        parts[2].alias("hour"),
-        f.substring_index(parts[3], ".", 1).alias("claim_id"),
+        f.get(parts, 0).alias("namespace"),
+        f.get(parts, 1).alias("topic"),
+        f.get(parts, 2).alias("hour"),
+        f.substring_index(f.get(parts, 3), ".", 1).alias("claim_id"),
     )
     return named.where(f.col("namespace").isin([config.namespace for config in configs]))
 
