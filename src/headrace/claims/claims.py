@@ -76,8 +76,13 @@ class Claims:
         metrics: Metrics | None = None,
         timeout_s: float = 5.0,
         retry_s: float = 30.0,
+        set_up: bool = True,
     ) -> Claims:
-        """Everything in place and checked; `streams` that carry the references are checked too, with warnings."""
+        """Everything in place and checked; `streams` that carry the references are checked too, with warnings.
+
+        With `set_up=False` nothing is created, for programs that have not the permissions: a collector, or whoever sets
+        things up, was there before. The namespace's published configuration is compared with this one.
+        """
         claims = cls(
             connection,
             config,
@@ -87,10 +92,18 @@ class Claims:
             timeout_s=timeout_s,
             retry_s=retry_s,
         )
+        if not set_up:
+            await claims.check()
+            return claims
         await claims.set_up()
         for finding in await claims.lint(streams):
             _LOG.warning("%s", finding)
         return claims
+
+    async def check(self) -> None:
+        """Compare with what a collector has set up, by reading only; `Disagreement` if that cannot work."""
+        for warning in await namespaces.check(self.wire, self.config, required=True):
+            _LOG.warning("%s", warning)
 
     async def set_up(self) -> None:
         await self.registry.ensure()

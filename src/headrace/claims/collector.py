@@ -57,14 +57,19 @@ class Collector:
         self._name = f"collectors-{config.namespace}"
 
     async def ensure(self) -> None:
-        """Create the shared consumer if it is missing."""
+        """Create the shared consumer if it is missing.
+
+        The request names the filter, so that a permission for it is one for the markers of this namespace only.
+        """
+        due = due_subject(self._config.namespace, "*")
         await self._wire.api(
-            f"CONSUMER.DURABLE.CREATE.{STREAM}.{self._name}",
+            f"CONSUMER.CREATE.{STREAM}.{self._name}.{due}",
             {
                 "stream_name": STREAM,
                 "config": {
+                    "name": self._name,
                     "durable_name": self._name,
-                    "filter_subject": due_subject(self._config.namespace, "*"),
+                    "filter_subject": due,
                     "ack_policy": "explicit",
                     "ack_wait": _ACK_WAIT_S * SECOND_NS,
                     "max_ack_pending": 20 * _BATCH,

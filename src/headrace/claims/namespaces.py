@@ -59,7 +59,7 @@ async def agree(wire: Wire, config: ClaimConfig) -> list[str]:
     return await check(wire, config)
 
 
-async def check(wire: Wire, config: ClaimConfig) -> list[str]:
+async def check(wire: Wire, config: ClaimConfig, *, required: bool = False) -> list[str]:
     """Compare with the configuration that is published; the warnings. `Disagreement` if it cannot work."""
     try:
         there = await published(wire, config.namespace)
@@ -68,6 +68,10 @@ async def check(wire: Wire, config: ClaimConfig) -> list[str]:
             f"the published configuration of namespace {config.namespace!r} cannot be read: {error}. Publish yours "
             "(headrace claims publish)"
         ) from error
+    if there is None and required:
+        raise Disagreement(
+            f"namespace {config.namespace!r} is not set up; start a collector, or open it once with set_up=True"
+        )
     if there is None:
         return []
     errors, warnings = compare(there, config.published())

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -211,6 +211,38 @@ class Wire:
             if error.err_code == STREAM_MISSING:
                 raise NoStream(f"{self._prefix}.{verb}") from error
             raise
+
+    async def pages(self, stream: str, subject: str, size: int) -> AsyncIterator[list[Stored]]:
+        """Messages under a subject, which may have wildcards, in the order of their sequences.
+
+        A replica that is behind holds a prefix of what the leader has, so only the end of its pages needs the leader's
+        confirmation. A mirror may lack messages: nothing of its pages counts.
+        """
+        seq = 1
+        while True:
+            body = _json({"seq": seq, "next_by_subj": subject, "batch": size})
+            messages, end = await self._batch(f"{self._prefix}.DIRECT.GET.{stream}", body)
+            if any(message.headers.get("Nats-Stream") != stream for message in messages):
+                messages = []
+            if messages:
+                yield messages
+                seq = messages[-1].seq + 1
+            if not messages or not int(end.get("Nats-Num-Pending", 0)):
+                following = await self._next_at_leader(stream, subject, seq)
+                if following is None:
+                    return
+                yield [following]
+                seq = following.seq + 1
+
+    async def _next_at_leader(self, stream: str, subject: str, seq: int) -> Stored | None:
+        """The first message under a subject from a sequence on, as the stream's leader has it."""
+        try:
+            answer = await self._ask_leader(f"STREAM.MSG.GET.{stream}", {"seq": seq, "next_by_subj": subject})
+        except RequestError as error:
+            if error.err_code == MESSAGE_MISSING:
+                return None
+            raise
+        return _fetched(answer["message"])
 
     async def message(self, stream: str, seq: int) -> dict[str, Any] | None:
         """A message of any stream by its sequence; None when it, or the stream, is gone."""
