@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from claims.world import LARGE, World
+from claims.world import LARGE, PATIENCE_S, World
 from headrace.claims import ClaimConfig, Claims, Disagreement, MemoryStore, Ttl
 from headrace.claims import namespaces as configs
+from headrace.claims.connections import connect
 from headrace.claims.lint import lint
 from headrace.claims.objects import ClaimObjects, ForeignObject
 from headrace.claims.records import Entry, Malformed, decode_entry
@@ -202,6 +204,43 @@ async def test_a_marker_with_a_wildcard_asks_for_no_other_claim(world: World) ->
     assert _count(claims, "due") == 2
     assert await claims.store.exists(sent.reference.object_key)
     await settled(world)
+
+
+async def say(world: World, *lines: bytes) -> None:
+    """Talk to the server without a client, which would not send everything that servers take."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(world.url.rpartition(":")[2]))
+    writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n' + b"".join(lines) + b"PING\r\n")
+    while not (await reader.readline()).startswith(b"PONG"):
+        pass
+    writer.close()
+
+
+def hpub(subject: bytes, header: bytes, data: bytes = b"") -> bytes:
+    head = b"NATS/1.0\r\n%b\r\n\r\n" % header
+    return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, len(head), len(head) + len(data), head, data)
+
+
+async def test_subjects_and_headers_that_are_not_utf_8_stop_nobody(world: World) -> None:
+    connection = await connect(world.url, connect_timeout=PATIENCE_S)
+    claims = await world.claims(ttl=TTL, connection=connection)
+    name, marker = world.name.encode(), b"Nats-Marker-Reason: MaxAge"
+    await say(
+        world,
+        hpub(b"$CLAIMS.due.%b.\xff\xfe" % name, marker),
+        hpub(b"$CLAIMS.claim.%b.\xff\xfe" % name, b"A: b", b"{}"),
+        hpub(b"$CLAIMS.reader.%b.\xff" % name, b"A: b", b"{}"),
+        hpub(b"$CLAIMS.claim.%b.%b" % (name, CLAIM.encode()), b"A: \xff", b"{}"),
+        hpub(b"$CLAIMS.due.%b.%b" % (name, CLAIM.encode()), marker),
+    )
+    assert await claims.registry.find(world.name, CLAIM) is None
+    key = await due(world, claims)
+    assert (await claims.collector.collect()).removed == 1
+    assert not await claims.store.exists(key)
+    assert _count(claims, "due") == 1
+    await settled(world)
+    await claims.close()
+    world.opened.remove(claims)
+    await connection.close()
 
 
 @pytest.mark.parametrize("status", ["404", "503", "409", "204"])

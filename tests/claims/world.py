@@ -66,7 +66,13 @@ class World:
         return self.server is not None
 
     async def claims(
-        self, *, ttl: Ttl | None = None, objects: Any = None, clock: Any = None, **settings: Any
+        self,
+        *,
+        ttl: Ttl | None = None,
+        objects: Any = None,
+        clock: Any = None,
+        connection: Connection | None = None,
+        **settings: Any,
     ) -> Claims:
         """The namespace, opened; a folder store unless told otherwise."""
         settings = {"threshold": THRESHOLD, **self.backend, **settings}
@@ -76,7 +82,7 @@ class World:
             settings.setdefault("store", {"path": str(self.folder), "sync": False})
         config = ClaimConfig(settings.pop("namespace", self.name), ttl=ttl or Ttl(), **settings)
         made = await Claims.open(
-            self.connection,
+            connection or self.connection,
             config,
             store=objects,
             clock=clock or self.clock,

@@ -117,6 +117,65 @@ def test_what_nobody_needs_is_collected(
     assert summary.live_bytes == len(LARGE)
 
 
+def test_records_that_nobody_of_ours_wrote_delete_nothing_and_fail_no_job(
+    broker: Broker, spark: SparkSession, name: str, config: ClaimConfig, tmp_path: Path
+) -> None:
+    broker.create(name, allow_msg_ttl=True)
+    end, hour, claim_id = 1_700_000_000, "2023111422", "f0" * 16
+    own = key_of(name, "a", end, claim_id)
+    good = {
+        "claim_id": claim_id,
+        "namespace": name,
+        "subject": "a",
+        "bucket": config.bucket,
+        "object_key": own,
+        "original_size": 1,
+        "stored_size": 1,
+        "created_ns": 1,
+        "expires_at": end,
+    }
+    victim, other = f"{name}/a/{hour}/{'0f' * 16}", "other-team/report.csv"
+    broken: list[Any] = [
+        {**good, "object_key": other},
+        {**good, "object_key": victim},
+        {**good, "bucket": "backups"},
+        {**good, "places": {"X\r\nPUB injected 0\r\n": [1, "a"], "a b": [1, "a"]}},
+        {**good, "created_ns": "yesterday"},
+        {**good, "claim_id": 7},
+        [],
+        "junk",
+    ]
+
+    async def forged(claims: Claims) -> None:
+        for key in (
+            own,
+            victim,
+            other,
+            f"{name}/a/notanhour/x",
+            f"{name}/a/9999999999/x",
+            f"{name}/x y/{hour}/z",
+        ):
+            await claims.store.put(key, b"precious", Plain())
+        for number, document in enumerate(broken):
+            subject = claim_id if number == 2 else f"{number:032x}"
+            text = json.dumps(document).encode() if document != "junk" else b"\xffjunk"
+            await claims.wire.publish(f"$CLAIMS.claim.{name}.{subject}", text)
+        for text in (b"junk", b"[]", b'{"key":"x"}', b'{"expires_at":%d}' % 10**18, b'{"size":"many"}'):
+            event = f"$CLAIMS.audit.{name}.{len(text):032x}.created"
+            await claims.wire.publish(event, text)
+
+    claimed(broker, config, forged)
+    source = {"servers": broker.url}
+    done = jobs.claims_collect(spark, source, config=config, target=str(tmp_path / "done"))
+    told = spark.read.parquet(str(tmp_path / "done")).collect()
+    assert done.actions["rejected"] == len(broken), [row.asDict() for row in told]
+    left = objects(config)
+    assert {claim_id, "0f" * 16, "z"} <= left, "facts name it, or no producer made it"
+    assert (Path(config.store["path"]) / config.bucket / other).exists()
+    summary = jobs.claims_audit(spark, source, str(tmp_path / "audit"), configs=[config])
+    assert summary.claims >= 5
+
+
 async def _nothing(_: Any) -> None:
     """A handler that is content."""
 

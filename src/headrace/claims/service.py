@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import nats
 from nats.aio.client import Client as Connection
 from prometheus_client import generate_latest
 
 from headrace.claims.claims import Claims
 from headrace.claims.config import ClaimConfig
+from headrace.claims.connections import connect
 from headrace.claims.metrics import Metrics
 
 _RETRY_S_MAX = 30.0
@@ -60,7 +60,7 @@ class Collectors:
     async def _connected(self) -> Connection:
         while True:
             try:
-                return await nats.connect(
+                return await connect(
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.5,
                     error_cb=self._troubled,

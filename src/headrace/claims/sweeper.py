@@ -101,10 +101,12 @@ class Sweeper:
 
     async def _sweep_objects(self, now_ns: int, report: Report, dry_run: bool) -> None:
         async for page in self._due_objects(now_ns):
-            report.orphans += len(page)
             ids = dict.fromkeys(id_in(info.key) for info in page)
             known = await self._registry.find_all(self._config.namespace, list(ids))
             doomed = [(_entry_for(info, known, self._config), "expired") for info in page]
+            if dry_run:  # what has facts is counted with them, and would be gone by now
+                doomed = [(entry, event) for entry, event in doomed if not entry.revision]
+            report.orphans += len(doomed)
             report.lines += [f"expired {entry.claim_id} {entry.object_key}: orphan" for entry, _ in doomed]
             await self._remove(doomed, now_ns, report, dry_run)
 

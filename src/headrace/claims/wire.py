@@ -307,7 +307,7 @@ class Wire:
 
         def arrive(message: Msg) -> None:
             if not _status(message):
-                got.append(_stored(message))
+                got.extend([_stored(message)] if _is_readable(message) else ())
             elif not finished.done():
                 finished.set_result(message)
 
@@ -417,6 +417,14 @@ def _fetched(found: Mapping[str, Any]) -> Stored:
     headers = {name.strip(): value.strip() for name, _, value in pairs}
     headers["Nats-Time-Stamp"] = found["time"]
     return Stored(found["subject"], found["seq"], headers, base64.b64decode(found.get("data") or ""))
+
+
+def _is_readable(message: Msg) -> bool:
+    """Whether nats-py could read the headers; where it could not, it leaves out all of them."""
+    if message.headers and "Nats-Sequence" in message.headers:
+        return True
+    _LOG.warning("a record with headers that are not UTF-8 is not used")
+    return False
 
 
 def _stored(message: Msg) -> Stored:

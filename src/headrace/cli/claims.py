@@ -250,9 +250,11 @@ async def _connected(server: str) -> Connection:
     """Connect now or not at all; a server that was there once may go and come back."""
     import nats
 
+    from headrace.claims.connections import connect
+
     probe = await nats.connect(server, connect_timeout=5, max_reconnect_attempts=1, reconnect_time_wait=0.1)
     await probe.close()
-    return await nats.connect(server, connect_timeout=5, max_reconnect_attempts=-1)
+    return await connect(server, connect_timeout=5, max_reconnect_attempts=-1)
 
 
 def _run(server: str, work: Callable[[Connection], Awaitable[int]]) -> None:

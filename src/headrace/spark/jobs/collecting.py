@@ -106,14 +106,14 @@ def claims_collect(
 
 
 def _facts(spark: SparkSession, source: Options, config: ClaimConfig) -> DataFrame:
-    """The registry's facts: facts (JSON), subject, revision, object_key, streams; what cannot be read has no key."""
+    """The registry's facts: facts (as stored), subject, revision, object_key, streams; those of bad facts are null."""
     reader = spark.read.schema("seq bigint, subject string, data binary").format("headrace")
     subject = f"$CLAIMS.claim.{config.namespace}.*"
     frame = reader.options(**{**source, "stream": STREAM, "subject": subject}).load()
     text = f.col("data").cast("string")
     parsed = f.from_json(text, "claim_id string, object_key string, places map<string, string>")
     found = frame.where(f.length("data") > 0).select(
-        text.alias("facts"), "subject", f.col("seq").alias("revision"), parsed.alias("p")
+        f.col("data").alias("facts"), "subject", f.col("seq").alias("revision"), parsed.alias("p")
     )
     streams = f.coalesce(f.map_keys("p.places"), f.array().cast("array<string>"))
     return found.select("facts", "subject", "revision", "p.object_key", streams.alias("streams"))
@@ -189,7 +189,7 @@ class _Row:
     """One row of the join."""
 
     key: str
-    facts: str | None
+    facts: bytes | None
     subject: str | None
     revision: int | None
     size: int | None
@@ -199,7 +199,7 @@ class _Row:
     def entry(self, config: ClaimConfig) -> Entry:
         """The facts of a claim, `Malformed` if they are none; for an object that nobody knows, what its key tells."""
         if self.facts is not None:
-            return decode_entry(self.subject or "", self.facts.encode(), self.revision or 0, 0)
+            return decode_entry(self.subject or "", self.facts, self.revision or 0, 0)
         namespace, topic, _, _ = self.key.split("/")
         size = self.size or 0
         created = (self.modified_us or 0) * 1000

@@ -1,0 +1,29 @@
+"""Connections of programs that collect: nats-py's, but for subjects that are not UTF-8.
+
+Servers store such subjects. nats-py's read loop ends at the first one that is delivered, and the connection then says
+that it is connected and hears nothing more: one marker would stop a collector for good.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nats.aio.client import Client
+
+
+class CollectorClient(Client):
+    """A client that is delivered subjects with replacement characters where they cannot be decoded."""
+
+    def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> Any:
+        try:
+            return super()._build_message(sid, subject, reply, data, headers)
+        except UnicodeDecodeError:
+            readable = subject.decode(errors="replace").encode()
+            return super()._build_message(sid, readable, reply, data, headers)
+
+
+async def connect(servers: str | list[str], **options: Any) -> Client:
+    """Connect as `nats.connect` does."""
+    client = CollectorClient()
+    await client.connect(servers, **options)
+    return client
