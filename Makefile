@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/headrace/kernel/*.pyx src/headrace/kernel/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test docs check format bench ab crash sim fuzz hostile soak soak-readers mutants conformance-natspy parts java clean
+.PHONY: help setup run demo test docs check format bench ab crash sim fuzz sanitize hostile soak soak-readers mutants conformance-natspy parts java clean
 
 help: ## what can be made
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -73,6 +73,9 @@ sim: setup ## whole simulated brokers by seed, and every probe hit (SEEDS=20000)
 
 fuzz: setup ## malformed input of every kind, by seed, from where out/fuzz.json ends (INPUTS=50000000, MINUTES=30 ends earlier)
 	$(BIN)/python bench/fuzz.py --inputs $(or $(INPUTS),50000000) --minutes $(or $(MINUTES),0)
+
+sanitize: setup ## the kernel under AddressSanitizer and UBSan: its unit tests, then malformed input (MINUTES=10); built below out/
+	$(BIN)/python bench/sanitize.py --minutes $(or $(MINUTES),10) $(ARGS)
 
 hostile: setup ## attacks in full size on a real server, and how long others wait meanwhile (ARGS='--only slow --scale 0.2')
 	$(BIN)/python bench/hostile.py $(ARGS)
