@@ -42,6 +42,10 @@ class Corrupt(StoreError):
     """Bytes on disk are not what was written."""
 
 
+class UnknownFeature(StoreError):
+    """A newer version wrote this, in a format that this version does not know."""
+
+
 class Poisoned(StoreError):
     """A sync failed; nothing more may be acknowledged until a restart has read the disk again."""
 

@@ -26,6 +26,7 @@ from headrace.errors import StoreError
 from headrace.net.logs import Log
 from headrace.net.options import AccountOptions, Options
 from headrace.store import FileDisk, Store
+from headrace.store.features import named
 
 #: The folder inside `store_dir` that belongs to Headrace alone.
 FOLDER = "headrace"
@@ -135,6 +136,17 @@ def _fast_limits(options: Options) -> FastLimits:
     return limits
 
 
+def _open_store(path: Path, loop: asyncio.AbstractEventLoop, timers: Timers) -> Store:
+    """Recover a store; one that cannot be opened is not left locked."""
+    disk = FileDisk(path, loop.call_soon_threadsafe)
+    try:
+        with named(path):
+            return Store.open(disk, timers.clock)
+    except BaseException:
+        disk.close()
+        raise
+
+
 def open_streams(
     options: Options,
     account: Account,
@@ -147,7 +159,7 @@ def open_streams(
     """Recover the store and open its streams; what was overdue while the server was down is gone on return."""
     loop = asyncio.get_running_loop()
     path = store_path(options, account.name)
-    store = Store.open(FileDisk(path, loop.call_soon_threadsafe), timers.clock)
+    store = _open_store(path, loop, timers)
     jetstream = JetStream(
         account.hub,
         store,

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace import __version__
+from headrace.errors import StoreError
 from headrace.probes import probe
+from headrace.store import features
 from headrace.store.behind import mark_synced, sync_ops
 from headrace.store.disk import Op
 from headrace.store.facts import SHARDS
@@ -49,6 +52,7 @@ class Checkpointer:
         self.shards: dict[int, ShardEntry] = {}
         self.offline: list[StreamEntry] = []
         self.kept: list[str] = []
+        self.features: frozenset[str] = frozenset()  # that the root names
         self._shard_ticks = [-1] * SHARDS
         self._files: list[int] = []  # whose files exist
         self._starts: dict[int, int] = {}  # checkpoint -> the frame up to which the journal is not needed
@@ -114,6 +118,17 @@ class Checkpointer:
                 self._todo.append((None, number))
             elif known is not None:
                 self._fresh_shards[number] = ShardEntry(number, self._start_frame, known.ref)
+
+    def require(self, feature: str, done: Done) -> None:
+        """Name a format feature in the root from now on: versions that lack it refuse the store.
+
+        Write nothing that needs the feature before `done` is called without an error: until then the newest root on
+        disk may not name it. A feature is never removed again.
+        """
+        if feature not in features.KNOWN:
+            raise StoreError(f"{feature!r} is not in the list of format features")
+        self.features |= {feature}
+        self._store.checkpoint(done)
 
     def _ended(self) -> int:
         """The frame that must be durable before the root is, because a stream ends in it.
@@ -214,10 +229,11 @@ class Checkpointer:
             damage=list(store.report().damage),
             offline=self.offline,
             kept=self.kept,
+            writer=__version__,
         )
 
     def _write_ops(self) -> list[Op]:
-        root = msgspec.msgpack.encode(self._root())
+        root = features.enclose(msgspec.msgpack.encode(self._root()), self.features)
         parts = [*self._parts, root, trailer(self._store.ident, self.number, self._at, root)]
         ops: list[Op] = []
         for copy in COPIES:

@@ -23,6 +23,9 @@ TICK, IDLE, SHUTDOWN = 1, 2, 3
 CREATE, RECORDS, LARGE, REMOVALS, TRIM, ADVANCE = 1, 2, 3, 4, 5, 6
 PUT, NOTE, FORGET, DELETE, CHECKPOINT, WATERMARKS = 7, 8, 9, 10, 11, 12
 
+FRAME_KINDS = frozenset({TICK, IDLE, SHUTDOWN})
+ENTRY_KINDS = frozenset(range(CREATE, WATERMARKS + 1))
+
 FRAME_BYTES = 48
 ENTRY_BYTES = 16
 BLOCK_BYTES = 32
@@ -119,6 +122,20 @@ def entries(body: memoryview) -> list[tuple[int, int, memoryview]]:
         found.append((kind, ident, body[at : at + length]))
         at += length
     return found
+
+
+def unknown_kind(data: memoryview, frame: Frame) -> str:
+    """Name what this version does not know about a frame; empty if it knows everything."""
+    _, _, reserved, _, _, _, _, _, also, _ = _FRAME.unpack_from(data, frame.offset)
+    if frame.kind not in FRAME_KINDS or reserved or also:
+        return f"a frame of kind {frame.kind} ({reserved}, {also})"
+    at, end = frame.offset + FRAME_BYTES, frame.offset + FRAME_BYTES + frame.length
+    while at < end:
+        kind, reserved, _, length = _ENTRY.unpack_from(data, at)
+        if kind not in ENTRY_KINDS or reserved:
+            return f"an entry of kind {kind} ({reserved})"
+        at += ENTRY_BYTES + length
+    return ""
 
 
 def number(value: int) -> bytes:

@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace.errors import Corrupt, StoreError
 from headrace.store.disk import Disk
+from headrace.store.features import named
 from headrace.store.filelog import FileLog
 from headrace.store.folder import FolderDisk
 from headrace.store.format import SEGMENT_HEADER_BYTES, is_segment, open_block
@@ -45,6 +46,8 @@ class Findings(msgspec.Struct):
 
     folder: str
     checkpoint: int = 0
+    writer: str = ""
+    features: list[str] = []
     frames_after_checkpoint: int = 0
     shut_down_cleanly: bool = False
     journal_files: int = 0
@@ -71,7 +74,7 @@ class Bad(NamedTuple):
 
 
 def main(directory: str, accept_loss: bool = False, json: bool = False) -> int:
-    """Checks, prints, returns the exit code: 0 clean, 1 damage, 2 no such store or in use."""
+    """Checks, prints, returns the exit code: 0 clean, 1 damage, 2 no such store, in use, or of a newer version."""
     try:
         findings = check(directory)
         if accept_loss and not findings.clean:
@@ -108,7 +111,8 @@ def check(directory: str) -> Findings:
         )
         try:
             options = StoreOptions(journal_bytes=1 << 20, journal_spares=0, headroom_bytes=0)
-            store = Store.open(disk, WallClock(), options)
+            with named(directory):
+                store = Store.open(disk, WallClock(), options)
         except Corrupt as error:
             findings.damage = [Damage(str(error))]
             return findings
@@ -121,6 +125,7 @@ def check(directory: str) -> Findings:
 def _collect(store: Store, findings: Findings) -> None:
     report = store.report()
     findings.checkpoint = report.checkpoint
+    findings.writer, findings.features = report.writer, report.features
     findings.frames_after_checkpoint = report.frames_replayed
     findings.shut_down_cleanly = report.clean
     findings.torn, findings.repaired, findings.unknown = report.tears, report.repaired, report.unknown
@@ -187,6 +192,9 @@ def describe(findings: Findings) -> Iterator[str]:
     yield f"store {findings.folder}"
     ended = "shut down cleanly" if findings.shut_down_cleanly else "not shut down cleanly"
     yield f"  checkpoint {findings.checkpoint}, {findings.frames_after_checkpoint} frames after it, {ended}"
+    if findings.writer:
+        needs = f"; format features: {', '.join(findings.features)}" if findings.features else ""
+        yield f"  written by Headrace {findings.writer}{needs}"
     yield f"  {findings.journal_files} journal files, {findings.pins} pins, {len(findings.streams)} streams"
     for each in sorted(findings.streams, key=lambda stream: stream.name):
         yield (

@@ -15,6 +15,7 @@ from pathlib import Path
 from headrace.errors import StoreError
 from headrace.store import pins
 from headrace.store.disk import FileDisk
+from headrace.store.features import named
 from headrace.store.store import Store
 
 #: The folder inside a server's `store_dir` that is the store.
@@ -53,7 +54,8 @@ def hold(path: str | os.PathLike[str], stream: str, lease_s: float) -> Held:
     folder = store_folder(path)
     disk = FileDisk(folder)
     try:
-        store = Store.open(disk, _WallClock())
+        with named(folder):
+            store = Store.open(disk, _WallClock())
         try:
             return _hold(store, folder, stream, lease_s)
         finally:

@@ -7,18 +7,21 @@ Must not know how pins are made or how rows are read.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Protocol
 from zlib import crc32
 
 import msgspec
 
 from headrace.errors import Corrupt, StoreError
+from headrace.store import features
 from headrace.store.report import Damage
 from headrace.store.states import SegmentState
 
 NAME = "manifest"
 _HEAD = struct.Struct("<8sQI")
 _MAGIC = b"HRpin001"
+_MAGIC_ENCLOSED = b"HRpin002"  # the body has an envelope with features
 
 
 class Loose(msgspec.Struct, frozen=True, array_like=True):
@@ -51,6 +54,7 @@ class Manifest(msgspec.Struct, frozen=True):
     generation: int
     loose: list[Loose]
     lost: list[Damage]
+    writer: str = ""
 
     @property
     def folder(self) -> str:
@@ -67,9 +71,12 @@ class Manifest(msgspec.Struct, frozen=True):
     def subjects(self) -> str:
         return f"{self.folder}/subjects.{self.generation}"
 
-    def encode(self) -> bytes:
-        body = msgspec.msgpack.encode(self)
-        return _HEAD.pack(_MAGIC, len(body), crc32(body)) + body
+    def encode(self, needed: Iterable[str] = ()) -> bytes:
+        """Return the file's content; `needed` are the features that a reader of the pinned files must understand."""
+        plain = msgspec.msgpack.encode(self)
+        body = features.enclose(plain, needed)
+        magic = _MAGIC if body is plain else _MAGIC_ENCLOSED
+        return _HEAD.pack(magic, len(body), crc32(body)) + body
 
 
 class _Readable(Protocol):
@@ -99,11 +106,12 @@ def read(disk: _Readable, pin: str) -> Manifest:
 
 
 def decoded(data: bytes, path: str) -> Manifest:
-    """A manifest from its bytes; Corrupt: it is damaged."""
+    """A manifest from its bytes; Corrupt: it is damaged; UnknownFeature: a newer version wrote it."""
     if len(data) < _HEAD.size:
         raise Corrupt(f"{path} is cut short")
     magic, length, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size : _HEAD.size + length]
-    if magic != _MAGIC or len(body) != length or crc32(body) != crc:
+    if magic not in (_MAGIC, _MAGIC_ENCLOSED) or len(body) != length or crc32(body) != crc:
         raise Corrupt(f"{path} is damaged; ask for a new pin")
-    return msgspec.msgpack.decode(body, type=Manifest)
+    plain = features.disclose(body, path)[1] if magic == _MAGIC_ENCLOSED else body
+    return msgspec.msgpack.decode(plain, type=Manifest)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.errors import Corrupt, StoreError
+from headrace import __version__
+from headrace.errors import Corrupt, StoreError, UnknownFeature
 from headrace.store import manifest as manifests
 from headrace.store.capture import Captured, Held, capture
 from headrace.store.disk import Disk, Op
+from headrace.store.features import SEGMENTS
 from headrace.store.filelog import FileLog
 from headrace.store.format import columns_path, subjects_path
 from headrace.store.log import Log
@@ -93,9 +95,11 @@ def _plan(store: Store, log: Log, name: str, now_ns: int, expires_ns: int) -> tu
         generation=generation,
         loose=captured.loose,
         lost=lost,
+        writer=__version__,
     )
     path = f"{folder}/{manifests.NAME}"
-    return [("mkdir", folder), *links, ("create", path, 0), ("write", path, 0, manifest.encode())], manifest
+    data = manifest.encode(name for name in store.checkpoints.features if name.startswith(SEGMENTS))
+    return [("mkdir", folder), *links, ("create", path, 0), ("write", path, 0, data)], manifest
 
 
 def _present(disk: Disk, log: Log, captured: Captured) -> tuple[list[Held], list[Damage]]:
@@ -127,6 +131,8 @@ def _stale(disk: Disk, name: str, now: int) -> bool:
         return manifests.read(disk, name).expires_ns <= now
     except (FileNotFoundError, Corrupt):
         return True  # never finished, half removed, or of no use to anybody
+    except UnknownFeature:
+        return False  # left to the version that made it
     except OSError:
         return False  # says nothing of the lease: the next sweep looks again
 

@@ -14,11 +14,20 @@ import struct
 
 import msgspec
 
-from headrace.errors import Corrupt, Full, Poisoned
+from headrace.errors import Corrupt, Full, Poisoned, UnknownFeature
 from headrace.probes import probe
 from headrace.store.disk import Clock, Disk, Op
+from headrace.store.features import refusal
 from headrace.store.filelog import FileLog
-from headrace.store.format import ALIGN, FRAME_BYTES, SHUTDOWN, aligned, journal_path, stream_folder
+from headrace.store.format import (
+    ALIGN,
+    FRAME_BYTES,
+    SHUTDOWN,
+    aligned,
+    journal_path,
+    stream_folder,
+    unknown_kind,
+)
 from headrace.store.journal import File
 from headrace.store.journalscan import NAME as JOURNAL_NAME
 from headrace.store.journalscan import Scanned, scan_journal
@@ -29,7 +38,7 @@ from headrace.store.restore import NAME as SEGMENT_NAME
 from headrace.store.restore import SUBJECTS_NAME, restore_log
 from headrace.store.roots import NAME as CHECKPOINT_NAME
 from headrace.store.roots import Found, find_root, is_new, numbers
-from headrace.store.states import FactState, StreamState
+from headrace.store.states import FactState, Root, StreamState
 from headrace.store.store import Store
 from headrace.store.synced import PATH as SYNCED
 from headrace.store.synced import heard
@@ -82,8 +91,10 @@ class _Recovery:
             store = Store(self.disk, self.options, clock.now_ns(), self.report)
         else:
             store = Store(self.disk, self.options, found.store, self.report)
+            store.checkpoints.features = found.features
+        self._scan(store, found.root if found is not None else None)
         self._make_folders()
-        last = self._restore(store, found) if found is not None else self._scan(store, 0)
+        last = self._restore(store, found) if found is not None else 0
         self._pass_used_idents(store)
         self._settle(store, found)
         self._start_journal(store, last)
@@ -102,9 +113,13 @@ class _Recovery:
         used = [int(name, 16) for name in self.disk.list("streams") if _STREAM.fullmatch(name)]
         store.next_ident = max([store.next_ident, *(ident + 1 for ident in used if ident < IDENT_MAX)])
 
-    def _scan(self, store: Store, after: int) -> int:
-        self.files = scan_journal(self.disk, store.ident, after)
-        return after
+    def _scan(self, store: Store, root: Root | None) -> None:
+        """Read the journal after the root's frame, before anything is written: frames of an unknown kind are refused."""
+        self.files = scan_journal(self.disk, store.ident, root.frame if root else 0)
+        for scanned in self.files:
+            for frame in scanned.frames:
+                if unknown := unknown_kind(scanned.data, frame):
+                    raise UnknownFeature(refusal("the journal", unknown, root.writer if root else ""))
 
     # State
 
@@ -112,6 +127,7 @@ class _Recovery:
         root = found.root
         report = self.report
         report.checkpoint = root.number
+        report.writer, report.features = root.writer, sorted(found.features)
         report.damage = list(root.damage)
         store.next_ident = root.next_ident
         store.checkpoints.kept = list(root.kept)
@@ -132,7 +148,6 @@ class _Recovery:
                 self._damaged(f"shard {shard.shard} of the facts has no good copy", "")
         for entry in store.checkpoints.offline:
             report.offline[entry.name] = "its section of the checkpoint is damaged"
-        self._scan(store, root.frame)
         if found.bad:
             self._evidence(store)  # frames of what is offline must not be lost
         replay = Replay(

@@ -34,6 +34,8 @@ class Report:
     """The state of health. Amber as long as `damage` is not empty."""
 
     checkpoint: int = 0  # the one recovery started from, 0 = a new store
+    writer: str = ""  # the version that wrote that checkpoint, where it says so
+    features: list[str] = field(default_factory=list)  # that a reader of the store must understand
     frames_replayed: int = 0
     clean: bool = False  # the last thing in the journal was a shutdown mark
     #: Copied tails: an unfinished frame, nothing acknowledged lost.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.probes import probe
-from headrace.store import synced
+from headrace.store import features, synced
 from headrace.store.disk import Disk
 from headrace.store.format import (
     CHECKPOINT,
@@ -38,6 +38,7 @@ class Found:
 
     store: int
     root: Root
+    features: frozenset[str]
     sections: dict[Ref, bytes]
     bad: list[Ref]
 
@@ -85,8 +86,8 @@ def _load(disk: Disk, number: int, report: Report) -> Found | None:
             probe("a copy of a checkpoint is bad")
             report.repaired.append(f"{path} is bad or missing")
             continue
-        store, root = loaded
-        found = Found(store, root, {}, [])
+        store, root, names = loaded
+        found = Found(store, root, names, {}, [])
         for ref in [entry.ref for entry in root.streams] + [entry.ref for entry in root.shards]:
             data = _read_section(disk, store, ref, report)
             if data is None:
@@ -97,7 +98,11 @@ def _load(disk: Disk, number: int, report: Report) -> Found | None:
     return None
 
 
-def _read_root(disk: Disk, path: str, number: int) -> tuple[int, Root] | None:
+def _read_root(disk: Disk, path: str, number: int) -> tuple[int, Root, frozenset[str]] | None:
+    """The root in a file, its store and its features; UnknownFeature where this version lacks one of them.
+
+    No older checkpoint is a way out then: it would be damage to a version that knows the feature.
+    """
     if not disk.exists(path):
         return None
     size = disk.size(path)
@@ -110,7 +115,8 @@ def _read_root(disk: Disk, path: str, number: int) -> tuple[int, Root] | None:
     data = disk.read(path, offset, length)
     if len(data) != length or section_crc(store, data) != crc:
         return None
-    return store, msgspec.msgpack.decode(data, type=Root)
+    names, body = features.disclose(data, "the store")
+    return store, msgspec.msgpack.decode(body, type=Root), names
 
 
 def _read_section(disk: Disk, store: int, ref: Ref, report: Report) -> bytes | None:

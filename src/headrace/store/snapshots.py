@@ -11,6 +11,7 @@ import time
 
 from headrace.errors import Corrupt, Full, StoreError
 from headrace.store import manifest as manifests
+from headrace.store.features import named
 from headrace.store.folder import FolderDisk
 from headrace.store.log import Log
 from headrace.store.options import StoreOptions
@@ -31,7 +32,8 @@ def open_pin(folder: str, stream: str, pin: str) -> Snapshot:
     if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", pin):
         raise StoreError(f"{pin!r} is not a name of a pin")
     disk = FolderDisk(folder, exclusive=False)
-    manifest = manifests.load(disk, pin)
+    with named(folder):
+        manifest = manifests.load(disk, pin)
     if manifest.stream != stream:
         raise StoreError(f"pin {pin} is of stream {manifest.stream}, not of {stream}")
     try:
@@ -47,7 +49,8 @@ def open_folder(folder: str, stream: str) -> Snapshot:
     beneath = FolderDisk(folder, exclusive=True)
     try:
         disk = OverlayDisk(beneath)
-        store = Store.open(disk, WallClock(), _OPTIONS)
+        with named(folder):
+            store = Store.open(disk, WallClock(), _OPTIONS)
         log = store.logs.get(stream)
         if log is None:
             raise _no_stream(store, folder, stream)

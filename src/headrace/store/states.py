@@ -81,3 +81,4 @@ class Root(msgspec.Struct, frozen=True, array_like=True):
     damage: list[Damage]
     offline: list[StreamEntry]
     kept: list[str]  # damaged files of the journal: evidence, not to be recycled
+    writer: str = ""  # the version that wrote it; versions before 2026-11-16 left it out
