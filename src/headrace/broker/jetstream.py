@@ -18,7 +18,7 @@ from headrace.broker import acks, consumer_api, contents, pin_api, restores, sna
 from headrace.broker.acks import AckDoor
 from headrace.broker.advisories import Advisories
 from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits, Staging
-from headrace.broker.consumer_facts import PROGRESS_KEY
+from headrace.broker.consumer_facts import PROGRESS_KEY, decode_kept
 from headrace.broker.diary import Diary
 from headrace.broker.direct import DirectGet, MirrorGet
 from headrace.broker.domains import DomainDoor
@@ -262,7 +262,7 @@ class JetStream:
             value = facts.get(self.config_key(log.ident))
             if value is None:
                 continue
-            kept = msgspec.json.decode(value, type=Kept)
+            kept = decode_kept(value, Kept, f"stream {log.name}")
             stream = self.streams[log.name] = Stream(self, kept.config, kept.created_ns, log)
             stream.readers.recover()
 

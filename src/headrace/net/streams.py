@@ -136,17 +136,6 @@ def _fast_limits(options: Options) -> FastLimits:
     return limits
 
 
-def _open_store(path: Path, loop: asyncio.AbstractEventLoop, timers: Timers) -> Store:
-    """Recover a store; one that cannot be opened is not left locked."""
-    disk = FileDisk(path, loop.call_soon_threadsafe)
-    try:
-        with named(path):
-            return Store.open(disk, timers.clock)
-    except BaseException:
-        disk.close()
-        raise
-
-
 def open_streams(
     options: Options,
     account: Account,
@@ -159,13 +148,40 @@ def open_streams(
     """Recover the store and open its streams; what was overdue while the server was down is gone on return."""
     loop = asyncio.get_running_loop()
     path = store_path(options, account.name)
-    store = _open_store(path, loop, timers)
-    jetstream = JetStream(
+    disk = FileDisk(path, loop.call_soon_threadsafe)
+    try:
+        with named(path):
+            store = Store.open(disk, timers.clock)
+            jetstream = _make_jetstream(options, account, store, timers, server_name, limits, room)
+    except BaseException:
+        disk.close()  # whoever tries again in this process finds it unlocked
+        raise
+    jetstream.start()
+    report = store.report()
+    for damage in report.damage:
+        log.error(f"Damage in the store: {damage}; `headrace fsck` tells more")
+    for name, reason in report.offline.items():
+        log.error(f"Stream {name} did not start: {reason}")
+    log.info(f"  Store Directory: {str(path)!r}")
+    log.info(f"  Streams:         {len(jetstream.streams)}")
+    return jetstream
+
+
+def _make_jetstream(
+    options: Options,
+    account: Account,
+    store: Store,
+    timers: Timers,
+    server_name: str,
+    limits: Limits,
+    room: Room | None,
+) -> JetStream:
+    return JetStream(
         account.hub,
         store,
         timers.clock,
         timers,
-        loop.call_soon,
+        asyncio.get_running_loop().call_soon,
         server_name=server_name,
         account=account.name,
         domain=options.domain,
@@ -181,12 +197,3 @@ def open_streams(
         fast_limits=_fast_limits(options),
         room=room,
     )
-    jetstream.start()
-    report = store.report()
-    for damage in report.damage:
-        log.error(f"Damage in the store: {damage}; `headrace fsck` tells more")
-    for name, reason in report.offline.items():
-        log.error(f"Stream {name} did not start: {reason}")
-    log.info(f"  Store Directory: {str(path)!r}")
-    log.info(f"  Streams:         {len(jetstream.streams)}")
-    return jetstream
