@@ -44,7 +44,8 @@ def fsck(
 ) -> int:
     """Check a store that no broker has open; report damage, and repair only when told to accept the loss.
 
-    Ends with 0 if all is well, 1 if something is damaged, 2 if there is no store or a broker has it open.
+    Ends with 0 if all is well, 1 if something is damaged, 2 if there is no store, a broker has it open,
+    or a newer version wrote it.
     """
     from headrace.net.streams import stores_in
     from headrace.store.fsck import main as check
