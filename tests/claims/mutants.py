@@ -204,7 +204,7 @@ def orphans_stay(patch: Patch) -> None:
 
 
 def leases_are_ignored(patch: Patch) -> None:
-    async def none(wire: Any, stream: str) -> list[Any]:
+    async def none(wire: Any, stream: str, *_: Any) -> list[Any]:
         return []
 
     patch(floors, "readers", lambda old: none)
