@@ -113,6 +113,11 @@ class FileLog(Log):
 
     def dropped(self, segment: Segment) -> None:
         assert isinstance(segment, FileSegment)
+        self.shelf.bury(self, segment)
+        self.shelf.discard(self.columns_path(segment))
+
+    def replaced(self, segment: FileSegment) -> None:
+        """Another segment has its live rows, or none ever will; only a checkpoint can say so."""
         self.shelf.discard(segment.path)
         self.shelf.discard(self.columns_path(segment))
 

@@ -7,7 +7,7 @@ checksum holds. Must not know what is done with them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -24,7 +24,7 @@ from headrace.store.format import (
     read_number,
     section_crc,
 )
-from headrace.store.journalscan import holds_frames, scan_journal
+from headrace.store.journalscan import Scanned, holds_frames, scan_journal
 from headrace.store.report import Report
 from headrace.store.states import Ref, Root
 
@@ -41,6 +41,9 @@ class Found:
     features: frozenset[str]
     sections: dict[Ref, bytes]
     bad: list[Ref]
+    is_proven: bool = False
+    base: Found | None = None  # the newest proven one, which may be this one
+    files: list[Scanned] = field(default_factory=list)  # the journal, frames above the root's
 
 
 def numbers(disk: Disk) -> list[int]:
@@ -52,24 +55,35 @@ def numbers(disk: Disk) -> list[int]:
 def find_root(disk: Disk, report: Report) -> Found | None:
     """The checkpoint with the fewest bad sections, the newest of those; None if no root is good.
 
-    None older than the newest proven one: its journal was let go, and so were files that only it names.
+    None older than the newest proven one: its journal was let go, and so were files that only it names. A newer one
+    that is not proven may hold a frame that only the page cache had when it was replayed, so it goes first; but
+    until it is proven, what the proven one needs has to stay: that is its `base`.
     """
     usable: list[Found] = []
     for number in numbers(disk):
-        loaded = _load(disk, number, report)
+        notes = Report()
+        loaded = load_root(disk, number, notes)
         if loaded is None:
             probe("an older checkpoint is used")
-            report.repaired.append(f"checkpoint {number} is not whole: an older one is used")
+            notes.repaired.append(f"checkpoint {number} is not whole: an older one is used")
+        if all(found.bad for found in usable):
+            report.repaired += notes.repaired
+        if loaded is None:
             continue
+        loaded.files = scan_journal(disk, loaded.store, loaded.root.frame)
+        loaded.is_proven = _is_proven(loaded)
         usable.append(loaded)
-        if not loaded.bad or _is_proven(disk, loaded):
+        if loaded.is_proven:
             break
-    return min(usable, key=lambda found: len(found.bad), default=None)
+    chosen = min(usable, key=lambda found: len(found.bad), default=None)
+    if chosen is not None and usable[-1].is_proven:
+        chosen.base = usable[-1]
+    return chosen
 
 
-def _is_proven(disk: Disk, found: Found) -> bool:
+def _is_proven(found: Found) -> bool:
     """Whether the journal has the mark of this checkpoint, or of a newer one."""
-    for scanned in scan_journal(disk, found.store, found.root.frame):
+    for scanned in found.files:
         for frame in scanned.frames:
             start = frame.offset + FRAME_BYTES
             for kind, _, data in entries(scanned.data[start : start + frame.length]):
@@ -78,7 +92,8 @@ def _is_proven(disk: Disk, found: Found) -> bool:
     return False
 
 
-def _load(disk: Disk, number: int, report: Report) -> Found | None:
+def load_root(disk: Disk, number: int, report: Report) -> Found | None:
+    """Checkpoint `number` with all its sections, from whichever copies are good."""
     for copy in COPIES:
         path = checkpoint_path(number, copy)
         loaded = _read_root(disk, path, number)
