@@ -20,17 +20,21 @@ more rounds, up to --max-pairs; if that is not enough, the last column says "inc
 The ratio of throughputs (of wall-clock latencies for request and sync1) is shown beside it, with its own interval;
 the disk and other processes disturb it more, and it has no part in the verdict.
 
-Exit status: 0 no workload is slower, 1 at least one is, 2 something could not be measured.
+Ctrl-C or SIGTERM ends the run with a report of the pairs so far.
+Exit status: 0 no workload is slower, 1 at least one is, 2 something could not be measured,
+or the run was interrupted before --pairs rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import platform
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -136,7 +140,7 @@ def _shown(interval: dict[str, float | None]) -> str:
 
 
 def compare(comparison: Comparison, least: int, most: int) -> None:
-    """Run rounds until each workload is decided or `most` rounds are over."""
+    """Run rounds until each workload is decided, `most` rounds are over or the user interrupts."""
     started = time.monotonic()
     for number in range(most):
         names = list(comparison.pairs) if number < least else comparison.undecided()
@@ -201,18 +205,20 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and worktrees must not stay behind
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     try:
         with checked_out([options.old, options.new], not options.no_build) as checkouts:
             comparison = Comparison(checkouts, options.names, options.scale, seed)
-            compare(comparison, options.pairs, max(options.pairs, options.max_pairs))
+            with contextlib.suppress(KeyboardInterrupt):  # what is measured so far is reported
+                compare(comparison, options.pairs, max(options.pairs, options.max_pairs))
     except CheckoutError as error:
         print(f"ab.py: {error}", file=sys.stderr)
         return 2
     results = report(comparison, seed)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
-    if comparison.failures:
+    if comparison.failures or any(len(pairs) < options.pairs for pairs in comparison.pairs.values()):
         return 2
     return 1 if any(each["verdict"] == SLOWER for each in results["workloads"].values()) else 0
 

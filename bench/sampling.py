@@ -108,17 +108,16 @@ def servers(checkouts: list[Checkout], hash_seed: int) -> Iterator[list[Server]]
     everywhere = os.sched_getaffinity(0)
     for_server, for_load = cores()
     with ThreadPoolExecutor(len(checkouts)) as pool:
-        started = list(
-            pool.map(lambda each: Server(COMMANDS["ours"], each.environment(hash_seed)), checkouts)
-        )
+        starts = [pool.submit(Server, COMMANDS["ours"], each.environment(hash_seed)) for each in checkouts]
         try:
+            started = [start.result() for start in starts]
             for server in started:
                 pin(server.process.pid, for_server)
             os.sched_setaffinity(0, for_load)
             yield started
         finally:
             os.sched_setaffinity(0, everywhere)
-            list(pool.map(Server.close, started))
+            list(pool.map(Server.close, [start.result() for start in starts if not start.exception()]))
 
 
 def warm_up(server: Server, scale: float) -> None:
