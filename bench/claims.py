@@ -36,6 +36,7 @@ from obstore.store import LocalStore
 from claims.objects import Weed
 from claims.world import reference_server
 from headrace.claims import ClaimConfig, Claims, FakeClock, FolderStore, Ttl
+from headrace.claims.reference import key_of
 from headrace.claims.registry import Entry, claim_subject, due_subject
 from headrace.claims.stores import Plain
 from headrace.claims.stores.s3 import s3_store
@@ -289,17 +290,18 @@ async def _released(claims: Claims, stream: str, numbers: range) -> None:
     """Claims that were released a minute ago, with the markers of their timers."""
     now_ns = int(time.time() * 1e9)
     marker = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1h"}
+    expires_at = now_ns // 10**9 + 3000
     entries = [
         Entry(
             f"c{number}",
             "benchgc",
             stream,
             "claims",
-            f"benchgc/a/2026010100/c{number}",
+            key_of("benchgc", stream, expires_at, f"c{number}"),
             100,
             100,
             now_ns - 120 * 10**9,
-            now_ns // 10**9 + 3000,
+            expires_at,
             "released",
             now_ns - 60 * 10**9,
             {stream: (1, stream)},

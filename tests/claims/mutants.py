@@ -222,7 +222,10 @@ def only_a_thousand_leases_are_seen(patch: Patch) -> None:
 
 def a_lease_protects_nothing_unread(patch: Patch) -> None:
     def turned(old: Any) -> Any:
-        return lambda lease: replace(old(lease), acked=1 << 40)
+        async def all_read(item: Any, on_rejected: Any) -> Any:
+            return replace(await old(item, on_rejected), acked=1 << 40)
+
+        return all_read
 
     patch(floors, "_leased", turned)
 
