@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from headrace.claims.registry import STREAM, claim_subject, due_subject
 from headrace.claims.stats import figures
 from headrace.claims.stores import FolderStore, Plain
 from headrace.claims.wire import NoAnswer
+from headrace.errors import RequestError
 
 SRC = Path(__file__).parents[2] / "src" / "headrace"
 MARKER = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1h"}
@@ -214,8 +216,9 @@ async def say(world: World, *lines: bytes) -> None:
     """Talk to the server without a client, which would not send everything that servers take."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(world.url.rpartition(":")[2]))
     writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n' + b"".join(lines) + b"PING\r\n")
-    while not (await reader.readline()).startswith(b"PONG"):
-        pass
+    while line := await reader.readline():
+        if line.startswith((b"PONG", b"-ERR")):
+            break
     writer.close()
 
 
@@ -245,6 +248,74 @@ async def test_subjects_and_headers_that_are_not_utf_8_stop_nobody(world: World)
     await claims.close()
     world.opened.remove(claims)
     await connection.close()
+
+
+@pytest.mark.parametrize(
+    "block", [b"X", b"\r\n", b"NATS/1.0", b"NATS/1.0 ", b"NATS/1.0 \xff", b"NATS/1.0\r\n"]
+)
+async def test_a_header_block_that_cannot_be_read_stops_nobody(world: World, block: bytes) -> None:
+    connection = await connect(world.url, connect_timeout=PATIENCE_S)
+    claims = await world.claims(ttl=TTL, connection=connection)
+    for kind in (b"due", b"claim"):
+        subject = b"$CLAIMS.%b.%b.%b" % (kind, world.name.encode(), CLAIM.encode())
+        with contextlib.suppress(ConnectionError):  # some servers end the connection of those who send this
+            await say(world, b"HPUB %b %d %d\r\n%b\r\n" % (subject, len(block), len(block), block))
+    key = await due(world, claims)
+    assert (await claims.collector.collect()).removed == 1
+    assert not await claims.store.exists(key)
+    assert await claims.registry.now_ns(), "the connection still hears answers"
+    await claims.close()
+    world.opened.remove(claims)
+    await connection.close()
+
+
+async def test_a_claim_that_ends_in_thousands_of_years_stops_no_sweep(world: World) -> None:
+    claims = await world.claims(ttl=TTL)
+    stream = await world.stream("far")
+    await world.wire.publish(f"{stream}.a", b"1")
+    end = 200_000_000_000
+    far = facts(
+        world.name,
+        expires_at=end,
+        object_key=key_of(world.name, TOPIC, end, CLAIM),
+        state="live",
+        places={stream: [99, TOPIC]},
+        created_ns=0,
+    )
+    await world.wire.publish(claim_subject(world.name, CLAIM), json.dumps(far).encode())
+    key = await due(world, claims)
+    report = await claims.collector.collect()
+    assert report.removed >= 1
+    assert report.released == 1
+    assert not await claims.store.exists(key)
+    found = await claims.registry.find(world.name, CLAIM)
+    assert found is None or found.state == "released"
+
+
+@pytest.mark.parametrize("error", [RequestError(400, 10165, "invalid per-message TTL"), NoAnswer("nobody")])
+async def test_a_claim_that_cannot_be_released_stops_no_sweep(
+    world: World, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = await world.claims(ttl=TTL)
+    stream = await world.stream("kept")
+    end = world.clock.now_ns() // 10**9 + 86400
+    lost = facts(
+        world.name,
+        expires_at=end,
+        object_key=key_of(world.name, TOPIC, end, CLAIM),
+        state="live",
+        places={stream: [99, TOPIC]},
+    )
+    await world.wire.publish(claim_subject(world.name, CLAIM), json.dumps(lost).encode())
+    key = await due(world, claims)
+
+    async def refused(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(claims.registry, "change", refused)
+    report = await claims.collector.collect()
+    assert (report.removed, report.released) == (1, 0)
+    assert not await claims.store.exists(key)
 
 
 @pytest.mark.parametrize("status", ["404", "503", "409", "204"])

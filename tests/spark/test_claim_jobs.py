@@ -17,8 +17,11 @@ from pyspark.sql import SparkSession
 from headrace.claims import ClaimConfig, Claims, Ttl
 from headrace.claims.reference import key_of
 from headrace.claims.stores import Plain
+from headrace.claims.wire import NoAnswer
 from headrace.spark import jobs
 from headrace.spark.jobs.auditing import claim_lives
+from headrace.spark.jobs.collecting import _Row, _Worker
+from headrace.spark.link import Address
 from headrace.spark.options import OptionError
 from headrace.spark.streams import StreamError
 from spark.conftest import PATIENCE_S, Broker
@@ -174,6 +177,47 @@ def test_records_that_nobody_of_ours_wrote_delete_nothing_and_fail_no_job(
     assert (Path(config.store["path"]) / config.bucket / other).exists()
     summary = jobs.claims_audit(spark, source, str(tmp_path / "audit"), configs=[config])
     assert summary.claims >= 5
+
+
+def test_a_claim_that_nobody_can_be_asked_about_fails_no_task(
+    broker: Broker, name: str, config: ClaimConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create(name, allow_msg_ttl=True)
+    end, hidden, far = 200_000_000_000, "f0" * 16, "0f" * 16
+    rows: list[_Row] = []
+
+    async def collected(claims: Claims) -> dict[str, str]:
+        for claim_id, stream in ((hidden, "SILENT"), (far, name)):
+            own = key_of(name, "a", end, claim_id)
+            facts = {
+                "claim_id": claim_id,
+                "namespace": name,
+                "subject": "a",
+                "bucket": config.bucket,
+                "object_key": own,
+                "original_size": 1,
+                "stored_size": 1,
+                "created_ns": 1,
+                "expires_at": end,
+                "state": "live",
+                "places": {stream: [99, "a"]},
+            }
+            text, subject = json.dumps(facts).encode(), f"$CLAIMS.claim.{name}.{claim_id}"
+            stored = await claims.wire.publish(subject, text)
+            rows.append(_Row(own, text, subject, int(stored["seq"]), 1, 1, None))
+        api = claims.wire.api
+
+        async def answered(verb: str, body: Any = None) -> dict[str, Any]:
+            if verb.endswith(".SILENT"):
+                raise NoAnswer("this user may not ask")
+            return await api(verb, body)
+
+        monkeypatch.setattr(claims.wire, "api", answered)
+        worker = _Worker(Address(servers=(broker.url,)), config, vouched=False, dry_run=False)
+        batch = await worker._collect(claims, rows)
+        return dict(zip(batch["claim_id"].to_pylist(), batch["action"].to_pylist(), strict=True))
+
+    assert claimed(broker, config, collected) == {hidden: "live", far: "released"}
 
 
 async def _nothing(_: Any) -> None:

@@ -1,7 +1,7 @@
-"""Connections of programs that collect: nats-py's, but for subjects that are not UTF-8.
+"""Connections of programs that collect: nats-py's, but for subjects that are not UTF-8 and broken header blocks.
 
-Servers store such subjects. nats-py's read loop ends at the first one that is delivered, and the connection then says
-that it is connected and hears nothing more: one marker would stop a collector for good.
+Servers store both. nats-py's read loop ends at the first one that is delivered, and the connection then says that it is
+connected and hears nothing more: one marker would stop a collector for good.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from nats.aio.client import Client
 
 
 class CollectorClient(Client):
-    """A client that is delivered subjects with replacement characters where they cannot be decoded."""
+    """A client that is delivered subjects with replacement characters where they cannot be decoded, and no headers where
+    the header block cannot be read."""
+
+    async def _process_headers(self, headers: Any) -> Any:
+        try:
+            return await super()._process_headers(headers)
+        except (IndexError, ValueError):
+            return None
 
     def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> Any:
         try:

@@ -40,6 +40,8 @@ from headrace.errors import RequestError
 STREAM = "CLAIMS"
 MARKER_REASON = "Nats-Marker-Reason"
 _MARKER_TTL_S = 7 * 86400
+#: Servers count a TTL in nanoseconds of 64 bits and refuse a longer one.
+_TTL_MAX_S = 9_000_000_000
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 #: What leaves no marker when it expires: servers place none after something that is one by its headers.
 UNMARKED = {"KV-Operation": "PURGE"}
@@ -288,4 +290,4 @@ async def scan_subjects(wire: Wire, stream: str, subject: str) -> AsyncIterator[
 
 
 def _ttl(seconds: float) -> str:
-    return f"{max(1, -(-round(seconds * 1000) // 1000))}s"
+    return f"{min(max(1, -(-round(seconds * 1000) // 1000)), _TTL_MAX_S)}s"

@@ -65,10 +65,8 @@ class Sweeper:
                 report.live += 1
                 report.live_bytes += entry.stored_size
                 if is_forgotten:
-                    report.released += 1
                     report.lines.append(f"release {entry.claim_id}: read or gone, and nobody released it")
-                    if not dry_run:
-                        await self.release(entry, now_ns)
+                    report.released += dry_run or await self.try_release(entry, now_ns)
             await self._remove(doomed, now_ns, report, dry_run)
 
     async def _look_at(self, entry: Entry, now_ns: int, floors: Floors) -> tuple[Verdict, bool]:
@@ -92,6 +90,15 @@ class Sweeper:
             if not await floors.was_read(stream, subject, seq, stored_ns):
                 return False
         return bool(entry.places)
+
+    async def try_release(self, entry: Entry, now_ns: int) -> bool:
+        """Release a claim; False if the server refuses that or does not answer, and the next sweep tries again."""
+        try:
+            await self.release(entry, now_ns)
+        except (NoAnswer, RequestError) as error:
+            _LOG.warning("claim %s could not be released, later again: %s", entry.claim_id, error)
+            return False
+        return True
 
     async def release(self, entry: Entry, now_ns: int) -> None:
         released = replace(entry, state="released", released_ns=now_ns)

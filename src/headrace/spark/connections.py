@@ -8,17 +8,16 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
-import nats
 from nats.aio.client import Client as Connection
 from nats.errors import Error as NatsError
 
+from headrace.claims import connections
 from headrace.spark.link import Address, LinkError
 
 
 async def connect(address: Address) -> Connection:
     """A connection as the address says; `LinkError` when there is none to be had."""
     options: dict[str, Any] = {
-        "servers": list(address.servers),
         "connect_timeout": max(round(address.timeout_s), 1),
         "max_reconnect_attempts": 3,
         "allow_reconnect": True,
@@ -36,7 +35,7 @@ async def connect(address: Address) -> Connection:
             context.load_cert_chain(address.tls_cert, address.tls_key or None)
         options["tls"] = context
     try:
-        return await nats.connect(**options)
+        return await connections.connect(list(address.servers), **options)
     except (NatsError, OSError) as error:
         raise LinkError(
             f"no server can be reached ({address.shown}: {error}); check option `servers`"

@@ -26,6 +26,8 @@ from headrace.claims.registry import STREAM
 from headrace.claims.removal import Remover, Report
 from headrace.claims.sweeper import Sweeper
 from headrace.claims.verdicts import judge
+from headrace.claims.wire import NoAnswer
+from headrace.errors import RequestError
 from headrace.spark import payloads
 from headrace.spark.connections import connect
 from headrace.spark.jobs.inventory import inventory as list_objects
@@ -257,14 +259,9 @@ class _Worker:
                 )
                 told[row.key] = (REJECTED, str(error))
                 continue
-            event, reason = await self._verdict(row, entry, fresh.get(entry.claim_id), now_ns, floors)
-            if not event and row.facts and await sweeper.is_forgotten(entry, now_ns, floors):
-                event, reason = (
-                    "released",
-                    "read or gone, and nobody released it; it goes after its retention",
-                )
-                if not self.dry_run:
-                    await sweeper.release(entry, now_ns)
+            event, reason = await self._look_at(
+                row, entry, fresh.get(entry.claim_id), now_ns, floors, sweeper
+            )
             told[row.key] = (event or "live", reason)
             if event in GONE:
                 doomed.append((entry, "expired" if event == "orphan" else event))
@@ -277,6 +274,26 @@ class _Worker:
             for entry in failed:
                 told[entry.object_key] = ("failed", "the store would not delete it; the next run tries again")
         return _result(rows, told)
+
+    async def _look_at(
+        self,
+        row: _Row,
+        entry: Entry,
+        fresh: Entry | None,
+        now_ns: int,
+        floors: _JoinedFloors,
+        sweeper: Sweeper,
+    ) -> tuple[str, str]:
+        """(what becomes of a claim, why), and release it if nobody did; a claim that nobody can be asked about stays."""
+        try:
+            event, reason = await self._verdict(row, entry, fresh, now_ns, floors)
+            if event or not row.facts or not await sweeper.is_forgotten(entry, now_ns, floors):
+                return event, reason
+        except (NoAnswer, RequestError) as error:
+            return "", f"nobody says whether it is needed: {error}"
+        if not self.dry_run and not await sweeper.try_release(entry, now_ns):
+            return "", "it could not be released; the next run tries again"
+        return "released", "read or gone, and nobody released it; it goes after its retention"
 
     async def _verdict(
         self, row: _Row, entry: Entry, fresh: Entry | None, now_ns: int, floors: _JoinedFloors
