@@ -15,14 +15,14 @@ from pyspark.sql.datasource import InputPartition
 import headrace
 from conformance.servers import KINDS, REFERENCE, Server, Setup
 from headrace.client.context import JetStream
+from headrace.spark import blocks, streams, wire
 from headrace.spark import schema as schemas
-from headrace.spark import wire
 from headrace.spark.batch import StreamReader
 from headrace.spark.kv import KV, KvSource
 from headrace.spark.link import Address, Link, LinkError
 from headrace.spark.offsets import DataLoss
 from headrace.spark.options import source_options
-from headrace.spark.streams import StreamError
+from headrace.spark.streams import StreamError, nanoseconds
 from spark.conftest import Broker, eventually
 from support.behind import DOMAIN, Behind
 from support.cluster import Cluster
@@ -144,6 +144,91 @@ def test_a_bucket_has_its_newest_values(broker: Broker, name: str) -> None:
         frame = headrace.read_kv(broker.url, name, connection={"domain": DOMAIN}).to_polars().sort("key")
         assert frame.select("key", "value").rows() == wanted
         assert behind.answers > 1
+
+
+@pytest.mark.parametrize("subject", ["", ".3"])
+def test_large_rows_of_the_leader_come_in_blocks(
+    broker: Broker, name: str, subject: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create(name)
+    broker.fill(name, 1)
+    # Small ones first: the size of what follows is not known.
+    sizes = [10] * 200 + [100_000] * 60 + [10] * 100
+    with Behind(broker.url, name):
+        broker.publish(name, [(f"{name}.{n % 7}", b"", b"x" * size) for n, size in enumerate(sizes)])
+        monkeypatch.setattr(wire, "_BLOCK_BYTES", 1 << 20)
+        taken: list[Any] = []
+        made = wire.block_of
+        monkeypatch.setattr(wire, "block_of", lambda messages: taken.append(messages) or made(messages))
+        query = reader(
+            broker.url, name, domain=DOMAIN, **({"subject": f"{name}{subject}"} if subject else {})
+        )
+        found = [row["seq"] for row in rows(query)]
+    wanted = [n + 2 for n in range(len(sizes)) if not subject or n % 7 == 3]
+    assert found == ([] if subject else [1]) + wanted
+    assert max(sum(len(message.payload) for message in block) for block in taken) < 8 << 20
+    assert subject or len(taken) > 3
+
+
+def test_a_range_in_which_a_leader_is_elected(
+    broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream without a leader answers 503 for a moment: no end of a read, whichever request meets it."""
+    broker.create(name)
+    broker.fill(name, 10)
+    refused: list[str] = []
+    request = Link.request
+
+    def elected(link: Link, subject: str, *rest: Any, **options: Any) -> Any:
+        answer = request(link, subject, *rest, **options)
+        if subject.startswith(("$JS.API.STREAM.INFO", "$JS.API.STREAM.MSG.GET")) and subject not in refused:
+            refused.append(subject)
+            body = {
+                "error": {
+                    "code": 503,
+                    "err_code": 10008,
+                    "description": "JetStream system temporarily unavailable",
+                }
+            }
+            return answer._replace(payload=json.dumps(body).encode())
+        return answer
+
+    late = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    query = reader(broker.url, name, subject=f"{name}.0", reconnect="5s")
+    parts = query.partitions()
+    monkeypatch.setattr(Link, "request", elected)
+    assert _numbers_of(query, parts) == [0, 7]
+    assert len(refused) >= 2
+    refused[:] = [f"$JS.API.STREAM.INFO.{name}"]
+    assert streams.seq_at(query.options, nanoseconds(late)) is None
+    assert len(refused) >= 2
+
+
+def test_an_end_of_a_bucket_that_is_not_there_yet(broker: Broker, name: str) -> None:
+    stream = f"KV_{name}"
+    broker.create(stream, subjects=[f"$KV.{name}.>"], max_msgs_per_subject=1)
+    broker.publish(stream, [(f"$KV.{name}.{key}", b"", b"1") for key in "abc"])
+    given = {"servers": broker.url, "bucket": name, "failOnDataLoss": "true", "reconnect": "20s"}
+    started_s = time.monotonic()
+    table = KvSource({**given, "ending": "6"}).reader(KV)
+    parts = table.partitions()
+    assert {row["key"] for part in parts for batch in table.read(part) for row in batch.to_pylist()} == set(
+        "abc"
+    )
+    assert time.monotonic() - started_s < 10.0
+    table = KvSource({**given, "ending": "6", "failOnDataLoss": "false"}).reader(KV)
+    parts = table.partitions()
+    broker.publish(stream, [(f"$KV.{name}.{key}", b"", b"2") for key in "abc"])
+    found = [row for part in parts for batch in table.read(part) for row in batch.to_pylist()]
+    assert [(row["key"], row["revision"]) for row in found] == [("a", 4), ("b", 5)], "as far as the end"
+
+
+def test_a_block_is_no_larger_than_an_array_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_BINARY_MAX", 100)
+    made = blocks.block_of([blocks.Message(n, 0, b"s", b"", b"x" * 30) for n in range(1, 5)])
+    assert len(made.columns(["data"], slice(0, 3))["data"]) == 3
+    with pytest.raises(OverflowError, match="4 messages"):
+        made.columns(["data"], slice(0, 4))
 
 
 def test_a_leader_that_does_not_answer_is_an_error(broker: Broker, name: str, behind: Behind) -> None:

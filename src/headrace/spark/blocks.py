@@ -37,6 +37,8 @@ _TTL = "Nats-TTL"
 #: Stores keep no longer ones.
 _TTL_S_MAX = TTL_NEVER - 1
 _TIME = pa.timestamp("ns", tz="UTC")
+#: The bytes of a binary array; its offsets have 32 bits, and Arrow lets them wrap.
+_BINARY_MAX = 2**31 - 1
 
 
 class Scanner:
@@ -164,6 +166,10 @@ class Block:
         return parse_headers(binary_views(self.data, starts, ends - starts, own))
 
     def _slices(self, starts: Ints, lengths: Ints) -> pa.Array:
+        if int(lengths.sum()) > _BINARY_MAX:
+            raise OverflowError(
+                f"{len(self)} messages of {int(lengths.sum())} bytes are too many for one batch"
+            )
         return binary_views(self.data, starts, lengths, None).cast(pa.binary())
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -120,12 +121,15 @@ class BucketReader(DataSourceReader):
         ending = self.kv.stream.ending
         if ending == o.LATEST or ending.time_ns > time.time_ns():
             return OPEN_END
-        return ending.seq or planned
+        # Beyond the newest message it is no end that a read could wait for: `read` leaves out what comes behind it.
+        return OPEN_END if ending.seq > planned else ending.seq or planned
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Range):
             return
         found = _entry_batches(self.kv, partition, self._stream.schema, self._whole)
+        if partition.end == OPEN_END and self.kv.stream.ending.seq:
+            found = _before(found, self.kv.stream.ending.seq)
         for batch in found if self.kv.mode == "history" else live(found, self._whole):
             yield batch.select(self.schema.names)
 
@@ -148,6 +152,15 @@ def _entry_batches(
 ) -> Iterator[pa.RecordBatch]:
     for batch in rows(kv.stream, part, needed):
         yield schemas.assemble(entries(batch, kv.prefix), shown)
+
+
+def _before(batches: Iterator[pa.RecordBatch], end: int) -> Iterator[pa.RecordBatch]:
+    """The entries below a sequence, of batches in the order of sequences."""
+    for batch in batches:
+        kept = int(np.searchsorted(batch["revision"].to_numpy(), end))
+        yield batch.slice(0, kept)
+        if kept < batch.num_rows:
+            return
 
 
 @dataclass(frozen=True)

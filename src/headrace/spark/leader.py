@@ -18,14 +18,30 @@ from typing import Any
 from headrace.spark.blocks import Message
 from headrace.spark.link import Link, LinkError, Refused
 from headrace.spark.options import Options
-from headrace.spark.streams import StreamError, call, nanoseconds
+from headrace.spark.streams import StreamError, call_leader, nanoseconds, refuse
 
 #: Requests under way at once; a server drops API requests when thousands wait.
 _REQUESTS_MAX = 64
-#: Sequences that one walk covers.
+#: Sequences that one walk covers, at most.
 _WALK = 128
+#: Sequences of the first round of a read, when the size of messages is not known, and how much a next one may grow.
+_FIRST_SPAN = 8
+_GROWTH = 8
 _NO_MESSAGE = 10037
-_UNAVAILABLE = 503
+
+
+class _Budget:
+    """How many bytes of messages are still to be read, by all walks together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0
+
+    def spend(self, message: Message) -> None:
+        self._left -= _size(message)
 
 
 @dataclass(slots=True)
@@ -35,15 +51,24 @@ class _Walk:
     subject: str
     at: int
     end: int
+    budget: _Budget
     found: list[Message] = field(default_factory=list)
+    is_done: bool = False
+
+    @property
+    def may_begin(self) -> bool:
+        return not self.budget.is_spent
 
     def take(self, message: Message | None) -> bool:
         """Note the first message at or after `at`; whether to ask on."""
         if message is None or message.seq >= self.end:
+            self.is_done = True
             return False
         self.found.append(message)
+        self.budget.spend(message)
         self.at = message.seq + 1
-        return self.at < self.end
+        self.is_done = self.at >= self.end
+        return not self.is_done and not self.budget.is_spent
 
 
 class _Search:
@@ -51,6 +76,7 @@ class _Search:
 
     def __init__(self, subject: str, guess: int, end: int) -> None:
         self.subject = subject
+        self.may_begin = True
         self.at = guess or max(end // 2, 1)
         self.found: list[Message] = []
         self._end = end
@@ -94,15 +120,40 @@ class Leader:
     def last_seq(self) -> int:
         """The last sequence that the stream has given out."""
         subject = f"{self._options.api}.STREAM.INFO.{self._options.stream}"
-        return int(call(self._link, subject)["state"]["last_seq"])
+        return int(call_leader(self._link, subject)["state"]["last_seq"])
 
-    def read(self, start: int, end: int) -> list[Message]:
-        """The query's messages from `start` on and below `end`."""
+    def read(self, start: int, end: int, bytes_max: int) -> tuple[list[Message], int]:
+        """The query's messages from `start` on and below `end`, and the sequence up to which (excluded) these are all.
+
+        They end before `end` once there are about `bytes_max` bytes of them: rounds begin small and grow as far as the
+        messages found let it.
+        """
+        found: list[Message] = []
+        at, span, left = start, _FIRST_SPAN, bytes_max
+        while at < end and left > 0:
+            messages, reached = self._read_round(at, min(at + span, end), bytes_max)
+            found += messages
+            size = sum(map(_size, messages))
+            span *= _GROWTH
+            if size:
+                span = max(min(span, left * (reached - at) // size), _FIRST_SPAN)
+            at, left = reached, left - size
+        return found, at
+
+    def _read_round(self, start: int, end: int, bytes_max: int) -> tuple[list[Message], int]:
+        """The same by walks that are under way at once. None goes on when the bytes are spent: what was found behind the
+        first that is not done is dropped, and read again."""
         subject = self._options.subject or ">"
-        cuts = range(start, end, _WALK)
-        walks = [_Walk(subject, cut, min(cut + _WALK, end)) for cut in cuts]
+        budget = _Budget(bytes_max)
+        step = min(-(-(end - start) // _REQUESTS_MAX), _WALK)
+        walks = [_Walk(subject, cut, min(cut + step, end), budget) for cut in range(start, end, step)]
         self._finish(walks)
-        return [message for walk in walks for message in walk.found]
+        found: list[Message] = []
+        for walk in walks:
+            found += walk.found
+            if not walk.is_done:
+                return found, walk.at
+        return found, end
 
     def read_last(self, guesses: dict[str, int], end: int) -> list[Message]:
         """The last message below `end` of each subject, in sequence order.
@@ -116,7 +167,8 @@ class Leader:
     def _finish(self, walks: Sequence[_Steps]) -> None:
         """Take all steps, those of many at once."""
         waiting: dict[bytes, _Steps] = {}
-        rest = iter(walks)
+        # A walk that has no bytes left when its turn comes is not begun: there is nothing in it to pass on.
+        rest = (walk for walk in walks if walk.may_begin)
         try:
             self._begin(rest, waiting, _REQUESTS_MAX)
             for frame in self._link.frames(self._link.address.timeout_s, self._subject) if waiting else ():
@@ -152,10 +204,7 @@ class Leader:
             return _message(answer["message"])
         if error.get("err_code") == _NO_MESSAGE:
             return None
-        text = f"{error.get('description', 'refused')} [{error.get('err_code', error.get('code'))}]"
-        if error.get("code") == _UNAVAILABLE:
-            raise LinkError(f"the leader of stream {self._options.stream!r} cannot be asked now: {text}")
-        raise StreamError(f"stream {self._options.stream!r}: {text}")
+        raise refuse(error, f"stream {self._options.stream!r}")
 
     def _not_permitted(self, error: Refused) -> StreamError:
         return StreamError(
@@ -163,6 +212,10 @@ class Leader:
             f"publish to {self._subject}: {error}. Replicas and mirrors that are behind answer direct gets too, so allow "
             "it, or read the stream's files with option `path`"
         )
+
+
+def _size(message: Message) -> int:
+    return len(message.header) + len(message.payload) + len(message.subject)
 
 
 def _message(found: dict[str, Any]) -> Message:

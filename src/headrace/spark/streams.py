@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 _PAUSE_S = 0.2
 _NO_MESSAGE = 10037
+_UNAVAILABLE = 503
+#: JetStream is off, for the account or the server: that does not pass.
+_NOT_ENABLED = (10039, 10076)
 _greeted: set[Address] = set()
 
 
@@ -92,6 +95,23 @@ def call(link: Link, subject: str, body: Any = None) -> dict[str, Any]:
     return answer
 
 
+def call_leader(link: Link, subject: str, body: Any = None) -> dict[str, Any]:
+    """An API call about a stream that is known to be there: that its leader is not, now, is an error of the link."""
+    answer: dict[str, Any] = json.loads(link.request(subject, body).payload)
+    if "error" in answer:
+        raise refuse(answer["error"])
+    return answer
+
+
+def refuse(error: dict[str, Any], about: str = "") -> HeadraceError:
+    """The error of an answer: `LinkError`, which is tried again, while a stream has no leader."""
+    text = f"{error.get('description', 'refused')} [{error.get('err_code', error.get('code'))}]"
+    text = f"{about}: {text}" if about else text
+    if error.get("code") == _UNAVAILABLE and error.get("err_code") not in _NOT_ENABLED:
+        return LinkError(f"the leader cannot be asked now: {text}")
+    return StreamError(text)
+
+
 def stream_facts(options: Options) -> Facts:
     """The stream now; StreamError if there is none."""
     return facts_of(options.address, options.api, options.stream, options.reconnect_s)
@@ -102,7 +122,7 @@ def facts_of(address: Address, api: str, stream: str, patience_s: float) -> Fact
 
     def ask(link: Link) -> dict[str, Any]:
         try:
-            return call(link, f"{api}.STREAM.INFO.{stream}")
+            return (call_leader if patience_s else call)(link, f"{api}.STREAM.INFO.{stream}")
         except StreamError as error:
             names = call(link, f"{api}.STREAM.NAMES").get("streams") or ["none"]
             raise StreamError(
@@ -156,7 +176,7 @@ def seq_at(options: Options, time_ns: int) -> int | None:
             return int(answer["message"]["seq"])
         if error.get("err_code") == _NO_MESSAGE:
             return None
-        raise StreamError(f"stream {options.stream!r} at {text}: {error.get('description', 'refused')}")
+        raise refuse(error, f"stream {options.stream!r} at {text}")
 
     return persistently(options.address, options.reconnect_s, ask)
 

@@ -43,6 +43,8 @@ _LAG_PAUSE_S = 0.02
 _LAG_PAUSE_MAX_S = 1.0
 #: Sequences that are read from the leader before direct gets are tried again.
 _LEADER_SEQS = 8192
+#: Subjects whose last messages are read from the leader at once: nobody knows how large these are.
+_SUBJECTS_MAX = 128
 
 
 def read_range(options: Options, part: Span, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -82,7 +84,7 @@ def _whole(options: Options, part: Span) -> Iterator[Block]:
     at, lag = part.start, _Lag()
     while at < part.end:
         for block in _resumed(options, at, lambda start: _ranged(options, start, part.end)):
-            at = int(block.seqs[-1]) + 1
+            at, lag = int(block.seqs[-1]) + 1, _Lag()
             yield block
         if at >= part.end:
             return
@@ -94,8 +96,8 @@ def _whole(options: Options, part: Span) -> Iterator[Block]:
             lag.wait()
             continue
         end = min(at + _LEADER_SEQS, part.end)
-        messages = _ask_leader(options, partial(Leader.read, start=at, end=end))
-        at = end
+        read = partial(Leader.read, start=at, end=end, bytes_max=_BLOCK_BYTES)
+        messages, at = _ask_leader(options, read)
         if messages:
             yield block_of(messages)
 
@@ -171,8 +173,9 @@ def _newest(options: Options, subjects: list[str], end: int) -> Iterator[Block]:
             if len(kept) == len(block):
                 return
             break
-    if left:
-        guesses = _guesses(options, sorted(left), end)
+    subjects = sorted(left)
+    for some in (subjects[start : start + _SUBJECTS_MAX] for start in range(0, len(subjects), _SUBJECTS_MAX)):
+        guesses = _guesses(options, some, end)
         yield block_of(_ask_leader(options, partial(Leader.read_last, guesses=guesses, end=end)))
 
 
