@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.broker.ownership import Owner, owner_of
 from headrace.sim.broker import SimBroker
 from headrace.sim.pair import SimPair
 
@@ -178,3 +179,32 @@ class _Listener:
 
     def offer(self, *_: object) -> None:
         """Nothing is done with it."""
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+@pytest.mark.parametrize("is_described", [False, True])
+def test_a_consumer_that_names_no_server(is_bound: bool, is_described: bool) -> None:
+    """Made by an earlier version, by nats-server or by hand: it gets the server's id, unless somebody listens to it."""
+    pair = SimPair(f"owners/unnamed/{is_bound}/{is_described}", SIZES[1])
+    near = pair.near
+    pair.call(near, "STREAM.CREATE.O", name="O", subjects=["o.>"], retention="workqueue")
+    owner = Owner(near.jetstream.account, near.jetstream.domain, "B")
+    config = {
+        "durable_name": "D",
+        "ack_policy": "flow_control",
+        "deliver_subject": "deliver.d",
+        "metadata": owner.metadata(mirror=False) if is_described else {},
+    }
+    pair.call(near, "CONSUMER.CREATE.O.D", stream_name="O", config=config)
+    if is_bound:
+        near.hub.subscribe_internal(b"deliver.d", _Listener())
+    pair.call(near, "STREAM.CREATE.B", name="B", sources=[{"name": "O", **MANAGED}])
+    pair.advance(20 * SECOND)
+    near.publish("o.1", b"1")
+    pair.advance(20 * SECOND)
+    info = pair.call(near, "STREAM.INFO.B")
+    found = owner_of(pair.call(near, "CONSUMER.INFO.O.D")["config"]["metadata"])
+    assert info["state"]["messages"] == (0 if is_bound else 1)
+    assert info["sources"][0].get("error", {}).get("err_code") == (10013 if is_bound else None)
+    assert bool(found and found.server) == (not is_bound)
+    pair.close()

@@ -129,10 +129,12 @@ class ServerManaged:
         self.deletes = True  # until it is known to be another stream's
         self._start, self._identity = Start(), ""
         self._step = _Step.LOOK
+        #: Whether the consumer that was found can be used also if it cannot be changed.
+        self._may_keep = False
 
     def begin(self, start: Start, identity: str) -> Ask:
         self._start, self._identity = start, identity
-        self._step = _Step.LOOK
+        self._step, self._may_keep = _Step.LOOK, False
         return self._origin.look()
 
     def refused(self, err_code: int) -> Ask | None:
@@ -143,6 +145,8 @@ class ServerManaged:
             return self._create()
         if err_code == _NO_CONSUMER:
             return self._create()
+        if self._step is _Step.ADOPT and self._may_keep:
+            return self._reset()
         if err_code:
             return None
         if self._step is _Step.LOOK:
@@ -162,14 +166,18 @@ class ServerManaged:
         return self._reset()
 
     def _check_owner(self, answer: Answer, metadata: dict[str, str]) -> bool:
-        """Refuse a consumer of another stream; whether it is one to take over from where this stream was before."""
+        """Refuse a consumer of another stream; whether it is one to take over from where this stream was before, or one
+        that does not name its server yet."""
         own, found = self._origin.owner, owner_of(metadata)
         is_own = found is None or own.owns(found)
+        # One of an earlier version, of nats-server or made by hand does not say whose it is: another may read with it.
+        is_unnamed = is_own and self._step is _Step.LOOK and (found is None or not found.server)
         is_heir = found is not None and not is_own and own.is_heir_of(found, is_bound=answer.push_bound)
-        self.deletes = is_own or is_heir
+        self.deletes = is_heir or (is_own and not (is_unnamed and answer.push_bound))
         if not self.deletes:
-            raise in_use(self.name, self._origin.entry.name, found)
-        return is_heir and self._step is _Step.LOOK
+            raise in_use(self.name, self._origin.entry.name, found or "somebody else")
+        self._may_keep = is_own
+        return self._step is _Step.LOOK and (is_heir or (is_unnamed and bool(own.server)))
 
     def _create(self) -> Ask:
         self._step = _Step.CREATE
