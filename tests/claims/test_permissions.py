@@ -18,7 +18,7 @@ from nats.aio.client import Client as Connection
 from claims.world import LARGE, PATIENCE_S, THRESHOLD
 from conformance.servers import KINDS, Server, Setup
 from headrace.claims import ClaimConfig, Claims, Disagreement, MemoryStore, Ttl
-from headrace.claims.floors import matches
+from headrace.claims.floors import matches, register_reader
 from headrace.claims.reference import key_of
 from headrace.claims.registry import STREAM, claim_subject, due_subject
 from headrace.claims.stores import Denied, Plain
@@ -224,6 +224,10 @@ async def nothing(_: Any) -> None:
 async def worked(stage: Stage) -> None:
     """A life of every kind: read, published again, never published, read by nobody, swept."""
     collector = await stage.claims("collector")
+    root = Wire(stage.users["root"].connection, timeout_s=PATIENCE_S)
+    await change_trail(root)
+    collector = await stage.claims("collector")
+    await register_reader(root, "VIDEO", "spark", 0, filters=["video.elsewhere"])
     producer, consumer = await stage.claims("producer"), await stage.claims("consumer")
     first = await producer.producer.publish("video.a", LARGE, msg_id="one")
     again = await producer.producer.publish("video.a", iter_of(LARGE), msg_id="one")
@@ -233,7 +237,6 @@ async def worked(stage: Stage) -> None:
     assert await consumer.consumer.handle(message, nothing)
     is_there = await stage.bucket.exists(first.reference.object_key)
     assert is_there == bool(stage.ttl.retention_after_read)
-    root = Wire(stage.users["root"].connection, timeout_s=PATIENCE_S)
     await lose_note(root, producer, consumer)
     unread = await producer.producer.publish("video.b", LARGE)
     assert unread.reference
@@ -248,6 +251,12 @@ async def worked(stage: Stage) -> None:
     assert await stage.bucket.exists(needed["object_key"]), "past its age, and somebody needs it"
     for user in stage.users.values():
         await user.connection.flush()
+
+
+async def change_trail(root: Wire) -> None:
+    """An operator changes the audit trail: to create it again is refused then, and its configuration is looked at."""
+    there = (await root.api("STREAM.INFO.CLAIMS_AUDIT"))["config"]
+    await root.api("STREAM.UPDATE.CLAIMS_AUDIT", {**there, "description": "ours"})
 
 
 async def lose_note(root: Wire, producer: Claims, consumer: Claims) -> None:
