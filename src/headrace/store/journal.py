@@ -102,6 +102,10 @@ class Journal:
         last = self.is_cramped and not self.spares and not self._free
         return self._size if last else self._size - self._reserve
 
+    def needs_spare(self, free: int) -> bool:
+        """Whether no file is ready after the current one, and one can be had with so many free bytes."""
+        return not self.spares and (bool(self._free) or free >= self._standard)
+
     @property
     def is_short(self) -> bool:
         """Whether no file is ready after the current one, and there is no space for one."""

@@ -57,7 +57,7 @@ class Leftovers:
         if len(self._roots) > 1:  # it is about to be relied upon, and may be in the page cache only
             self._disk.run(sync_checkpoint(self._disk, self._found.root.number))
         if checkpoints:
-            probe("an unfinished checkpoint is removed")
+            probe("an unreferenced checkpoint is removed")
             self._disk.run([*_unlinks(checkpoints), ("syncdir", "checkpoints")])
         for name in self._disk.list("streams"):
             ident = int(name, 16) if STREAM.fullmatch(name) else 0
@@ -82,10 +82,10 @@ class Leftovers:
         names = self._disk.list(folder)
         useless = [name for name in names if self._is_useless(ident, name)]
         if useless:
-            probe("a file of a crashed run is removed")
+            probe("an unreferenced file is removed")
             self._disk.run(_unlinks([f"{folder}/{name}" for name in useless]))
         if len(useless) == len(names) and ident not in self._states and ident not in self._survey.created:
-            probe("a folder of a crashed run is removed")
+            probe("an unreferenced folder is removed")
             self._disk.run([("rmdir", folder)])
 
     def _is_useless(self, ident: int, name: str) -> bool:

@@ -378,7 +378,7 @@ class Store:
             probe("there is room again")
             self.behind.resume()
         self._set_full(low or self.behind.stuck or self.waits or self.journal.is_short)
-        if not low or not self.journal.spares:  # removals and acknowledgements need a file to go on in
+        if not low or self.journal.needs_spare(self.space.slack):  # removals need a file to go on in
             self.journal.prepare()
         room = self.journal.room()
         # A quarter is for what an append does not count: entries and watermarks.
