@@ -57,7 +57,7 @@ class Checkpointer:
         self._shard_ticks = [-1] * SHARDS
         self._files: list[int] = []  # whose files exist
         self._starts: dict[int, int] = {}  # checkpoint -> the frame up to which the journal is not needed
-        self._done: list[Done] = []  # to be told when the one under way is proven
+        self._done: list[tuple[int, Done]] = []  # to be told when that one, or a newer, is proven
         self._later: list[Done] = []  # ... the one after that
         self._again = False
         self._clear()
@@ -86,12 +86,12 @@ class Checkpointer:
             if done is not None:
                 self._later.append(done)
             return
-        if done is not None:
-            self._done.append(done)
         self.running = True
         self._clear()
         store = self._store
         self.number += 1
+        waiting, self._later = self._later + ([done] if done is not None else []), []
+        self._done += [(self.number, each) for each in waiting]
         self._start_frame = store.journal.number
         self._journaled, store.journal.bytes = store.journal.bytes, 0
         self._tick = store.frame - 1
@@ -290,7 +290,8 @@ class Checkpointer:
         self._clear()
         if ops:
             store.disk.submit("behind", ops, store.emptied)
-        done, self._done, self._later, self._again = self._done + self._later, [], [], False
+        done = [each for _, each in self._done] + self._later
+        self._done, self._later, self._again = [], [], False
         for each in done:
             each(error)
 
@@ -347,7 +348,8 @@ class Checkpointer:
             ops += [("unlink", path) for path in paths if store.disk.exists(path)]
         if ops:
             store.disk.submit("behind", ops, store.noticed)
-        done, self._done, self._later = self._done, self._later, []
+        done = [each for needed, each in self._done if needed <= number]
+        self._done = [each for each in self._done if each[0] > number]
         for each_done in done:
             each_done(None)
         if self._again:
