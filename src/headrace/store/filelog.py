@@ -113,6 +113,7 @@ class FileLog(Log):
 
     def dropped(self, segment: Segment) -> None:
         assert isinstance(segment, FileSegment)
+        self.saved_tick = -1  # a section may name it as the growing one, without a live row
         self.shelf.bury(self, segment)
         self.shelf.discard(self.columns_path(segment))
 

@@ -34,7 +34,17 @@ def remove_new(disk: Disk, before: set[str]) -> None:
 
     For good: its checkpoint must not come back after a power loss, for its frame is beyond those that follow now.
     """
-    disk.run([*_unlinks(sorted(list_files(disk) - before)), ("syncdir", "checkpoints")])
+    made = sorted(list_files(disk) - before)
+    roots = [path for path in made if path.startswith("checkpoints/")]
+    # A root must not be found whose segments are gone.
+    disk.run([*_unlinks(roots), ("syncdir", "checkpoints")])
+    disk.run(_unlinks([path for path in made if path not in roots]))
+
+
+def remove_checkpoints(disk: Disk, removed: list[int]) -> None:
+    """Remove the files of these checkpoints, for good."""
+    paths = [checkpoint_path(number, copy) for number in removed for copy in COPIES]
+    disk.run([*_unlinks([path for path in paths if disk.exists(path)]), ("syncdir", "checkpoints")])
 
 
 class Leftovers:

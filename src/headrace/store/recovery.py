@@ -34,7 +34,15 @@ from headrace.store.format import (
 from headrace.store.journal import File
 from headrace.store.journalscan import NAME as JOURNAL_NAME
 from headrace.store.journalscan import Scanned, scan_journal
-from headrace.store.leftovers import IDENT_MAX, STREAM, Leftovers, list_files, remove_new, sync_checkpoint
+from headrace.store.leftovers import (
+    IDENT_MAX,
+    STREAM,
+    Leftovers,
+    list_files,
+    remove_checkpoints,
+    remove_new,
+    sync_checkpoint,
+)
 from headrace.store.options import StoreOptions
 from headrace.store.replay import Replay
 from headrace.store.report import Damage, Report
@@ -64,6 +72,10 @@ def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
         except NoRoom:
             probe("a recovery that found no room is undone")
             remove_new(disk, before)
+        try:
+            return _Recovery(disk, options, in_place=True, from_proven=True).run(clock)
+        except _Incomplete:
+            probe("only a checkpoint that is not proven has everything")
         return _Recovery(disk, options, in_place=True).run(clock)
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -79,20 +91,30 @@ def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
         ) from error
 
 
+class _Incomplete(Exception):
+    """The proven checkpoint and its journal lack something that a newer checkpoint may have."""
+
+
 class _Recovery:
-    def __init__(self, disk: Disk, options: StoreOptions, in_place: bool = False) -> None:
+    """One attempt. `from_proven`: it starts from the proven checkpoint, and a newer one goes."""
+
+    def __init__(
+        self, disk: Disk, options: StoreOptions, in_place: bool = False, from_proven: bool = False
+    ) -> None:
         self.disk = disk
         self.options = options
         self.report = Report()
         self.files: list[Scanned] = []
         self.in_place = in_place
+        self.from_proven = from_proven
+        self.newer: Found | None = None  # not proven, and to be removed
         self.newest_checkpoint = 0
         self.used_idents: list[int] = []
         self.larges: dict[str, tuple[int, int, int]] = {}
         self.touched: set[int] = set()  # streams that the journal has changes of
 
     def run(self, clock: Clock) -> Store:
-        found = find_root(self.disk, self.report)
+        found = self._choose(find_root(self.disk, self.report))
         self.newest_checkpoint = max(numbers(self.disk), default=0)
         used = [int(name, 16) for name in self.disk.list("streams") if STREAM.fullmatch(name)]
         self.used_idents = [ident for ident in used if ident < IDENT_MAX]
@@ -124,6 +146,20 @@ class _Recovery:
         self._leftovers(store, found)
         store.ready()
         return store
+
+    def _choose(self, found: Found | None) -> Found | None:
+        """The checkpoint to start from; None where a store is begun."""
+        if found is None or found.is_proven or not self.from_proven:
+            return found
+        if found.base is None:
+            if not found.is_empty or not is_new(self.disk):
+                return found
+            probe("a store without contents is begun again")
+            remove_checkpoints(self.disk, numbers(self.disk))
+            return None
+        self.newer, base = found, found.base
+        base.base = base
+        return base
 
     def _make_folders(self) -> None:
         missing = [folder for folder in FOLDERS if not self.disk.exists(folder)]
@@ -188,7 +224,7 @@ class _Recovery:
         return last
 
     def _prepare(self, store: Store, found: Found, logs: dict[int, FileLog]) -> Survey:
-        """Removes what nothing refers to, before anything is written, and decides where what is replayed goes."""
+        """Removes what nothing refers to, before anything is written; NoRoom where there is too little space."""
         report = self.report
         survey = Survey(self.disk, store.ident, sort_frames(self.files), found.root.frame)
         explained = [each for each in report.damage if survey.explains(each)]
@@ -196,16 +232,33 @@ class _Recovery:
         for log in (logs[each.ident] for each in explained if each.ident in logs):
             note_lost(log, report)
         is_sound = survey.is_whole and not found.bad and self._is_last(store, found, survey.last)
+        if self.newer is not None:
+            self._remove_newer(self.newer, found, survey.last, is_sound)
         if is_sound and report.healthy:
             self._remove_leftovers(store, found, survey)
         needed = survey.bytes + 2 * sum(len(section) for section in found.sections.values())
-        if self.disk.free() < needed:
+        if is_sound and not self.in_place and self.disk.free() < needed:
             probe("there is too little room to replay into")
-            self.in_place = True
+            raise NoRoom(errno.ENOSPC, "what is replayed needs more than is free")
         if self.in_place and not is_sound:
             raise Full("no space to recover into, and the journal is damaged; free some space")
         self.larges = survey.larges
         return survey
+
+    def _remove_newer(self, newer: Found, found: Found, last: int, is_sound: bool) -> None:
+        """Remove checkpoints that are not proven, if frames up to `last` have everything that is in them.
+
+        Their sync may have failed while the page cache still shows them, and another sync says nothing about that. In
+        place they are not written again, so nothing may rely on them. They go for good before a frame follows.
+        """
+        ahead = newer.root.frame - last
+        has_all = (
+            ahead <= 0 or ahead % JUMP == 0
+        )  # a recovery that was not used numbers on from the last frame
+        if not is_sound or not has_all or self.report.damage != found.root.damage:
+            raise _Incomplete
+        probe("a checkpoint that is not proven is removed")
+        remove_checkpoints(self.disk, [each for each in numbers(self.disk) if each > found.root.number])
 
     def _remove_leftovers(self, store: Store, found: Found, survey: Survey) -> None:
         base = found.base
@@ -353,8 +406,10 @@ class _Recovery:
         if found.base is not None:
             journal.release(found.base.root.frame)
         store.checkpoints.resume(found, self.newest_checkpoint, numbers(self.disk))
+        store.trash.referred = self.larges
+        dropped = store.trash.folders()
         for log in store.file_logs():
-            if log.ident not in self.touched:
+            if log.ident not in self.touched and log.folder_path not in dropped:
                 log.saved_tick = 0  # its section holds all of it
         store.behind.hold()
         journal.bytes = self.options.checkpoint_bytes  # a checkpoint as soon as there is space

@@ -23,6 +23,7 @@ from headrace.store.format import (
     open_trailer,
     read_number,
     section_crc,
+    unknown_kind,
 )
 from headrace.store.journalscan import Scanned, holds_frames, scan_journal
 from headrace.store.report import Report
@@ -44,6 +45,11 @@ class Found:
     is_proven: bool = False
     base: Found | None = None  # the newest proven one, which may be this one
     files: list[Scanned] = field(default_factory=list)  # the journal, frames above the root's
+
+    @property
+    def is_empty(self) -> bool:
+        root = self.root
+        return not (root.streams or root.shards or root.offline or root.damage or root.kept)
 
 
 def numbers(disk: Disk) -> list[int]:
@@ -85,6 +91,8 @@ def _is_proven(found: Found) -> bool:
     """Whether the journal has the mark of this checkpoint, or of a newer one."""
     for scanned in found.files:
         for frame in scanned.frames:
+            if unknown_kind(scanned.data, frame):
+                continue  # refused before anything is written
             start = frame.offset + FRAME_BYTES
             for kind, _, data in entries(scanned.data[start : start + frame.length]):
                 if kind == CHECKPOINT and read_number(data) >= found.root.number:

@@ -46,6 +46,8 @@ class Trash:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._items: dict[str, _Item] = {}
+        #: After an opening in place: segments that frames above the checkpoint refer to -> ident, first, last of these.
+        self.referred: dict[str, tuple[int, int, int]] = {}
         self._stated: list[_Item] = []  # by the frame in flight
         self._going: set[str] = set()  # to be unlinked by a submission that is not over
 
@@ -95,14 +97,14 @@ class Trash:
     @property
     def has_statements(self) -> bool:
         """Whether a frame could let go of something before the next checkpoint."""
-        return any(item.size if item.folder else _is_dead(item) for item in self._items.values())
+        return any(item.size if item.folder else self._is_dead(item) for item in self._items.values())
 
     def state(self) -> list[bytes]:
         """Entries for the frame that is being closed: what is removed as a whole."""
         runs: dict[int, list[bytes]] = {}
         for item in self._items.values():
-            if item.rows is not None and _is_dead(item):
-                log, first, last = item.rows
+            if item.rows is not None and self._is_dead(item):
+                log, first, last = self._span(item)
                 self._stated.append(item)
                 runs.setdefault(log.ident, []).append(_PAIR.pack(first, last))
         return [entry(REMOVALS, ident, b"".join(pairs)) for ident, pairs in runs.items()]
@@ -179,9 +181,21 @@ class Trash:
         self._going -= going
         self._store.emptied(error)
 
+    def _span(self, item: _Item) -> tuple[FileLog, int, int]:
+        """All sequences that the file may be needed for, also of large messages beyond the rows of its segment."""
+        assert item.rows is not None
+        log, first, last = item.rows
+        _, low, high = self.referred.get(item.path, (0, first, last))
+        return log, min(first, low), max(last, high)
 
-def _is_dead(item: _Item) -> bool:
-    if item.rows is None or item.rows[0].gone:
-        return False
-    log, first, last = item.rows
-    return item.segment is not None or not 0 < log.next(None, first) <= last
+    def _is_dead(self, item: _Item) -> bool:
+        if item.rows is None or item.rows[0].gone:
+            return False
+        if item.segment is not None and item.path not in self.referred:
+            return True
+        log, first, last = self._span(item)
+        return not 0 < log.next(None, first) <= last
+
+    def folders(self) -> set[str]:
+        """Of which files wait to be removed."""
+        return {path.rpartition("/")[0] for path in self._items}
