@@ -170,8 +170,9 @@ def over_the_wire(name: str, scale: float) -> Slices:
 def reading(name: str, chunks: int, read: Callable[[int, int], float], each: int = 4) -> Slices:
     """Cut a workload that reads what was stored before: it is stored once, and each slice reads it all.
 
-    A stream that has just been written is read at very different costs, as its way to the segments goes on. It must
-    also fit into the store's cache of blocks (32 MiB) with room to spare: at its limit all or nothing is found there.
+    Reading a stream that was just written costs more or less, depending on how far its blocks have been flushed. The
+    stream is kept well below the store's block cache (32 MiB): near that size servers showed two cost levels, probably
+    because a scan then either hits the cache throughout or misses it throughout.
     """
     return Slices(
         lambda server, size: read(server.port, stored(chunks, size)),
