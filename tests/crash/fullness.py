@@ -220,7 +220,35 @@ class FullChecker:
             if how != "kill":
                 snapshot = snapshot.power_loss(BY_NAME[how], Random(rng.random()))
             self._recover(self._disk(snapshot, spare, rng), point, found)
-        self._purge(driver, rng)
+        if rng.random() < 0.3:
+            self._relieve(driver, rng)
+        else:
+            self._purge(driver, rng)
+
+    def _relieve(self, driver: CrampedDriver, rng: Random) -> None:
+        """Somebody frees space: the store takes messages again, and is whole after another crash."""
+        driver.disk.capacity = None
+        driver.store.idle()
+        self._rest(driver)
+        demand(not driver.store.full, "there is space, and the store is full")
+        for name in sorted(driver.model.logs):
+            driver.append(name)
+        self._rest(driver)
+        if rng.random() < 0.5:
+            driver.checkpoint()
+        demand(not driver.refused, "there is space, and a message was refused")
+        self._demand_found(driver.disk, driver.model.freeze(), rng)
+
+    def _demand_found(self, disk: SimDisk, expected: State, rng: Random) -> None:
+        """After another crash the store holds this and reports no damage."""
+        snapshot = disk.snapshot()
+        if rng.random() < 0.5:
+            snapshot = snapshot.power_loss(rng.choice(OUTCOMES), Random(rng.random()))
+        again = SimDisk(rng.randrange(1 << 30), snapshot=snapshot)
+        again.capacity = disk.capacity
+        driver = CrampedDriver(again, self.trace.options)
+        demand(driver.history.states[0] == expected, "not what was acknowledged")
+        demand_sound(driver)
 
     def _disk(self, snapshot: Snapshot, spare: str, rng: Random) -> SimDisk:
         disk = SimDisk(rng.randrange(1 << 30), snapshot=snapshot)
@@ -291,10 +319,7 @@ class FullChecker:
             if segment.columns.alive or not driver.store.full
         }
         demand(not driver.store.full or set(left) <= held, f"files are left after a purge: {left}")
-        again = SimDisk(rng.randrange(1 << 30), snapshot=disk.snapshot())
-        again.capacity = disk.capacity
-        found = CrampedDriver(again, self.trace.options).history.states[0]
-        demand(found == expected, "a purge was not durable")
+        self._demand_found(disk, expected, rng)
 
 
 def campaign(seconds: int, start: int) -> int:

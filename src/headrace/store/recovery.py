@@ -111,7 +111,7 @@ class _Recovery:
         self.newest_checkpoint = 0
         self.used_idents: list[int] = []
         self.larges: dict[str, tuple[int, int, int]] = {}
-        self.touched: set[int] = set()  # streams that the journal has changes of
+        self.changed: set[int] = set()  # streams that are not what their sections say
 
     def run(self, clock: Clock) -> Store:
         found = self._choose(find_root(self.disk, self.report))
@@ -194,7 +194,9 @@ class _Recovery:
         for entry in root.streams:
             if entry.ref in found.sections:
                 state = msgspec.msgpack.decode(found.sections[entry.ref], type=StreamState)
-                logs[entry.ident] = restore_log(store.shelf, state, report)
+                log = logs[entry.ident] = restore_log(store.shelf, state, report)
+                if len(log.sealed) != len(state.segments) or log.generation != state.generation:
+                    self.changed.add(entry.ident)  # its section names files that go with the next checkpoint
             else:
                 store.checkpoints.offline.append(entry)
                 self._damaged(f"stream {entry.name}: its section has no good copy", entry.name)
@@ -220,7 +222,7 @@ class _Recovery:
         last = self._replay(store, replay, root.frame)
         for log in sorted(replay.logs.values(), key=lambda each: each.ident):
             store.logs[log.name] = log
-        self.touched = replay.touched
+        self.changed |= replay.touched
         return last
 
     def _prepare(self, store: Store, found: Found, logs: dict[int, FileLog]) -> Survey:
@@ -409,7 +411,7 @@ class _Recovery:
         store.trash.referred = self.larges
         dropped = store.trash.folders()
         for log in store.file_logs():
-            if log.ident not in self.touched and log.folder_path not in dropped:
+            if log.ident not in self.changed and log.folder_path not in dropped:
                 log.saved_tick = 0  # its section holds all of it
         store.behind.hold()
         journal.bytes = self.options.checkpoint_bytes  # a checkpoint as soon as there is space

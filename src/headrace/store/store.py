@@ -248,6 +248,7 @@ class Store:
         for log in logs:
             if isinstance(log, FileLog) and not log.messages and len(log.active.blocks):
                 log.split()
+                log.saved_tick = -1  # its section names a file that is about to go
 
     def _done(
         self,

@@ -105,6 +105,7 @@ class Trash:
         for item in self._items.values():
             if item.rows is not None and self._is_dead(item):
                 log, first, last = self._span(item)
+                log.saved_tick = -1  # a later checkpoint must not rely on a section that names it
                 self._stated.append(item)
                 runs.setdefault(log.ident, []).append(_PAIR.pack(first, last))
         return [entry(REMOVALS, ident, b"".join(pairs)) for ident, pairs in runs.items()]
