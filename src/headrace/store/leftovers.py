@@ -68,7 +68,9 @@ class Leftovers:
             self._disk.run(sync_checkpoint(self._disk, self._found.root.number))
         if checkpoints:
             probe("an unreferenced checkpoint is removed")
-            self._disk.run([*_unlinks(checkpoints), ("syncdir", "checkpoints")])
+        # Also without any: a checkpoint that was given up before the crash may have been unlinked without a sync, and
+        # must not come back after a power loss that finds its segments gone.
+        self._disk.run([*_unlinks(checkpoints), ("syncdir", "checkpoints")])
         for name in self._disk.list("streams"):
             ident = int(name, 16) if STREAM.fullmatch(name) else 0
             if 0 < ident < IDENT_MAX:
