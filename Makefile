@@ -65,7 +65,6 @@ ab: setup ## two versions of the server against each other: OLD and NEW are chec
 
 crash: setup ## two million crash points and every byte of a store rotten: hours (ARGS='--points 50000' for fewer)
 	$(BIN)/python -m tests.crash.enumerate --jobs 2 $(ARGS)
-	$(BIN)/python -m tests.crash.enumerate --full-seconds $(or $(FULL_SECONDS),3600)
 	$(BIN)/python -m tests.crash.rot --jobs 2
 
 sim: setup ## whole simulated brokers by seed, and every probe hit (SEEDS=20000); worlds of claims (CLAIM_SEEDS=1000)

@@ -54,7 +54,6 @@ class Trace:
     states: list[State]
     points: list[Point]
     options: StoreOptions = TINY
-    capacity: int | None = None
 
 
 @dataclass

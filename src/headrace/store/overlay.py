@@ -15,8 +15,6 @@ from typing import Any, Protocol
 
 from headrace.store.disk import Done, Op
 
-FREE = 1 << 60  # bytes, as far as anybody on an overlay can tell
-
 
 class Beneath(Protocol):
     """What an overlay needs of the disk it covers: the reading half."""
@@ -27,6 +25,7 @@ class Beneath(Protocol):
     def read(self, path: str, offset: int, length: int) -> bytes: ...
     def map(self, path: str) -> memoryview: ...
     def prefetch(self, path: str, offset: int, length: int) -> None: ...
+    def free(self) -> int: ...
 
 
 class _File:
@@ -119,8 +118,7 @@ class OverlayDisk:
             self._beneath.prefetch(path, offset, length)
 
     def free(self) -> int:
-        """Changes are kept in memory: the disk beneath may be full."""
-        return FREE
+        return self._beneath.free()
 
     def run(self, ops: Sequence[Op]) -> None:
         for verb, *arguments in ops:

@@ -7,7 +7,7 @@ checksum holds. Must not know what is done with them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -23,9 +23,8 @@ from headrace.store.format import (
     open_trailer,
     read_number,
     section_crc,
-    unknown_kind,
 )
-from headrace.store.journalscan import Scanned, holds_frames, scan_journal
+from headrace.store.journalscan import holds_frames, scan_journal
 from headrace.store.report import Report
 from headrace.store.states import Ref, Root
 
@@ -42,14 +41,6 @@ class Found:
     features: frozenset[str]
     sections: dict[Ref, bytes]
     bad: list[Ref]
-    is_proven: bool = False
-    base: Found | None = None  # the newest proven one, which may be this one
-    files: list[Scanned] = field(default_factory=list)  # the journal, frames above the root's
-
-    @property
-    def is_empty(self) -> bool:
-        root = self.root
-        return not (root.streams or root.shards or root.offline or root.damage or root.kept)
 
 
 def numbers(disk: Disk) -> list[int]:
@@ -61,38 +52,25 @@ def numbers(disk: Disk) -> list[int]:
 def find_root(disk: Disk, report: Report) -> Found | None:
     """The checkpoint with the fewest bad sections, the newest of those; None if no root is good.
 
-    None older than the newest proven one: its journal was let go, and so were files that only it names. A newer one
-    that is not proven may hold a frame that only the page cache had when it was replayed, so it goes first; but
-    until it is proven, what the proven one needs has to stay: that is its `base`.
+    None older than the newest proven one: its journal was let go, and so were files that only it names.
     """
     usable: list[Found] = []
     for number in numbers(disk):
-        notes = Report()
-        loaded = load_root(disk, number, notes)
+        loaded = _load(disk, number, report)
         if loaded is None:
             probe("an older checkpoint is used")
-            notes.repaired.append(f"checkpoint {number} is not whole: an older one is used")
-        if all(found.bad for found in usable):
-            report.repaired += notes.repaired
-        if loaded is None:
+            report.repaired.append(f"checkpoint {number} is not whole: an older one is used")
             continue
-        loaded.files = scan_journal(disk, loaded.store, loaded.root.frame)
-        loaded.is_proven = _is_proven(loaded)
         usable.append(loaded)
-        if loaded.is_proven:
+        if not loaded.bad or _is_proven(disk, loaded):
             break
-    chosen = min(usable, key=lambda found: len(found.bad), default=None)
-    if chosen is not None and usable[-1].is_proven:
-        chosen.base = usable[-1]
-    return chosen
+    return min(usable, key=lambda found: len(found.bad), default=None)
 
 
-def _is_proven(found: Found) -> bool:
+def _is_proven(disk: Disk, found: Found) -> bool:
     """Whether the journal has the mark of this checkpoint, or of a newer one."""
-    for scanned in found.files:
+    for scanned in scan_journal(disk, found.store, found.root.frame):
         for frame in scanned.frames:
-            if unknown_kind(scanned.data, frame):
-                continue  # refused before anything is written
             start = frame.offset + FRAME_BYTES
             for kind, _, data in entries(scanned.data[start : start + frame.length]):
                 if kind == CHECKPOINT and read_number(data) >= found.root.number:
@@ -100,8 +78,7 @@ def _is_proven(found: Found) -> bool:
     return False
 
 
-def load_root(disk: Disk, number: int, report: Report) -> Found | None:
-    """Checkpoint `number` with all its sections, from whichever copies are good."""
+def _load(disk: Disk, number: int, report: Report) -> Found | None:
     for copy in COPIES:
         path = checkpoint_path(number, copy)
         loaded = _read_root(disk, path, number)
