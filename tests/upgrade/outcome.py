@@ -209,11 +209,11 @@ class Account:
 
 
 def _settings(config: Facts) -> Facts:
-    """A configuration without what names the version that shows it."""
+    """A configuration without what names the version that shows it, or the server that took a consumer over."""
     metadata = {
         key: value
         for key, value in config.get("metadata", {}).items()
-        if key not in ("_nats.ver", "_nats.level")
+        if key not in ("_nats.ver", "_nats.level", "_headrace.server")
     }
     return {**config, "metadata": metadata}
 
