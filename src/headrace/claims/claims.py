@@ -80,8 +80,8 @@ class Claims:
     ) -> Claims:
         """Everything in place and checked; `streams` that carry the references are checked too, with warnings.
 
-        With `set_up=False` nothing is created, for programs that have not the permissions: a collector, or whoever sets
-        things up, was there before. The namespace's published configuration is compared with this one.
+        With `set_up=False` nothing is created: for programs without the permissions to do so, where a collector has set
+        up the namespace before. The namespace's published configuration is compared with this one.
         """
         claims = cls(
             connection,

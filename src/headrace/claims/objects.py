@@ -1,9 +1,8 @@
-"""The one place that deletes objects of claims, and what is checked right before.
+"""Deletes the objects of claims; the only module that calls a store's `delete` (a test checks that).
 
-Facts are checked when they are decoded; here the object is checked once more, against what this program is configured
-with: its bucket, its namespace, and the claim's id in a key of the form that producers make. So no record in the broker,
-whoever wrote it, has an object deleted that is not the claim's own. A test sees to it that nobody else calls a store's
-`delete`.
+Claim records are validated when they are decoded. Before each deletion the object is checked again against this
+program's own configuration: its bucket, its namespace, and the claim's id in a key of the form that producers make. No
+record in the broker, even a forged one, can delete an object that is not the claim's own.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def open_streams(
             store = Store.open(disk, timers.clock)
             jetstream = _make_jetstream(options, account, store, timers, server_name, limits, room)
     except BaseException:
-        disk.close()  # whoever tries again in this process finds it unlocked
+        disk.close()  # so that a second attempt in this process finds it unlocked
         raise
     jetstream.start()
     report = store.report()
