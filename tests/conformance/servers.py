@@ -66,12 +66,12 @@ def reference_binary() -> str:
 class Server:
     """One running server process; usable as a context manager."""
 
-    def __init__(self, kind: str, setup: Setup | None = None) -> None:
+    def __init__(self, kind: str, setup: Setup | None = None, store_dir: Path | None = None) -> None:
         self.kind = kind
         self.setup = setup or Setup()
         self.port = free_port()  # one that it finds free after a restart, too
         self._folder = Path(tempfile.mkdtemp(prefix=f"conformance-{kind}-"))
-        self.store_dir = self._folder / "store"
+        self.store_dir = store_dir or self._folder / "store"
         flags = self.setup.flags
         if not self.is_ours and "-m" not in flags:
             self._keep_folders()

@@ -2,7 +2,8 @@
 
 Works through scripted workloads with ever new orders of their lanes and all small workloads, until enough
 points were tried; prints a line a minute and keeps the figures, so that a run that was ended goes on later.
-`--replay LABEL` repeats one point.
+`--replay LABEL` repeats one point. `--full-seconds N` crashes on disks that are full or nearly so, `--full LABEL`
+repeats one of these.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
 
+from . import fullness
 from .points import Checker, Tally, trace_of
 from .workloads import SCRIPTED, words
 
@@ -104,11 +106,18 @@ def main() -> int:
     parser.add_argument("--figures", type=Path, default=Path("out/crash.json"), help="kept, to go on later")
     parser.add_argument("--only", help="workloads such as append/0,small/abc")
     parser.add_argument("--replay", help="repeat one crash point")
+    parser.add_argument("--full", help="repeat one crash on a full disk")
+    parser.add_argument("--full-seconds", type=int, help="crashes on full disks, for so long")
     arguments = parser.parse_args()
     if arguments.only:
         for label in arguments.only.split(","):
             print(f"{label}: {Checker(trace_of(label)).run()}", flush=True)
         return 0
+    if arguments.full:
+        fullness.replay(arguments.full)
+        return 0
+    if arguments.full_seconds:
+        return fullness.campaign(arguments.full_seconds, arguments.seed)
     if arguments.replay:
         replay(arguments.replay)
         return 0

@@ -352,7 +352,7 @@ def watermarks_left_out(patch: Patch) -> None:
 def deleted_at_once(patch: Patch) -> None:
     """The files of a deleted stream go before the deletion is durable."""
 
-    def add_folder(self: Any, folder: str) -> None:
+    def add_folder(self: Any, folder: str, ended: int) -> None:
         disk = self._store.disk
         names = [f"{folder}/{name}" for name in disk.list(folder)]
         disk.submit("behind", [("unlink", name) for name in names], lambda error: None)

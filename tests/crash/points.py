@@ -54,6 +54,7 @@ class Trace:
     states: list[State]
     points: list[Point]
     options: StoreOptions = TINY
+    capacity: int | None = None
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """A closed store whose bytes change on the medium, and what must hold then.
 
 Wrong bytes are never served; what cannot be read is reported; damage stays within one block or frame;
-sequences are never given again; nothing that was there before is changed or deleted by recovery.
+sequences are never given again; recovery changes nothing, and deletes nothing of a damaged store.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from headrace.sim.checks import demand
 from headrace.sim.driver import Driver
 from headrace.sim.model import Message, State
 from headrace.store import Log, Store
+from headrace.store.report import Report
 
 from .options import TINY
 from .workloads import live, some
@@ -91,9 +92,9 @@ def examine(rotten: Rotten, damaged: dict[str, bytes], *, confined: bool = True)
     try:
         store = Store.open(disk, SimClock(), TINY)
     except Corrupt:
-        _nothing_touched(disk, kept)
+        check_untouched(disk, kept)
         return Verdict(True, 0, True)
-    _nothing_touched(disk, kept)
+    check_untouched(disk, kept, store.report())
     unreadable = _compare(store, rotten)
     report = store.report()
     reported = bool(report.damage or report.offline)
@@ -103,8 +104,15 @@ def examine(rotten: Rotten, damaged: dict[str, bytes], *, confined: bool = True)
     return Verdict(False, unreadable, reported)
 
 
-def _nothing_touched(disk: SimDisk, kept: dict[str, bytes]) -> None:
+def check_untouched(disk: SimDisk, kept: dict[str, bytes], report: Report | None = None) -> None:
+    """Demand that recovery changed nothing, and deleted nothing unless it found no damage.
+
+    In a sound store it removes what a crashed run left and nothing refers to; that every message is still there is
+    checked besides.
+    """
     for path, content in kept.items():
+        if report is not None and report.healthy and not disk.exists(path):
+            continue
         demand(disk.exists(path), f"recovery deleted {path}")
         demand(disk.read(path, 0, disk.size(path)) == content, f"recovery changed {path}")
 

@@ -86,9 +86,9 @@ def check(case: Case) -> None:
     try:
         store = Store.open(disk, SimClock(), TINY)
     except StoreError:
-        rotting._nothing_touched(disk, kept)
+        rotting.check_untouched(disk, kept)
         return
-    rotting._nothing_touched(disk, kept)
+    rotting.check_untouched(disk, kept, store.report())
     with contextlib.suppress(StoreError):
         for log in list(store.logs.values()):
             _use(log)

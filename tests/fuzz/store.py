@@ -106,9 +106,9 @@ def check(case: Case) -> None:
     try:
         store = Store.open(disk, SimClock(), TINY)
     except StoreError:
-        rotting._nothing_touched(disk, before)
+        rotting.check_untouched(disk, before)
         return
-    rotting._nothing_touched(disk, before)
+    rotting.check_untouched(disk, before, store.report())
     for name, log in store.logs.items():
         for seq in log.seqs(None, log.first_seq, log.last_seq).tolist()[:2000]:
             found = _read(log, seq)

@@ -106,6 +106,8 @@ class JetStream:
         self.ticker = Ticker(store, hub, wake, self._look_soon)
         store.on_full = self._look_soon
         self._idle_alarm: Handle | None = None
+        if store.full:
+            self._look_soon()
         self.pressure = Pressure(store, timers)
         self.advisories = Advisories(self)
         self.diary = Diary()

@@ -132,6 +132,8 @@ class End:
 class SimPair:
     """`near` dials `far`. Nothing happens by itself: `step` does one thing, `advance` lets time pass."""
 
+    stays_full = 0.0
+
     def __init__(
         self,
         seed: int | str,
@@ -240,7 +242,7 @@ class SimPair:
     def _back(self, broker: SimBroker, end: Callable[[], SimDisk]) -> SimBroker:
         self.cut()
         self._notice(all_of_them=True)
-        return reopened(end(), self.rng, lambda disk: self._open(disk, broker.name))
+        return reopened(end(), self.rng, lambda disk: self._open(disk, broker.name), self.stays_full)
 
     def close(self) -> None:
         """The end; both can be forgotten."""

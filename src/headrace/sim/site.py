@@ -24,8 +24,10 @@ def power_loss(disk: SimDisk, rng: Random) -> SimDisk:
     return disk.crash(rng.choice(OUTCOMES), rng.randrange(1 << 30))
 
 
-def reopened(disk: SimDisk, rng: Random, start: Callable[[SimDisk], SimBroker]) -> SimBroker:
-    """A server on what a crash left, perhaps at the second attempt."""
+def reopened(
+    disk: SimDisk, rng: Random, start: Callable[[SimDisk], SimBroker], stays_full: float = 0.0
+) -> SimBroker:
+    """A server on what a crash left, perhaps at the second attempt. `stays_full`: how often a full disk still is so."""
     luck = rng.random()
     if luck < 0.2:
         _rot(disk, rng)
@@ -38,7 +40,8 @@ def reopened(disk: SimDisk, rng: Random, start: Callable[[SimDisk], SimBroker]) 
     except StoreError:
         disk.capacity = None
         return start(power_loss(disk, rng) if rng.random() < 0.5 else disk.kill())
-    disk.capacity = None
+    if rng.random() >= stays_full:
+        disk.capacity = None
     disk.faults.clear()
     return broker
 
@@ -56,6 +59,8 @@ def _rot(disk: SimDisk, rng: Random) -> None:
 class LoneSite:
     """Nothing happens by itself: `step` does one thing, `advance` lets time pass."""
 
+    stays_full = 0.0
+
     def __init__(self, seed: int | str, options: StoreOptions, bounds: Bounds = NO_BOUNDS) -> None:
         self.rng = Random(seed)
         self._options, self._bounds = options, bounds
@@ -69,11 +74,11 @@ class LoneSite:
 
     def crash_near(self) -> None:
         """It loses power and comes back."""
-        self.near = reopened(power_loss(self.near.disk, self.rng), self.rng, self._open)
+        self.near = reopened(power_loss(self.near.disk, self.rng), self.rng, self._open, self.stays_full)
 
     def kill_near(self) -> None:
         """Its process is killed and started again."""
-        self.near = reopened(self.near.disk.kill(), self.rng, self._open)
+        self.near = reopened(self.near.disk.kill(), self.rng, self._open, self.stays_full)
 
     def step(self) -> bool:
         return self.near.step()

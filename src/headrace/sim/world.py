@@ -46,6 +46,7 @@ class World:
         self.parts = {name: PARTS[name]() for name in self.options.parts if name in PARTS}
         kind = SimPair if self.options.pair else LoneSite
         self.site: SimPair | LoneSite = kind(f"site {seed}", self.options.store, self.options.bounds)
+        self.site.stays_full = 0.5
         self.clients: list[SimClient] = []
         self.crashes = 0
         self._cids = 0
@@ -199,7 +200,8 @@ class World:
         """The near server dies, with the power or alone; connections go with it. What comes back is judged."""
         self.crashes += 1
         self.part()
-        self.near.disk.capacity = None
+        if self.rng.random() < 0.5:
+            self.near.disk.capacity = None
         if killed:
             self.site.kill_near()
         else:

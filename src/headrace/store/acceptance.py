@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.errors import Corrupt
+from headrace.errors import Corrupt, Full
 from headrace.store.disk import Disk, FileDisk
 from headrace.store.filelog import FileLog
 from headrace.store.format import stream_folder
@@ -51,6 +51,8 @@ def _let_go(store: Store, place: str, findings: Findings) -> None:
     store.accept_loss()
     report.offline.clear()
     store.close()
+    if not store.has_final_checkpoint:
+        raise Full("there is no space to note what is accepted; free some space and run this again")
     disk.run([("unlink", path) for path in files if disk.exists(path)])
     _move_aside(disk, [folder for folder in folders if disk.exists(folder)], place)
 

@@ -147,13 +147,28 @@ class Behind:
         if self.stuck:
             self.stuck = self._submit()
 
+    def hold(self) -> None:
+        """Nothing is written before there is space for it: see `resume`."""
+        self.stuck = bool(self._queue)
+
+    def drop_released(self) -> None:
+        """Blocks of segments whose files are gone are not written; they keep their turn, which is counted."""
+        for at, item in enumerate(self._queue):
+            if item.block is not None and item.segment.released:
+                self.pending_bytes -= item.block.used
+                self._queue[at] = item._replace(block=None)
+
     def _next(self) -> tuple[list[_Item], list[Op]]:
         batch: list[_Item] = []
         ops: list[Op] = []
         size = 0
         while self._queue and size < self._options.behind_bytes:
             item = self._queue[0]
-            if item.log.gone or (item.block is None and not self._wants_columns(item)):
+            if (
+                item.log.gone
+                or item.segment.released
+                or (item.block is None and not self._wants_columns(item))
+            ):
                 if batch:
                     probe("something useless waits for its turn")
                     break  # `finished` counts in order: what is before it is not written yet
@@ -232,7 +247,7 @@ class Behind:
             self.pending_bytes -= block.used
             log.folder = segment.state = State.READY
             segment.written(block)
-            if not log.gone:
+            if not log.gone and not segment.released:
                 self.unsynced[segment.path] = (log, segment)
 
     def _put_back(self, batch: list[_Item]) -> None:

@@ -22,7 +22,8 @@ from headrace.store.behind import mark_synced, sync_ops
 from headrace.store.disk import Op
 from headrace.store.facts import SHARDS
 from headrace.store.filelog import FileLog
-from headrace.store.format import checkpoint_path, section_crc, trailer
+from headrace.store.format import TRAILER_BYTES, checkpoint_path, section_crc, trailer
+from headrace.store.roots import Found
 from headrace.store.segments import FileSegment
 from headrace.store.states import Ref, Root, ShardEntry, StreamEntry
 
@@ -56,7 +57,7 @@ class Checkpointer:
         self._shard_ticks = [-1] * SHARDS
         self._files: list[int] = []  # whose files exist
         self._starts: dict[int, int] = {}  # checkpoint -> the frame up to which the journal is not needed
-        self._done: list[Done] = []  # to be told when the one under way is proven
+        self._done: list[tuple[int, Done]] = []  # to be told when that one, or a newer, is proven
         self._later: list[Done] = []  # ... the one after that
         self._again = False
         self._clear()
@@ -66,6 +67,7 @@ class Checkpointer:
         self._parts: list[bytes] = []
         self._at = 0
         self._start_frame = 0
+        self._journaled = 0  # bytes since the checkpoint before
         self._tick = 0
         self._ends = 0  # the frame in which a stream ends that this checkpoint does not name any more
         self._taken: list[FileLog] = []
@@ -84,13 +86,14 @@ class Checkpointer:
             if done is not None:
                 self._later.append(done)
             return
-        if done is not None:
-            self._done.append(done)
         self.running = True
         self._clear()
         store = self._store
         self.number += 1
+        waiting, self._later = self._later + ([done] if done is not None else []), []
+        self._done += [(self.number, each) for each in waiting]
         self._start_frame = store.journal.number
+        self._journaled, store.journal.bytes = store.journal.bytes, 0
         self._tick = store.frame - 1
         self._ticket = store.behind.added
         if store.deleting:
@@ -251,8 +254,10 @@ class Checkpointer:
     def _written(self, error: OSError | None) -> None:
         if error is not None:
             if error.errno == errno.ENOSPC:
+                needed = 2 * (self._at + len(msgspec.msgpack.encode(self._root())) + TRAILER_BYTES)
                 self._store.out_of_space(error)
                 self._give_up(error)
+                self._store.journal.give_up_spare(needed, self._store.emptied)
             else:
                 self._store.fail(error)
             return
@@ -279,15 +284,27 @@ class Checkpointer:
         for log in store.file_logs():
             log.saved_tick = -1
         self._shard_ticks = [-1] * SHARDS
-        paths = [checkpoint_path(self.number, copy) for copy in COPIES]
-        ops: list[Op] = [("unlink", path) for path in paths if store.disk.exists(path)]
+        ops = self._unfinished()
         self.running = False
+        store.missed_space(self._journaled)
         self._clear()
         if ops:
-            store.disk.submit("behind", ops, store.noticed)
-        done, self._done, self._later, self._again = self._done + self._later, [], [], False
+            store.disk.submit("behind", ops, store.emptied)
+        done = [each for _, each in self._done] + self._later
+        self._done, self._later, self._again = [], [], False
         for each in done:
             each(error)
+
+    def _unfinished(self) -> list[Op]:
+        """Operations that remove the files of the checkpoint under way."""
+        paths = [checkpoint_path(self.number, copy) for copy in COPIES]
+        return [("unlink", path) for path in paths if self._store.disk.exists(path)]
+
+    def drop_unfinished(self) -> None:
+        """`run_now` found no space: remove what it has written of a checkpoint."""
+        self._store.disk.run(self._unfinished())
+        self.running = False
+        self._clear()
 
     def run_now(self) -> None:
         """A whole checkpoint, blocking: for recovery and for closing. Nothing may be under construction."""
@@ -331,7 +348,8 @@ class Checkpointer:
             ops += [("unlink", path) for path in paths if store.disk.exists(path)]
         if ops:
             store.disk.submit("behind", ops, store.noticed)
-        done, self._done, self._later = self._done, self._later, []
+        done = [each for needed, each in self._done if needed <= number]
+        self._done = [each for each in self._done if each[0] > number]
         for each_done in done:
             each_done(None)
         if self._again:
@@ -342,6 +360,19 @@ class Checkpointer:
         """After recovery: checkpoint files that exist, and the newest number ever used."""
         self._files = files
         self.number = newest
+
+    def resume(self, found: Found, newest: int, files: list[int]) -> None:
+        """After recovery in place: the checkpoint it started from is the newest."""
+        root = found.root
+        self._files = files
+        self.number = newest
+        self.streams = {entry.ident: entry for entry in root.streams}
+        self.shards = {entry.shard: entry for entry in root.shards}
+        if found.is_proven:
+            self.proven = root.number
+            return
+        self.mark_wanted = root.number
+        self._starts[root.number] = root.frame
 
     @property
     def next_number(self) -> int:

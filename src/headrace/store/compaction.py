@@ -198,7 +198,7 @@ class _Job:
             self._store.fail(error)
 
     def _give_up(self) -> None:
-        self.log.dropped(self._target)
+        self.log.replaced(self._target)
         self._finished()
 
     def _install(self, error: OSError | None) -> None:
@@ -218,13 +218,13 @@ class _Job:
         log.exchange(old, [target] if target.columns.alive else [])
         log.saved_tick = -1  # the section must be taken again: it names other files now
         for segment in old:
-            log.dropped(segment)
+            log.replaced(cast("FileSegment", segment))
         if target.columns.alive:
             self._store.behind.unsynced[target.path] = (log, target)
             self._store.behind.add_columns(log, target)
             self._store.behind.pump()
         else:
-            log.dropped(target)
+            log.replaced(target)
         self._finished()
 
     def _bury(self, old: list[Segment]) -> None:

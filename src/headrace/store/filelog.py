@@ -113,6 +113,12 @@ class FileLog(Log):
 
     def dropped(self, segment: Segment) -> None:
         assert isinstance(segment, FileSegment)
+        self.saved_tick = -1  # a section may name it as the growing one, without a live row
+        self.shelf.bury(self, segment)
+        self.shelf.discard(self.columns_path(segment))
+
+    def replaced(self, segment: FileSegment) -> None:
+        """Another segment has its live rows, or none ever will; only a checkpoint can say so."""
         self.shelf.discard(segment.path)
         self.shelf.discard(self.columns_path(segment))
 

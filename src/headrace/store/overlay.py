@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from headrace.store.disk import Done, Op
 
+FREE = 1 << 60  # bytes, as far as anybody on an overlay can tell
+
 
 class Beneath(Protocol):
     """What an overlay needs of the disk it covers: the reading half."""
@@ -25,7 +27,6 @@ class Beneath(Protocol):
     def read(self, path: str, offset: int, length: int) -> bytes: ...
     def map(self, path: str) -> memoryview: ...
     def prefetch(self, path: str, offset: int, length: int) -> None: ...
-    def free(self) -> int: ...
 
 
 class _File:
@@ -118,7 +119,8 @@ class OverlayDisk:
             self._beneath.prefetch(path, offset, length)
 
     def free(self) -> int:
-        return self._beneath.free()
+        """Changes are kept in memory: the disk beneath may be full."""
+        return FREE
 
     def run(self, ops: Sequence[Op]) -> None:
         for verb, *arguments in ops:

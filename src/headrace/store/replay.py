@@ -38,6 +38,8 @@ class Replay:
         self.logs = logs
         self.unknown: dict[int, None] = {}
         self.offline: set[int] = set()
+        self.touched: set[int] = set()
+        self.is_removed: Callable[[int, int, int], bool] = lambda ident, first, last: False
         self._upto = upto
         self._shards = shards
         self._number = 0
@@ -127,6 +129,7 @@ class Replay:
         if self._number <= self._upto.get(ident, 0):
             probe("a section already holds what is replayed")
             return None
+        self.touched.add(ident)
         return log
 
     def _create(self, ident: int, data: memoryview) -> None:
@@ -167,6 +170,10 @@ class Replay:
         disk = self.store.disk
         block = disk.read(segment.path, offset, length) if disk.exists(segment.path) else b""
         if fmt.open_block(block, 0, segment.seed, offset) is None:
+            if self.is_removed(ident, seq, seq):
+                probe("a large message that is gone was removed")
+                log.advance(seq)
+                return
             self._gap(ident, seq, f"the large message at {offset} of {segment.path} is damaged")
         else:
             probe("a large message is replayed")
@@ -202,7 +209,7 @@ class Replay:
         if log is not None:
             log.gone = True
             probe("a deletion is replayed")
-            self.store.trash.add_folder(log.folder_path)
+            self.store.trash.add_folder(log.folder_path, self.store.frame)
             # Blocks of a stream that is going are not synced any more, so an older section may miss some.
             found = self.store.report()
             found.damage = [each for each in found.damage if not each.file.startswith(f"{log.folder_path}/")]

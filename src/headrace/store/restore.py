@@ -70,7 +70,7 @@ def restore_log(shelf: Shelf, state: StreamState, report: Report) -> FileLog:
     _restore_tail(log, state)
     log.last_seq = max(log.last_seq, state.last_seq)
     log.last_time_ns = state.last_time_ns
-    log.lost = [(each.first, each.last) for each in report.damage if each.is_loss_of(log.ident, log.name)]
+    note_lost(log, report)
     log.settle_first()
     return log
 
@@ -88,6 +88,11 @@ def _check(state: StreamState) -> None:
         raise Corrupt(
             f"stream {state.name}: its section of the checkpoint makes no sense, though its checksum holds"
         )
+
+
+def note_lost(log: FileLog, report: Report) -> None:
+    """Tell a log which of its sequences were acknowledged and cannot be read."""
+    log.lost = [(each.first, each.last) for each in report.damage if each.is_loss_of(log.ident, log.name)]
 
 
 def _load_caches(log: FileLog, state: StreamState) -> dict[int, Decoded]:

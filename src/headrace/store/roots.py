@@ -7,13 +7,13 @@ checksum holds. Must not know what is done with them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from headrace.probes import probe
 from headrace.store import features, synced
-from headrace.store.disk import Disk
+from headrace.store.disk import Disk, NoRoom, Op
 from headrace.store.format import (
     CHECKPOINT,
     FRAME_BYTES,
@@ -23,8 +23,9 @@ from headrace.store.format import (
     open_trailer,
     read_number,
     section_crc,
+    unknown_kind,
 )
-from headrace.store.journalscan import holds_frames, scan_journal
+from headrace.store.journalscan import Scanned, holds_frames, scan_journal
 from headrace.store.report import Report
 from headrace.store.states import Ref, Root
 
@@ -41,6 +42,14 @@ class Found:
     features: frozenset[str]
     sections: dict[Ref, bytes]
     bad: list[Ref]
+    is_proven: bool = False
+    base: Found | None = None  # the newest proven one, which may be this one
+    files: list[Scanned] = field(default_factory=list)  # the journal, frames above the root's
+
+    @property
+    def is_empty(self) -> bool:
+        root = self.root
+        return not (root.streams or root.shards or root.offline or root.damage or root.kept)
 
 
 def numbers(disk: Disk) -> list[int]:
@@ -52,25 +61,38 @@ def numbers(disk: Disk) -> list[int]:
 def find_root(disk: Disk, report: Report) -> Found | None:
     """The checkpoint with the fewest bad sections, the newest of those; None if no root is good.
 
-    None older than the newest proven one: its journal was let go, and so were files that only it names.
+    None older than the newest proven one: its journal was let go, and so were files that only it names. A newer one
+    that is not proven may hold a frame that only the page cache had when it was replayed, so it goes first; but
+    until it is proven, what the proven one needs has to stay: that is its `base`.
     """
     usable: list[Found] = []
     for number in numbers(disk):
-        loaded = _load(disk, number, report)
+        notes = Report()
+        loaded = load_root(disk, number, notes)
         if loaded is None:
             probe("an older checkpoint is used")
-            report.repaired.append(f"checkpoint {number} is not whole: an older one is used")
+            notes.repaired.append(f"checkpoint {number} is not whole: an older one is used")
+        if all(found.bad for found in usable):
+            report.repaired += notes.repaired
+        if loaded is None:
             continue
+        loaded.files = scan_journal(disk, loaded.store, loaded.root.frame)
+        loaded.is_proven = _is_proven(loaded)
         usable.append(loaded)
-        if not loaded.bad or _is_proven(disk, loaded):
+        if loaded.is_proven:
             break
-    return min(usable, key=lambda found: len(found.bad), default=None)
+    chosen = min(usable, key=lambda found: len(found.bad), default=None)
+    if chosen is not None and usable[-1].is_proven:
+        chosen.base = usable[-1]
+    return chosen
 
 
-def _is_proven(disk: Disk, found: Found) -> bool:
+def _is_proven(found: Found) -> bool:
     """Whether the journal has the mark of this checkpoint, or of a newer one."""
-    for scanned in scan_journal(disk, found.store, found.root.frame):
+    for scanned in found.files:
         for frame in scanned.frames:
+            if unknown_kind(scanned.data, frame):
+                continue  # refused before anything is written
             start = frame.offset + FRAME_BYTES
             for kind, _, data in entries(scanned.data[start : start + frame.length]):
                 if kind == CHECKPOINT and read_number(data) >= found.root.number:
@@ -78,7 +100,8 @@ def _is_proven(disk: Disk, found: Found) -> bool:
     return False
 
 
-def _load(disk: Disk, number: int, report: Report) -> Found | None:
+def load_root(disk: Disk, number: int, report: Report) -> Found | None:
+    """Checkpoint `number` with all its sections, from whichever copies are good."""
     for copy in COPIES:
         path = checkpoint_path(number, copy)
         loaded = _read_root(disk, path, number)
@@ -122,13 +145,56 @@ def _read_root(disk: Disk, path: str, number: int) -> tuple[int, Root, frozenset
 def _read_section(disk: Disk, store: int, ref: Ref, report: Report) -> bytes | None:
     for copy in COPIES:
         path = checkpoint_path(ref.checkpoint, copy)
-        if disk.exists(path):
-            data = disk.read(path, ref.offset, ref.length)
-            if len(data) == ref.length and section_crc(store, data) == ref.crc:
-                return data
+        data = _read_part(disk, store, path, ref)
+        if data is not None:
+            return data
         probe("a section is read from its other copy")
         report.repaired.append(f"{path}: the section at {ref.offset} is bad or missing")
     return None
+
+
+def _read_part(disk: Disk, store: int, path: str, ref: Ref) -> bytes | None:
+    """A section from one copy of its checkpoint, if its checksum holds there."""
+    if not disk.exists(path):
+        return None
+    data = disk.read(path, ref.offset, ref.length)
+    return data if len(data) == ref.length and section_crc(store, data) == ref.crc else None
+
+
+def repair_copies(disk: Disk, found: Found) -> None:
+    """Write the good copy of a checkpoint over the bad one, for each checkpoint that `found` reads from.
+
+    For a recovery in place, which writes no checkpoint: without this, a second bad copy later would be a loss.
+    """
+    refs = [entry.ref for entry in found.root.streams] + [entry.ref for entry in found.root.shards]
+    for number in {found.root.number, *(ref.checkpoint for ref in refs)}:
+        used = [ref for ref in refs if ref.checkpoint == number]
+        paths = [checkpoint_path(number, copy) for copy in COPIES]
+        good = [path for path in paths if _is_good(disk, found, path, number, used)]
+        for bad in paths if len(good) == 1 else ():
+            if bad != good[0]:
+                probe("a bad copy of a checkpoint is written again")
+                _copy(disk, good[0], bad)
+
+
+def _is_good(disk: Disk, found: Found, path: str, number: int, refs: list[Ref]) -> bool:
+    """Whether this copy of a checkpoint has everything that `found` reads from it."""
+    if not disk.exists(path) or (number == found.root.number and _read_root(disk, path, number) is None):
+        return False
+    return all(_read_part(disk, found.store, path, ref) is not None for ref in refs)
+
+
+def _copy(disk: Disk, source: str, target: str) -> None:
+    data = disk.read(source, 0, disk.size(source))
+    if disk.exists(target) and disk.size(target) != len(data):
+        disk.run([("unlink", target)])
+    is_new = not disk.exists(target)
+    ops: list[Op] = [("create", target, 0)] if is_new else []
+    try:
+        disk.run([*ops, ("write", target, 0, data), ("sync", target), ("syncdir", "checkpoints")])
+    except NoRoom:
+        if is_new and disk.exists(target):
+            disk.run([("unlink", target)])
 
 
 def is_new(disk: Disk) -> bool:

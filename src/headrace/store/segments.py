@@ -130,6 +130,7 @@ class FileSegment(Segment):
         self.folder_synced = False
         self.saved = False  # its columns are in a file
         self.damaged = False
+        self.released = False  # its file went before a checkpoint: nothing is written to it any more
         self._disk = disk
         self._cache = cache
 

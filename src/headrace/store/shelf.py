@@ -32,6 +32,7 @@ class Shelf:
         self.queue_block: Callable[[FileLog, FileSegment, Block], None] = lambda log, segment, block: None
         self.queue_columns: Callable[[FileLog, FileSegment], None] = lambda log, segment: None
         self.discard: Callable[[str], None] = lambda path: None
+        self.bury: Callable[[FileLog, FileSegment], None] = lambda log, segment: None
         self.consider: Callable[[FileLog, FileSegment], None] = lambda log, segment: None
         self.damage: Callable[[Damage], None] = lambda damage: None
         self.check_space: Callable[[int], None] = lambda size: None

@@ -8,7 +8,7 @@ Must not know threads or time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from headrace.store.behind import Behind, large_ops
 from headrace.store.checkpoint import Checkpointer
 from headrace.store.commits import Commits
 from headrace.store.compaction import Compactor
-from headrace.store.disk import Clock, Disk, Op
+from headrace.store.disk import Clock, Disk, NoRoom, Op
 from headrace.store.facts import Facts
 from headrace.store.filelog import FileLog
 from headrace.store.format import CHECKPOINT, CREATE, DELETE, IDLE, SHUTDOWN, TICK, WATERMARKS, entry, number
@@ -30,6 +30,7 @@ from headrace.store.records import Appender, Block, Gate, gather, settle
 from headrace.store.report import Report
 from headrace.store.segments import FileSegment, State
 from headrace.store.shelf import Shelf
+from headrace.store.space import Space
 from headrace.store.trash import Trash
 
 _DEFAULT = StoreOptions()
@@ -58,6 +59,7 @@ class Store:
         self.facts = Facts(self.gate)
         self.journal = Journal(disk, ident, options, self.fail)
         self.behind = Behind(disk, options, self._progress, self.out_of_space, self.fail)
+        self.space = Space(disk, options, self.behind)
         self.commits = Commits(disk, self.out_of_space)
         self.checkpoints = Checkpointer(self)
         self.trash = Trash(self)
@@ -70,6 +72,8 @@ class Store:
         self._last_kind = SHUTDOWN
         self._flight_bytes = 0
         self._closed = False
+        #: False after closing where there was no space for a checkpoint: the journal has what it lacks.
+        self.has_final_checkpoint = True
         self._no_more = Gate(_refuse_deleted)
         self._no_more.closed = True
 
@@ -85,6 +89,7 @@ class Store:
         shelf.queue_block = self.behind.add_block
         shelf.queue_columns = self.behind.add_columns
         shelf.discard = self.trash.add
+        shelf.bury = self.trash.add_dead
         shelf.consider = self.compactor.consider
         shelf.damage = self._report.add
         shelf.check_space = self._check_space
@@ -140,7 +145,7 @@ class Store:
             self.shelf.larges = [large for large in self.shelf.larges if large[0] is not log]
             self.shelf.large_bytes = sum(block.used for _, _, block in self.shelf.larges)
             self._deletes.append(entry(DELETE, log.ident, b""))
-            self.trash.add_folder(log.folder_path)
+            self.trash.add_folder(log.folder_path, self.frame)
 
     @property
     def waits(self) -> bool:
@@ -193,6 +198,10 @@ class Store:
         if self.full:
             self._maybe_checkpoint()
             self.checkpoints.step()
+            self._shed(self.file_logs())
+            if self.checkpoints.mark_wanted or self.trash.has_statements:
+                self.want_mark()
+                return
         if quiet and self._last_kind == TICK:
             self._seal(IDLE)
 
@@ -214,9 +223,12 @@ class Store:
         return tick
 
     def _close_frame(self, kind: int) -> tuple[list[Appender], list[Op]]:
+        if self.full:
+            self._shed(self.gate.dirty)
         logs, self.gate.dirty = self.gate.dirty, []
         records, marks = gather(logs)
-        body: list[Any] = [*self._creates, *records, *self.facts.entries, *self._deletes]
+        stated = self.trash.state() if self.full else []
+        body: list[Any] = [*self._creates, *records, *stated, *self.facts.entries, *self._deletes]
         self._creates, self._deletes, self.facts.entries = [], [], []
         if self.checkpoints.mark_wanted:
             body.append(entry(CHECKPOINT, 0, number(self.checkpoints.mark_wanted)))
@@ -229,6 +241,13 @@ class Store:
         self._marks = marks
         self._last_kind = kind
         return logs, large_ops(self.shelf.larges, self.disk) + self.journal.ops(kind, body, marks)
+
+    def _shed(self, logs: Iterable[Appender]) -> None:
+        """Drops the growing segments of logs that were emptied: on a full disk their files are to go, too."""
+        for log in logs:
+            if isinstance(log, FileLog) and not log.messages and len(log.active.blocks):
+                log.split()
+                log.saved_tick = -1  # its section names a file that is about to go
 
     def _done(
         self,
@@ -256,6 +275,8 @@ class Store:
         if mark:
             self.trash.empty(mark)
             self.checkpoints.prove(mark)
+            self.space.forgive()
+        self.trash.release()
         if self.full:
             self._measure()
         self.behind.pump()
@@ -286,6 +307,8 @@ class Store:
         """
         self._check()
         self._measure()
+        self.space.forgive()
+        self.space.begin()
         self.behind.resume()
         self.checkpoints.begin(done)
         self.checkpoints.step()
@@ -297,13 +320,21 @@ class Store:
         self.behind.pump()
 
     def _maybe_checkpoint(self) -> None:
-        if self.checkpoints.running or self.checkpoints.mark_wanted:
+        if self.checkpoints.running or self.checkpoints.mark_wanted or not self._wants_checkpoint():
             return
-        if self.journal.bytes >= self.options.checkpoint_bytes or self.trash.urgent():
-            self.behind.resume()  # also below the headroom: without a checkpoint nothing that is removed goes
-            if not self.behind.stuck:
-                self.journal.bytes = 0
-                self.checkpoints.begin()
+        self.behind.resume()  # also below the headroom: without a checkpoint nothing that is removed goes
+        if not self.behind.stuck:
+            self.space.begin()
+            self.checkpoints.begin()
+
+    def _wants_checkpoint(self) -> bool:
+        """Whether enough was journaled, or there is space to gain; and no space was missing for it just now."""
+        written = self.journal.bytes
+        if not self.space.allows_checkpoint:
+            return False
+        if written >= self.options.checkpoint_bytes or self.trash.urgent():
+            return True
+        return (self.full and self.journal.is_scarce) or self.space.wants_checkpoint(written)
 
     def want_mark(self) -> None:
         """A checkpoint is durable: its mark goes into the next frame, at once when there is nothing else.
@@ -327,6 +358,11 @@ class Store:
         self.noticed(error)
         self._measure()
 
+    def missed_space(self, journaled: int) -> None:
+        """A checkpoint was given up for want of space: it is due again when there is more than now."""
+        self.journal.bytes += journaled
+        self.space.miss()
+
     def out_of_space(self, error: OSError) -> None:
         """A frame or background work found the disk full."""
         self._set_full(True)
@@ -336,13 +372,13 @@ class Store:
         """How much the next frame can hold for certain, and whether the disk has room for what follows it."""
         if self.poisoned is not None:
             return
-        low = self.disk.free() < self.options.headroom_bytes
+        low = self.space.measure(self._flight_bytes)
         self.commits.again()  # the headroom is for frames, too
         if not low and (self.behind.stuck or self.full):
             probe("there is room again")
             self.behind.resume()
-        self._set_full(low or self.behind.stuck or self.waits)
-        if not low:
+        self._set_full(low or self.behind.stuck or self.waits or self.journal.is_short)
+        if not low or self.journal.needs_spare(self.space.slack):  # removals need a file to go on in
             self.journal.prepare()
         room = self.journal.room()
         # A quarter is for what an append does not count: entries and watermarks.
@@ -350,6 +386,7 @@ class Store:
 
     def _set_full(self, full: bool) -> None:
         before, self.full = self.full, full
+        self.journal.is_cramped = full
         self.gate.closed = full or self.poisoned is not None
         if full and not before:
             self.on_full()
@@ -393,6 +430,9 @@ class Store:
     def _finish(self) -> None:
         try:
             self.checkpoints.run_now()
+        except NoRoom:
+            self.has_final_checkpoint = False
+            self.checkpoints.drop_unfinished()  # the journal has it all
         except OSError as error:
             self.fail(error)
             return

@@ -15,7 +15,7 @@ from headrace.store import FileDisk, Store, StoreOptions, handles, snapshots
 from headrace.store.disk import Done, Op
 from headrace.store.format import checkpoint_path
 from headrace.store.report import Report
-from headrace.store.roots import COPIES, find_root
+from headrace.store.roots import COPIES, load_root, numbers
 
 from .stores import TINY, Ticking, commit, kill, open_store, opened
 
@@ -643,7 +643,7 @@ def test_either_copy_of_a_checkpoint_is_enough(tmp_path: Path) -> None:
 
 def spoil_section(disk: SimDisk, name: str) -> int:
     """The newest section of a stream rots in both copies; returns the checkpoint it is in."""
-    found = find_root(disk, Report())
+    found = load_root(disk, numbers(disk)[0], Report())
     assert found is not None
     [ref] = [entry.ref for entry in found.root.streams if entry.name == name]
     for copy in COPIES:
@@ -875,9 +875,10 @@ def fill_up(disk: SimDisk) -> None:
 
 
 def turn_over(store: Store) -> None:
-    """Until the disk has no room for one more file of the journal."""
+    """Until the disk has no room for one more file of the journal, nor for a checkpoint that would release one."""
     for number in range(2_000):
         store.facts.put(b"consumer", b"%d" % number)
+        store.facts.put(b"consumer/%d" % number, b"x" * 200)
         store.seal()
         store.disk.drain()
         if store.waits:
