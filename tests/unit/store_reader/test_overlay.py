@@ -43,7 +43,8 @@ def test_untouched_it_is_the_disk_beneath(disk):
     assert disk.list("a") == ["one", "two"]
     assert disk.read("a/one", 2, 3) == b"234"
     assert bytes(disk.map("a/two")) == b"xyz"
-    assert (disk.size("a/one"), disk.exists("a"), disk.exists("b"), disk.free()) == (10, True, False, 7)
+    assert (disk.size("a/one"), disk.exists("a"), disk.exists("b")) == (10, True, False)
+    assert disk.free() > 7, "what is written stays in memory"
     assert not disk.changed
 
 
