@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 KERNEL := $(VENV)/.kernel
 AZURITE := $(VENV)/azurite/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-SOURCES := $(wildcard src/headrace/kernel/*.pyx src/headrace/kernel/*.pxd)
+SOURCES := $(wildcard src/headrace/_native/*.pyx src/headrace/_native/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
@@ -64,12 +64,12 @@ ab: setup ## two versions of the server against each other: OLD and NEW are chec
 	$(BIN)/python bench/ab.py $(or $(OLD),HEAD) $(or $(NEW),.) $(ARGS)
 
 crash: setup ## two million crash points and every byte of a store rotten: hours (ARGS='--points 50000' for fewer)
-	$(BIN)/python -m tests.crash.enumerate --jobs 2 $(ARGS)
-	$(BIN)/python -m tests.crash.rot --jobs 2
+	$(BIN)/python -m tests.crash.enumerate_crash_points --jobs 2 $(ARGS)
+	$(BIN)/python -m tests.crash.enumerate_bit_rot --jobs 2
 
 sim: setup ## whole simulated brokers by seed, and every probe hit (SEEDS=20000); worlds of claims (CLAIM_SEEDS=1000)
-	$(BIN)/python -m tests.sim.worlds 0 $(or $(SEEDS),20000) --jobs 2
-	$(BIN)/python -m tests.sim.claimworlds 0 $(or $(CLAIM_SEEDS),1000) --jobs 2
+	$(BIN)/python -m tests.sim.run_simulations 0 $(or $(SEEDS),20000) --jobs 2
+	$(BIN)/python -m tests.sim.run_claim_simulations 0 $(or $(CLAIM_SEEDS),1000) --jobs 2
 
 fuzz: setup ## malformed input of every kind, by seed, from where out/fuzz.json ends (INPUTS=50000000, MINUTES=30 ends earlier)
 	$(BIN)/python bench/fuzz.py --inputs $(or $(INPUTS),50000000) --minutes $(or $(MINUTES),0)
@@ -84,7 +84,7 @@ soak: setup ## half of the peak with everything at once: memory and descriptors 
 	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),120)
 
 soak-readers: setup ## another process reads through pins for a minute while the store is written at full speed
-	$(BIN)/python -m tests.crash.pin_load $(ARGS)
+	$(BIN)/python -m tests.crash.snapshot_load $(ARGS)
 
 mutants: setup ## bugs planted in store, broker and claims, one by one; each must be caught
 	PYTHONPATH=tests $(BIN)/python -m tests.crash.mutants
@@ -115,4 +115,4 @@ java: parts
 	fi
 
 clean: ## remove what was built
-	rm -rf $(VENV) build dist out src/headrace/kernel/*.so src/headrace/kernel/*.c
+	rm -rf $(VENV) build dist out src/headrace/_native/*.so src/headrace/_native/*.c

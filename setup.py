@@ -7,12 +7,12 @@ from setuptools import Extension, setup
 
 extensions = [
     Extension(
-        f"headrace.kernel.{source.stem}",
+        f"headrace._native.{source.stem}",
         [str(source)],
         extra_compile_args=["-O3", "-fno-plt"],
         optional=True,
     )
-    for source in sorted(Path("src/headrace/kernel").glob("*.pyx"))
+    for source in sorted(Path("src/headrace/_native").glob("*.pyx"))
 ]
 
 setup(

@@ -33,14 +33,14 @@ import obstore
 import uvloop
 from obstore.store import LocalStore
 
-from claims.objects import Weed
-from claims.world import reference_server
+from claims.claims_harness import reference_server
+from claims.object_stores import Weed
 from headrace.claims import ClaimConfig, Claims, FakeClock, FolderStore, Ttl
-from headrace.claims.reference import key_of
-from headrace.claims.registry import Entry, claim_subject, due_subject
-from headrace.claims.stores import Plain
-from headrace.claims.stores.s3 import s3_store
-from headrace.claims.wire import encoded
+from headrace.claims.jetstream_client import encode_json
+from headrace.claims.reference import make_key
+from headrace.claims.registry import ClaimEntry, claim_subject, due_subject
+from headrace.claims.stores import StaticAttributes
+from headrace.claims.stores.s3 import make_s3_store
 
 MIB = 1024 * 1024
 PIECE = 4 * MIB
@@ -157,7 +157,7 @@ async def transfer(
             put_s = await at_once(lambda _: claims.producer.publish(f"{stream}.a", payload(size)), lanes)
             got: list[Any] = []
             while len(got) < lanes:
-                got += await claims.wire.pull(stream, "bench", lanes - len(got), 2)
+                got += await claims.jetstream.pull(stream, "bench", lanes - len(got), 2)
             get_s = await at_once(lambda lane, got=got: claim_get(got[lane]), lanes)
         for message in got:
             await claims.consumer.ack(message)
@@ -175,11 +175,11 @@ async def set_up(connection: Any, store: Any, name: str) -> tuple[Claims, str]:
     config = ClaimConfig(f"bench{name}", bucket=store.bucket, backend="memory", ttl=AT_ACK, threshold=0)
     claims = await Claims.open(connection, config, store=store)
     stream = f"BENCH{name}"
-    await claims.wire.api(
+    await claims.jetstream.api_request(
         f"STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.>"], "allow_msg_ttl": True}
     )
     consumer = {"durable_name": "bench", "ack_policy": "explicit", "ack_wait": 600 * 10**9}
-    await claims.wire.api(
+    await claims.jetstream.api_request(
         f"CONSUMER.DURABLE.CREATE.{stream}.bench", {"stream_name": stream, "config": consumer}
     )
     return claims, stream
@@ -217,7 +217,7 @@ async def bench_object_store(connection: Any, store: Any, repeats: int, name: st
 
     async def get() -> None:
         while len(held) < count:
-            for message in await claims.wire.pull(stream, "bench", count, 5):
+            for message in await claims.jetstream.pull(stream, "bench", count, 5):
                 assert len((await claims.consumer.read(message)).data) == MIB
                 held.append(message)
 
@@ -268,11 +268,11 @@ async def bench_collect(connection: Any, folder: Path, count: int, repeats: int)
     config = ClaimConfig("benchgc", ttl=Ttl(3600, True, 0, 60), store=settings)
     claims = await Claims.open(connection, config, clock=clock)
     stream = "BENCHGC"
-    await claims.wire.api(f"STREAM.CREATE.{stream}", {"name": stream, "subjects": [stream]})
-    await claims.wire.publish(stream, b"x")
+    await claims.jetstream.api_request(f"STREAM.CREATE.{stream}", {"name": stream, "subjects": [stream]})
+    await claims.jetstream.publish(stream, b"x")
     body = {"stream_name": stream, "config": {"durable_name": "c", "ack_policy": "explicit"}}
-    await claims.wire.api(f"CONSUMER.DURABLE.CREATE.{stream}.c", body)
-    (message,) = await claims.wire.pull(stream, "c", 1, 5)
+    await claims.jetstream.api_request(f"CONSUMER.DURABLE.CREATE.{stream}.c", body)
+    (message,) = await claims.jetstream.pull(stream, "c", 1, 5)
     await message.ack_sync()
     for _ in range(repeats):
         for start in range(0, count, 1000):
@@ -280,7 +280,7 @@ async def bench_collect(connection: Any, folder: Path, count: int, repeats: int)
         await _timed_removal("collected", count, lambda: claims.collector.collect(sweep=False))
     for start in range(0, count, 1000):
         keys = [f"benchgc/b/2026010100/o{number}" for number in range(start, min(start + 1000, count))]
-        await asyncio.gather(*(claims.store.put(key, b"x" * 100, Plain()) for key in keys))
+        await asyncio.gather(*(claims.store.put(key, b"x" * 100, StaticAttributes()) for key in keys))
     clock.advance(7200)
     await _timed_removal("swept", count, claims.collector.collect)
     await claims.close()
@@ -292,12 +292,12 @@ async def _released(claims: Claims, stream: str, numbers: range) -> None:
     marker = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1h"}
     expires_at = now_ns // 10**9 + 3000
     entries = [
-        Entry(
+        ClaimEntry(
             f"c{number}",
             "benchgc",
             stream,
             "claims",
-            key_of("benchgc", stream, expires_at, f"c{number}"),
+            make_key("benchgc", stream, expires_at, f"c{number}"),
             100,
             100,
             now_ns - 120 * 10**9,
@@ -308,14 +308,16 @@ async def _released(claims: Claims, stream: str, numbers: range) -> None:
         )
         for number in numbers
     ]
-    await asyncio.gather(*(claims.store.put(entry.object_key, b"x" * 100, Plain()) for entry in entries))
+    await asyncio.gather(
+        *(claims.store.put(entry.object_key, b"x" * 100, StaticAttributes()) for entry in entries)
+    )
     messages: list[Any] = [(claim_subject("benchgc", item.claim_id), _facts(item), {}) for item in entries]
     messages += [(due_subject("benchgc", item.claim_id), b"", marker) for item in entries]
-    await claims.wire.publish_all(messages)
+    await claims.jetstream.publish_all(messages)
 
 
-def _facts(entry: Entry) -> bytes:
-    return encoded({key: value for key, value in asdict(entry).items() if key != "revision"})
+def _facts(entry: ClaimEntry) -> bytes:
+    return encode_json({key: value for key, value in asdict(entry).items() if key != "revision"})
 
 
 async def _timed_removal(verb: str, count: int, work: Callable[[], Awaitable[Any]]) -> None:
@@ -354,7 +356,7 @@ async def main(options: argparse.Namespace, url: str, folder: Path, weed: Weed |
                 name = "folder" if sync else "folder-nosync"
                 await bench_transfer(connection, store, raw, name, sizes, options.repeats)
         if weed is not None:
-            made = s3_store("bench", weed.settings)
+            made = make_s3_store("bench", weed.settings)
             await made.ensure_bucket()
             await bench_transfer(connection, made, Raw(made._client), "s3", sizes, options.repeats)
     await connection.close()

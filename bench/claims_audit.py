@@ -23,7 +23,7 @@ import numpy as np
 
 from headrace.claims import ClaimConfig, Ttl
 from headrace.spark import jobs
-from headrace.store import FileDisk, Store
+from headrace.storage import FileDisk, Store
 from spark import CORES, WallClock, _ticks, session  # bench/spark.py, which stands first on the path
 
 NS = 1_000_000_000
@@ -103,7 +103,7 @@ def write_trail(root: Path, claims: Claims) -> int:
         for second, first, last in zip(seconds.tolist(), starts, [*starts[1:], len(tick)], strict=True):
             log.append_many(tick[first:last], second * NS)
         if not store.in_flight:
-            store.seal()
+            store.commit()
         disk.drain()
     store.close()
     disk.close()

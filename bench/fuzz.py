@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from tests.fuzz.making import Maker  # noqa: E402
+from tests.fuzz.input_generator import Maker  # noqa: E402
 from tests.fuzz.target import Finding, run, shown  # noqa: E402
 from tests.fuzz.targets import TARGETS  # noqa: E402
 
@@ -95,7 +95,11 @@ def main() -> int:
         for name, fed, cpu_s, found in pool.imap_unordered(
             fuzz,
             limited(
-                jobs(figures, arguments.only.split(",")), figures, arguments.inputs, begun, arguments.minutes
+                jobs(figures, arguments.only.split(",")),
+                figures,
+                arguments.inputs,
+                begun,
+                arguments.minutes,
             ),
         ):
             figures["inputs"][name] = figures["inputs"].get(name, 0) + fed

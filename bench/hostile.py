@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from tests.hostile import attacks  # noqa: E402
-from tests.hostile.scene import CONFIG, Bystander, Scene  # noqa: E402
+from tests.hostile.attacked_server import CONFIG, Bystander, Scene  # noqa: E402
 
 MIB = 1024 * 1024
 QUIET_S = 3.0

@@ -21,7 +21,7 @@ import duckdb
 import polars as pl
 
 import headrace
-from headrace.store import FileDisk, Store
+from headrace.storage import FileDisk, Store
 
 SUBJECTS = [b"orders.%s.%d" % (region, shop) for region in (b"eu", b"us") for shop in range(100)]
 
@@ -41,7 +41,7 @@ def fill(root: Path, messages: int, size: int) -> None:
         tick = [(SUBJECTS[(start + i) % 200], b"", payload) for i in range(min(1000, messages - start))]
         log.append_many(tick, time.time_ns())
         if not store.in_flight:
-            store.seal()
+            store.commit()
         disk.drain()
     store.close()
     disk.close()

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 PLACE = ROOT / "out" / "sanitize"
 FIGURES = PLACE / "figures.json"
-TESTS = ("tests/unit/kernel", "tests/unit/store", "tests/unit/store_reader")
+TESTS = ("tests/unit/_native", "tests/unit/storage", "tests/unit/reader/test_read.py")
 FLAGS = "-g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so.6")
 #: The part of the time each target gets: what reads bytes by address gets most.
@@ -57,7 +57,7 @@ def build() -> Path:
     environment = {**os.environ, "CFLAGS": FLAGS, "LDFLAGS": FLAGS}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--parallel", "2"]
     subprocess.run(command, cwd=PLACE, env=environment, check=True, stdout=subprocess.DEVNULL)
-    kernel = PLACE / "src" / "headrace" / "kernel"
+    kernel = PLACE / "src" / "headrace" / "_native"
     missing = [each.stem for each in kernel.glob("*.pyx") if not list(kernel.glob(f"{each.stem}.*.so"))]
     if missing:
         raise SystemExit(f"not built with the sanitizers: {', '.join(missing)}")
@@ -82,7 +82,7 @@ def environment(source: Path) -> dict[str, str]:
 def run_tests(env: dict[str, str]) -> bool:
     """Run the unit tests; the pure twin of the store's is skipped, since nothing of it is compiled."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "--timeout", "900", *TESTS]
-    command += ["--deselect", "tests/unit/store/test_pure.py"]
+    command += ["--deselect", "tests/unit/storage/test_pure_python.py"]
     return subprocess.run(command, cwd=ROOT, env=env).returncode == 0
 
 
@@ -136,7 +136,7 @@ def work(seed: int, minutes: float, names: list[str]) -> int:
     from tests.fuzz.target import Finding, run
     from tests.fuzz.targets import TARGETS as STARTS
 
-    from headrace.kernel import records
+    from headrace._native import records
 
     assert str(PLACE) in str(records.__file__), f"this is not the sanitized kernel: {records.__file__}"
     spent = dict.fromkeys(names, 0.0)

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from pyspark.sql import DataFrame, SparkSession
 
 from conformance.servers import KINDS, OURS, Server, Setup
-from headrace.spark.link import Address, Link
-from headrace.store import FileDisk, Store
+from headrace.reader.blocking_connection import BlockingConnection, ServerAddress
+from headrace.storage import FileDisk, Store
 
 PAYLOAD = b"x" * 128
 CORES = 2
@@ -91,7 +91,7 @@ def fill_store(root: Path, messages: int) -> None:
         tick = [(subjects[n % 200], b"", noise[n * 128 : (n + 1) * 128]) for n in range(1000)]
         log.append_many(tick, time.time_ns())
         if not store.in_flight:
-            store.seal()
+            store.commit()
         disk.drain()
     store.close()
     disk.close()
@@ -121,7 +121,7 @@ def direct(spark: SparkSession, folder: Path, messages: int, rounds: int) -> dic
     return found
 
 
-def fill_server(link: Link, messages: int) -> None:
+def fill_server(link: BlockingConnection, messages: int) -> None:
     """In windows: nats-server drops what comes faster than it stores, when nobody asks for acknowledgements."""
     frame = b"PUB s.%d 128\r\n" + PAYLOAD + b"\r\n"
     for start in range(0, messages, 5000):
@@ -130,9 +130,9 @@ def fill_server(link: Link, messages: int) -> None:
             time.sleep(0.002)
 
 
-def served(kind: str, **config: Any) -> tuple[Server, Link]:
+def served(kind: str, **config: Any) -> tuple[Server, BlockingConnection]:
     server = Server(kind, Setup(flags=("-m", "-1")))
-    link = Link(Address(servers=(server.url,), timeout_s=30.0))
+    link = BlockingConnection(ServerAddress(servers=(server.url,), timeout_s=30.0))
     base = {"name": "S", "subjects": ["s.>", "_progress.S.>"], "allow_direct": True, "allow_atomic": True}
     link.request("$JS.API.STREAM.CREATE.S", {**base, **config})
     return server, link

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.store import FileDisk, Log, Store, StoreOptions
+from headrace.storage import FileDisk, Store, StoreOptions, StreamLog
 
 PAYLOAD = bytes(range(128))
 MILLION = 1_000_000
@@ -54,7 +54,7 @@ class Bench:
         """The frame before must be durable before this one leaves; meanwhile the next was filled."""
         self.wait()
         if self.store.dirty:
-            self.store.seal()
+            self.store.commit()
 
     def commit(self) -> float:
         """Seals now and waits; returns the seconds it took."""
@@ -91,7 +91,7 @@ def rss_bytes() -> int:
     return int(fields["RssAnon"].split()[0]) * 1024
 
 
-def fill(log: Log, count: int, subject: bytes, now: int) -> None:
+def fill(log: StreamLog, count: int, subject: bytes, now: int) -> None:
     append = log.append
     for _ in range(count):
         append(subject, b"", PAYLOAD, now)
@@ -120,7 +120,7 @@ def dirty_streams() -> dict[str, float]:
         logs = [made.store.create(f"S{number}") for number in range(1_000)]
         made.commit()
 
-        def round_(spread: list[Log]) -> float:
+        def round_(spread: list[StreamLog]) -> float:
             each = 2_000 // len(spread)
             started = time.perf_counter()
             for _ in range(20):
@@ -215,7 +215,7 @@ def p99_ms(times: list[float]) -> float:
     return statistics.quantiles(times, n=100)[98] * 1e3
 
 
-def commits(made: Bench, log: Log, count: int, meanwhile: Callable[[], None]) -> Commits:
+def commits(made: Bench, log: StreamLog, count: int, meanwhile: Callable[[], None]) -> Commits:
     """Commits of 50 messages, one every two milliseconds, and something else to do meanwhile."""
     done = Commits([], [])
     for _ in range(count):

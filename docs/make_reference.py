@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.api.errors import table
-from headrace.monitor.metrics import ABOUT
+from headrace.jetstream_api.errors import load_table
+from headrace.monitor.metrics import METRIC_DEFINITIONS
 
 PAGE = Path(__file__).parent / "reference.md"
 HEADERS = {
@@ -64,12 +64,12 @@ def page() -> str:
         lines += [f"| `{name}` | {text} |" for name, text in rows.items()] + [""]
     lines += ["## Metrics", "", "Of `/metrics`; those of claims are in [claims](claims.md).", ""]
     lines += ["| name | kind | meaning |", "|---|---|---|"]
-    lines += [f"| `headrace_{name}` | {kind} | {text} |" for name, (kind, text) in ABOUT.items()]
+    lines += [f"| `headrace_{name}` | {kind} | {text} |" for name, (kind, text) in METRIC_DEFINITIONS.items()]
     lines += ["", "## Errors", "", "The answers of the JetStream API: the reference's table.", ""]
     lines += ["| code | status | text |", "|---|---|---|"]
     lines += [
         f"| {entry.error_code} | {entry.code} | {_cell(entry.description)} |"
-        for entry in sorted(set(table().values()), key=lambda entry: entry.error_code)
+        for entry in sorted(set(load_table().values()), key=lambda entry: entry.error_code)
     ]
     return "\n".join(lines) + "\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.reading import read, read_kv
+    from headrace.reader import read, read_kv
     from headrace.server import Server
 
 __all__ = ["API_LEVEL", "COMPATIBLE_VERSION", "Server", "__version__", "read", "read_kv"]
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return Server
     if name in ("read", "read_kv"):
-        from headrace import reading
+        from headrace import reader
 
-        return getattr(reading, name)
+        return getattr(reader, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

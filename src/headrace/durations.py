@@ -17,7 +17,7 @@ _UNITS_NS = {
     "d": 86_400_000_000_000,
 }
 #: Nothing is read twice: texts of thousands of digits come from strangers.
-_PART = re.compile(r"(\d++(?:\.\d*+)?|\.\d++)(ns|us|µs|μs|ms|s|m|h|d)")
+_DURATION_PART = re.compile(r"(\d++(?:\.\d*+)?|\.\d++)(ns|us|µs|μs|ms|s|m|h|d)")
 
 _SIZE = re.compile(r"(\d+)\s*(?:([kmgt])(i?b?)?)?", re.IGNORECASE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -25,23 +25,23 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 Duration = str | int | float | timedelta
 
 
-def duration_ns(duration: Duration) -> int:
+def parse_duration_ns(duration: Duration) -> int:
     """Nanoseconds of a text ("1h30m"), a number of seconds, or a timedelta."""
     if isinstance(duration, timedelta):
         return round(duration.total_seconds() * _UNITS_NS["s"])
     if isinstance(duration, int | float):
         return round(duration * _UNITS_NS["s"])
-    at, total = 0, 0.0
-    while at < len(duration) or not duration:
-        part = _PART.match(duration, at)
+    position, total = 0, 0.0
+    while position < len(duration) or not duration:
+        part = _DURATION_PART.match(duration, position)
         if part is None:
             raise ValueError(f"{duration!r} is not a duration: write for example 24h, 1m30s or 250ms")
         total += float(part[1]) * _UNITS_NS[part[2]]
-        at = part.end()
+        position = part.end()
     return round(total)
 
 
-def size_bytes(text: str) -> int:
+def parse_size(text: str) -> int:
     """Bytes of "1024", "8k" (powers of 1000) or "64KB", "1MiB" (powers of 1024), as the reference does."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:

@@ -4,6 +4,10 @@ The core raises; the shell maps each branch to one answer in one place. A messag
 and what to do.
 """
 
+from typing import TYPE_CHECKING
+
+from headrace.deprecation import renamed_names
+
 
 class HeadraceError(Exception):
     """The root; never raised itself."""
@@ -38,7 +42,7 @@ class StoreError(HeadraceError):
     """The store cannot do what was asked."""
 
 
-class Corrupt(StoreError):
+class CorruptData(StoreError):
     """Bytes on disk are not what was written."""
 
 
@@ -46,13 +50,23 @@ class UnknownFeature(StoreError):
     """A newer version wrote this, in a format that this version does not know."""
 
 
-class Poisoned(StoreError):
+class StorePoisoned(StoreError):
     """A sync failed; nothing more may be acknowledged until a restart has read the disk again."""
 
 
-class Full(StoreError):
+class StoreFull(StoreError):
     """No space is left for what was asked; reading and deleting go on."""
 
 
 class ClaimError(HeadraceError):
     """A claim cannot be stored, found or trusted."""
+
+
+class DataLoss(HeadraceError):
+    """Messages that a query had still to read are gone."""
+
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(
+        __name__, {"Corrupt": "CorruptData", "Poisoned": "StorePoisoned", "Full": "StoreFull"}
+    )

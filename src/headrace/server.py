@@ -15,47 +15,55 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from headrace import COMPATIBLE_VERSION, __version__
+from headrace.auth.authenticator import Authenticator
 from headrace.broker import SYSTEM, Accounts, Timers
-from headrace.durations import Duration, duration_ns
-from headrace.net.auth import Authenticator
-from headrace.net.clocks import Alarm, SystemClock
-from headrace.net.doors import address, not_to_be_had
+from headrace.clock import SystemClock
+from headrace.config.options import ANY_PORT, OptionsError, ServerOptions, from_keywords, is_loopback
+from headrace.deprecation import RenamedAttribute
+from headrace.durations import Duration, parse_duration_ns
+from headrace.net.account_setup import AccountSetup
 from headrace.net.info import make_server_id
-from headrace.net.inside import way_in
+from headrace.net.internal_client import make_internal_credentials
 from headrace.net.listener import Listener
-from headrace.net.logs import SILENT, Log
-from headrace.net.options import ANY_PORT, Options, OptionsError, from_keywords, is_loopback
-from headrace.net.presence import Presence
-from headrace.net.reload import fixed_changes, merged, review
-from headrace.net.tenants import Tenants
-from headrace.net.tls import context_of, server_context
+from headrace.net.listener_profile import format_address, make_bind_error
+from headrace.net.logs import SILENT_LOGGER, Logger
+from headrace.net.pid_files import PidAndPortsFiles
+from headrace.net.reload import find_restart_only_changes, merge_options, recheck_connection
+from headrace.net.timer_driver import TimerDriver
+from headrace.net.tls_context import make_server_context, make_tls_context
 
 if TYPE_CHECKING:
-    from headrace.broker.jetstream import JetStream
-    from headrace.claims.service import Collectors
-    from headrace.monitor.monitors import Monitors
-    from headrace.monitor.varz import Vitals
-    from headrace.net.leaf import LeafDoor
+    from headrace.broker.jetstream import AccountJetStream
+    from headrace.claims.collector_service import CollectorService
+    from headrace.monitor.http_listeners import MonitorPorts
+    from headrace.monitor.varz import ServerStats
+    from headrace.net.leafnode.leafnode_listener import LeafnodeListener
     from headrace.sim import SimClock
 
 __all__ = ["Server"]
 
 
 class Server:
-    """One broker. Keywords are the options of `headrace.net.options.Options`; the port is any free one, and a
+    """One broker. Keywords are the options of `headrace.config.options.ServerOptions`; the port is any free one, and a
     `store_dir` asks for durable streams. `options` gives all at once, with the command line's defaults.
 
     `clock="virtual"` makes the broker's time stand still until `advance` moves it, so that what waits for an
     age, a TTL or a redelivery happens at once. Connections keep real time: nobody times out meanwhile.
     """
 
+    hub = RenamedAttribute("router")
+    leaf_port = RenamedAttribute("leafnode_port")
+    leafs = RenamedAttribute("leafz_entries")
+    page_url = RenamedAttribute("monitor_url")
+    vitals = RenamedAttribute("stats")
+
     def __init__(
         self,
         store_dir: str | os.PathLike[str] | None = None,
         *,
-        options: Options | None = None,
+        options: ServerOptions | None = None,
         clock: Literal["system", "virtual"] = "system",
-        log: Log = SILENT,
+        log: Logger = SILENT_LOGGER,
         **settings: Any,
     ) -> None:
         if options is None:
@@ -71,44 +79,46 @@ class Server:
         self.server_id = make_server_id()
         self.server_name = options.server_name or self.server_id
         self._log = log
-        self._virtual = _virtual_clock() if clock == "virtual" else None
-        self.timers = Timers(self._virtual or SystemClock())
-        self._judge = Authenticator(options)
-        self.accounts = Accounts(self._system_account())
-        self.hub = self.accounts.main.hub
-        self._tenants = Tenants(self.accounts, self.timers, self.server_name, log)
-        self._presence = Presence(options)
-        self._monitors: Monitors | None = None
+        self._virtual_clock = _make_virtual_clock() if clock == "virtual" else None
+        self.timers = Timers(self._virtual_clock or SystemClock())
+        self._authenticator = Authenticator(options)
+        self.accounts = Accounts(self._get_system_account())
+        self.router = self.accounts.main.router
+        self._account_setup = AccountSetup(self.accounts, self.timers, self.server_name, log)
+        self._pid_files = PidAndPortsFiles(options)
+        self._monitor_ports: MonitorPorts | None = None
         self._stopped = asyncio.Event()
         self._start_ns = 0
-        self._alarm: Alarm | None = None
+        self._timer_driver: TimerDriver | None = None
         self._listener: Listener | None = None
-        self._leafs: LeafDoor | None = None
-        self._collectors: Collectors | None = None
-        self._lame_duck: asyncio.Task[None] | None = None
+        self._leafnodes: LeafnodeListener | None = None
+        self._collector_service: CollectorService | None = None
+        self._lame_duck_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Accept clients; OptionsError says what stands in the way. A server starts once."""
         if self._listener is not None or self._stopped.is_set():
             raise RuntimeError("a server starts only once: make another one")
-        self._greet()
-        tls = server_context(self.options)
+        self._log_startup()
+        tls = make_server_context(self.options)
         self._start_ns = self.now_ns()
         try:
-            self._tenants.settle(self.options, self._judge)
-            await self._open_door(tls)
-            await self._open_web()
-            self._collectors = self._make_collectors()
-            await self._open_leafs()
-            await self._open_monitors(tls)
-            self._presence.show(nats=[self.url], monitoring=self._page_urls(), websocket=self._web_urls())
+            self._account_setup.apply(self.options, self._authenticator)
+            await self._start_listener(tls)
+            await self._start_websocket()
+            self._collector_service = self._make_collector_service()
+            await self._start_leafnodes()
+            await self._start_monitors(tls)
+            self._pid_files.write(
+                nats=[self.url], monitoring=self._monitor_urls(), websocket=self._websocket_urls()
+            )
         except BaseException:
             await self.stop()
             raise
-        if self._virtual is None:
-            self._alarm = Alarm(self.timers, asyncio.get_running_loop())
-        if self._collectors is not None:
-            self._collectors.start()
+        if self._virtual_clock is None:
+            self._timer_driver = TimerDriver(self.timers, asyncio.get_running_loop())
+        if self._collector_service is not None:
+            self._collector_service.start()
         self._log.info("Server is ready")
 
     async def stop(self) -> None:
@@ -117,20 +127,20 @@ class Server:
             return
         if self._listener is not None:
             self._log.info("Initiating Shutdown...")
-        if self._lame_duck is not None and self._lame_duck is not asyncio.current_task():
-            self._lame_duck.cancel()
-        if self._collectors is not None:
-            await self._collectors.stop()
-        if self._alarm is not None:
-            self._alarm.close()
-        if self._leafs is not None:
-            await self._leafs.stop()
-        self._tenants.close()
+        if self._lame_duck_task is not None and self._lame_duck_task is not asyncio.current_task():
+            self._lame_duck_task.cancel()
+        if self._collector_service is not None:
+            await self._collector_service.stop()
+        if self._timer_driver is not None:
+            self._timer_driver.close()
+        if self._leafnodes is not None:
+            await self._leafnodes.stop()
+        self._account_setup.close()
         if self._listener is not None:
             await self._listener.stop()
-        if self._monitors is not None:
-            await self._monitors.stop()
-        self._presence.hide()
+        if self._monitor_ports is not None:
+            await self._monitor_ports.stop()
+        self._pid_files.remove()
         self._stopped.set()
 
     async def wait_stopped(self) -> None:
@@ -139,33 +149,33 @@ class Server:
 
     def begin_lame_duck(self) -> None:
         """Take no new clients, ask those there to move, let them go one by one, then stop."""
-        if self._lame_duck is None and self._listener is not None:
+        if self._lame_duck_task is None and self._listener is not None:
             self._log.info("Entering lame duck mode, stop accepting new clients")
-            self._lame_duck = asyncio.get_running_loop().create_task(self._walk_lame(self._listener))
+            self._lame_duck_task = asyncio.get_running_loop().create_task(self._run_lame_duck(self._listener))
 
-    async def _walk_lame(self, listener: Listener) -> None:
-        await listener.lame_duck()
+    async def _run_lame_duck(self, listener: Listener) -> None:
+        await listener.run_lame_duck()
         await self.stop()
 
-    def reload(self, options: Options) -> None:
+    def reload(self, options: ServerOptions) -> None:
         """Take up changed users, permissions, certificates and log levels; the rest needs a new server."""
         options.check()
         listener = self.listener
-        tls, judge = server_context(options), Authenticator(options)
-        files = options.websocket.tls
-        web_tls = context_of(files) if files.cert else None
-        for name in sorted(fixed_changes(self.options, options)):
+        tls, authenticator = make_server_context(options), Authenticator(options)
+        tls_files = options.websocket.tls
+        websocket_tls = make_tls_context(tls_files) if tls_files.cert else None
+        for name in sorted(find_restart_only_changes(self.options, options)):
             self._log.warn(f"A changed {name} takes effect after a restart")
-        options_now = merged(self.options, options)
-        self._tenants.settle(options_now, judge)
-        self.options = options_now
-        before, listener.authenticator = listener.authenticator, judge
-        judge.inside_secret = before.inside_secret
-        listener.adopt(self.options, tls, web_tls)
-        self._watch_pressure(listener)
-        self._log.debugging, self._log.tracing = options.debug, options.trace
+        merged_options = merge_options(self.options, options)
+        self._account_setup.apply(merged_options, authenticator)
+        self.options = merged_options
+        previous_auth, listener.authenticator = listener.authenticator, authenticator
+        authenticator.internal_secret = previous_auth.internal_secret
+        listener.reconfigure(self.options, tls, websocket_tls)
+        self._watch_backpressure(listener)
+        self._log.debug_enabled, self._log.trace_enabled = options.debug, options.trace
         for connection in list(listener.connections.values()):
-            review(connection, judge, before)
+            recheck_connection(connection, authenticator, previous_auth)
         self._log.info("Reloaded server configuration")
 
     async def __aenter__(self) -> Self:
@@ -178,7 +188,7 @@ class Server:
         await self.stop()
 
     @property
-    def jetstream(self) -> JetStream | None:
+    def jetstream(self) -> AccountJetStream | None:
         """The streams of the global account."""
         return self.accounts.main.jetstream
 
@@ -197,16 +207,16 @@ class Server:
     @property
     def url(self) -> str:
         """What a client connects to."""
-        return f"{'tls' if self.options.tls_enabled else 'nats'}://{address(self.options.host, self.port)}"
+        return f"{'tls' if self.options.tls_enabled else 'nats'}://{format_address(self.options.host, self.port)}"
 
     @property
-    def page_url(self) -> str:
+    def monitor_url(self) -> str:
         """Where people look: the monitoring page; empty without a monitoring port."""
-        urls = self._page_urls()
+        urls = self._monitor_urls()
         return f"{urls[0]}/" if urls else ""
 
-    def _page_urls(self) -> list[str]:
-        return self._monitors.urls() if self._monitors is not None else []
+    def _monitor_urls(self) -> list[str]:
+        return self._monitor_ports.get_urls() if self._monitor_ports is not None else []
 
     def now_ns(self) -> int:
         """The server's time."""
@@ -214,41 +224,41 @@ class Server:
 
     async def advance(self, duration: Duration) -> None:
         """Let time pass on a virtual clock; everything that falls due meanwhile has happened on return."""
-        clock = self._virtual
+        clock = self._virtual_clock
         if clock is None:
             raise RuntimeError('real time cannot be advanced: make the server with clock="virtual"')
-        end_ns = clock.now_ns() + duration_ns(duration)
+        end_ns = clock.now_ns() + parse_duration_ns(duration)
         while (deadline_ns := self.timers.next_deadline()) is not None and deadline_ns <= end_ns:
             clock.advance(max(deadline_ns - clock.now_ns(), 0))
             self.timers.run_due()
-            await self._settle()
+            await self._wait_until_quiescent()
         clock.advance(end_ns - clock.now_ns())
-        await self._settle()
+        await self._wait_until_quiescent()
 
-    async def _settle(self) -> None:
+    async def _wait_until_quiescent(self) -> None:
         """Let what was just decided become durable, and what speaks of it leave."""
         await asyncio.sleep(0)
         # The store tells one listener of a commit, and that is the broker.
-        while any(not jetstream.at_rest for jetstream in self.accounts.streams()):  # noqa: ASYNC110
+        while any(not jetstream.is_quiescent for jetstream in self.accounts.jetstreams()):  # noqa: ASYNC110
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    def leafs(self) -> list[dict[str, Any]]:
+    def leafz_entries(self) -> list[dict[str, Any]]:
         """The leafnode connections, in the fields of the monitoring page."""
-        return self._leafs.pages() if self._leafs is not None else []
+        return self._leafnodes.leafz_entries() if self._leafnodes is not None else []
 
     def claim_metrics(self) -> bytes:
         """The metrics of a collector of claims in this process, in the text format."""
-        return self._collectors.exported() if self._collectors is not None else b""
+        return self._collector_service.export_metrics() if self._collector_service is not None else b""
 
-    def vitals(self) -> Vitals:
+    def stats(self) -> ServerStats:
         """The server's figures at this moment."""
-        from headrace.monitor.varz import Vitals
+        from headrace.monitor.varz import ServerStats
 
-        listener, monitors = self.listener, self._monitors
-        ports = monitors.ports() if monitors is not None else {}
-        in_msgs, in_bytes, out_msgs, out_bytes = listener.traffic()
-        return Vitals(
+        listener, monitors = self.listener, self._monitor_ports
+        ports = monitors.get_ports() if monitors is not None else {}
+        in_msgs, in_bytes, out_msgs, out_bytes = listener.get_traffic()
+        return ServerStats(
             server_id=self.server_id,
             server_name=self.server_name,
             host=listener.host,
@@ -265,12 +275,12 @@ class Server:
             out_msgs=out_msgs,
             out_bytes=out_bytes,
             slow_consumers=listener.slow_consumers,
-            leafnodes=len(self.leafs()),
+            leafnodes=len(self.leafz_entries()),
             stale_connections=listener.stale_connections,
-            page_counts=monitors.counts() if monitors is not None else {},
+            page_counts=monitors.get_page_counts() if monitors is not None else {},
         )
 
-    def _greet(self) -> None:
+    def _log_startup(self) -> None:
         log, options = self._log, self.options
         log.info("Starting headrace")
         log.info(f"  Version:  {__version__} (compatible with nats-server {COMPATIBLE_VERSION})")
@@ -279,12 +289,12 @@ class Server:
         if not is_loopback(options.host) and not options.has_credentials and not options.tls_verify:
             log.warn(f"Listening on {options.host or 'all addresses'!r} without authentication")
 
-    async def _open_door(self, tls: ssl.SSLContext | None) -> None:
+    async def _start_listener(self, tls: ssl.SSLContext | None) -> None:
         options = self.options
         listener = Listener(
             self.accounts,
             options,
-            authenticator=self._judge,
+            authenticator=self._authenticator,
             tls=tls,
             log=self._log,
             server_id=self.server_id,
@@ -293,88 +303,94 @@ class Server:
         try:
             await listener.start()
         except OSError as error:
-            raise not_to_be_had(options.host, options.port, "-p", error) from error
+            raise make_bind_error(options.host, options.port, "-p", error) from error
         self._listener = listener
-        self._watch_pressure(listener)
-        self._open_system(listener)
-        self._log.info(f"Listening for client connections on {address(options.host, listener.port)}")
+        self._watch_backpressure(listener)
+        self._start_system_service(listener)
+        self._log.info(f"Listening for client connections on {format_address(options.host, listener.port)}")
         if tls is not None:
             self._log.info("TLS required for client connections")
 
-    async def _open_web(self) -> None:
+    async def _start_websocket(self) -> None:
         settings = self.options.websocket
         if not settings.port:
             return
-        tls = context_of(settings.tls) if settings.tls.cert else None
+        tls = make_tls_context(settings.tls) if settings.tls.cert else None
         try:
-            await self.listener.start_web(tls)
+            await self.listener.start_websocket(tls)
         except OSError as error:
             host = settings.host or self.options.host
-            raise not_to_be_had(host, settings.port, "websocket { port }", error) from error
-        for url in self._web_urls():
+            raise make_bind_error(host, settings.port, "websocket { port }", error) from error
+        for url in self._websocket_urls():
             self._log.info(f"Listening for websocket clients on {url}")
 
-    def _web_urls(self) -> list[str]:
+    def _websocket_urls(self) -> list[str]:
         settings = self.options.websocket
         if not settings.port:
             return []
         scheme = "wss" if settings.tls.cert else "ws"
-        return [f"{scheme}://{address(settings.host or self.options.host, self.listener.web_port)}"]
+        return [
+            f"{scheme}://{format_address(settings.host or self.options.host, self.listener.websocket_port)}"
+        ]
 
-    def _open_system(self, listener: Listener) -> None:
+    def _start_system_service(self, listener: Listener) -> None:
         """Answer in the system account, and tell who comes and goes."""
-        from headrace.monitor.system import SystemDesk
+        from headrace.monitor.system_account import SystemAccountService
 
-        desk = SystemDesk(self)
-        desk.open()
-        self._tenants.on_new = desk.welcome
-        listener.on_come, listener.on_go = desk.came, desk.went
+        system_service = SystemAccountService(self)
+        system_service.subscribe()
+        self._account_setup.on_new_account = system_service.add_account
+        listener.on_connect, listener.on_disconnect = system_service.on_connect, system_service.on_disconnect
 
-    def _system_account(self) -> str:
-        trust = self._judge.trust
+    def _get_system_account(self) -> str:
+        trust = self._authenticator.operator_trust
         return (trust.system_account if trust is not None else self.options.system_account) or SYSTEM
 
-    def _watch_pressure(self, listener: Listener) -> None:
+    def _watch_backpressure(self, listener: Listener) -> None:
         """Publishers wait when any account's disk cannot keep up; asked after each chunk, so one is asked directly."""
-        streams = list(self.accounts.streams())
-        for jetstream in streams:
-            jetstream.pressure.on_relief(listener.relieve)
-        if len(streams) == 1:
-            listener.pressed = streams[0].pressure.high
+        jetstreams = list(self.accounts.jetstreams())
+        for jetstream in jetstreams:
+            jetstream.disk_backpressure.on_low(listener.resume_if_paused)
+        if len(jetstreams) == 1:
+            listener.is_disk_backlogged = jetstreams[0].disk_backpressure.is_high
         else:
-            listener.pressed = lambda: any(jetstream.pressure.high() for jetstream in streams)
+            listener.is_disk_backlogged = lambda: any(
+                jetstream.disk_backpressure.is_high() for jetstream in jetstreams
+            )
 
-    async def _open_leafs(self) -> None:
+    async def _start_leafnodes(self) -> None:
         """Let other servers dial in, and dial those that this one is to join."""
-        leaf = self.options.leaf
-        if not leaf.wanted:
+        leafnode_options = self.options.effective_leafnodes
+        if not leafnode_options.enabled:
             return
-        from headrace.net.leaf import LeafDoor
+        from headrace.net.leafnode.leafnode_listener import LeafnodeListener
 
-        self._leafs = LeafDoor(
+        self._leafnodes = LeafnodeListener(
             self.accounts,
             self.options,
             server_id=self.server_id,
             server_name=self.server_name,
-            clients=self.listener,
+            client_listener=self.listener,
             log=self._log,
         )
         try:
-            await self._leafs.start()
+            await self._leafnodes.start()
         except OSError as error:
-            raise not_to_be_had(self._leafs.host, leaf.port, "leafnodes { port }", error) from error
+            raise make_bind_error(
+                self._leafnodes.host, leafnode_options.port, "leafnodes { port }", error
+            ) from error
 
     @property
-    def leaf_port(self) -> int:
+    def leafnode_port(self) -> int:
         """The port for other servers, 0 when there is none."""
-        return self._leafs.port if self._leafs is not None else 0
+        return self._leafnodes.port if self._leafnodes is not None else 0
 
-    def _make_collectors(self) -> Collectors | None:
+    def _make_collector_service(self) -> CollectorService | None:
         if not self.options.claims:
             return None
         try:
             from headrace.claims import ClaimError, load_all
-            from headrace.claims.service import Collectors
+            from headrace.claims.collector_service import CollectorService
         except ModuleNotFoundError as error:
             raise OptionsError(f"claims need {error.name}: pip install 'headrace[claims]'") from error
         try:
@@ -383,17 +399,17 @@ class Server:
             raise OptionsError(f"claims cannot be collected: {error}") from error
         names = ", ".join(config.namespace for config in configs)
         self._log.info(f"Collecting the claims of {names}")
-        return Collectors(configs, self._log.warn, **way_in(self.listener))
+        return CollectorService(configs, self._log.warn, **make_internal_credentials(self.listener))
 
-    async def _open_monitors(self, tls: ssl.SSLContext | None) -> None:
+    async def _start_monitors(self, tls: ssl.SSLContext | None) -> None:
         if self.options.http_port or self.options.https_port:
-            from headrace.monitor.monitors import Monitors
+            from headrace.monitor.http_listeners import MonitorPorts
 
-            self._monitors = Monitors(self, self.options, self._log)
-            await self._monitors.start(tls)
+            self._monitor_ports = MonitorPorts(self, self.options, self._log)
+            await self._monitor_ports.start(tls)
 
 
-def _virtual_clock() -> SimClock:
+def _make_virtual_clock() -> SimClock:
     from headrace.sim import SimClock
 
     return SimClock(time.time_ns())

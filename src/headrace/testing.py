@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HostedServer", "headrace_factory", "headrace_server", "headrace_url"]
 
-PATIENCE_S = 30.0
+CALL_TIMEOUT_S = 30.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,7 +71,7 @@ class HostedServer:
         try:
             self._call(server.start())
         except BaseException:
-            self._end()
+            self._stop_loop()
             raise
         self._server = server
         return self
@@ -80,7 +80,7 @@ class HostedServer:
         if self._server is not None:
             self._call(self._server.stop())
             self._server = None
-            self._end()
+            self._stop_loop()
 
     def advance(self, duration: Duration) -> None:
         """Let the server's time pass (only with clock="virtual")."""
@@ -90,13 +90,13 @@ class HostedServer:
         import asyncio
 
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
 
-    def _end(self) -> None:
+    def _stop_loop(self) -> None:
         assert self._loop is not None
         assert self._thread is not None
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(CALL_TIMEOUT_S)
         self._loop.close()
 
     def __enter__(self) -> Self:

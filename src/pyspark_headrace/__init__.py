@@ -1,5 +1,5 @@
 """Found by Spark, which imports every `pyspark_*` package: the data source `headrace`."""
 
-from headrace.spark.provider import HeadraceSource as DefaultSource
+from headrace.spark.datasource import HeadraceDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -1,5 +1,5 @@
 """Found by Spark, which imports every `pyspark_*` package: the data source `headrace_kv`."""
 
-from headrace.spark.kv import KvSource as DefaultSource
+from headrace.spark.kv.kv_datasource import KvDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -1,5 +1,5 @@
 """Found by Spark, which imports every `pyspark_*` package: the data source `jetstream`."""
 
-from headrace.spark.provider import JetStreamSource as DefaultSource
+from headrace.spark.datasource import JetStreamDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

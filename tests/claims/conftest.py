@@ -16,8 +16,8 @@ from typing import Any
 import nats
 import pytest
 
-from claims.objects import Azurite, GcsEmulator, Weed
-from claims.world import PATIENCE_S, World, reference_server
+from claims.claims_harness import PATIENCE_S, ClaimsHarness, reference_server
+from claims.object_stores import Azurite, GcsEmulator, Weed
 from conformance.servers import OURS, REFERENCE
 from headrace.claims import ClaimConfig, open_store
 from headrace.testing import HostedServer
@@ -55,13 +55,13 @@ def virtual_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedS
 
 
 @pytest.fixture(params=[REFERENCE, OURS])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ClaimsHarness]:
     """A server with a connection, a folder store and a clock; virtual time on ours."""
     is_ours = request.param == OURS
     server = request.getfixturevalue("virtual_server") if is_ours else None
     url = server.url if server else request.getfixturevalue("reference_url")
     connection = await nats.connect(url, allow_reconnect=False, connect_timeout=PATIENCE_S)
-    made = World(connection, url, server, tmp_path / "objects", f"N{os.getpid()}x{next(_numbers)}")
+    made = ClaimsHarness(connection, url, server, tmp_path / "objects", f"N{os.getpid()}x{next(_numbers)}")
     yield made
     await made.close()
     await connection.close()
@@ -88,7 +88,7 @@ def gcs() -> Iterator[GcsEmulator]:
     running.close()
 
 
-#: Google's is an emulator with a door of our own in front: see gcs_door.
+#: Google's is an emulator with a door of our own in front: see gcs_xml_gateway.
 STORES = [
     "memory",
     "folder",

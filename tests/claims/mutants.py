@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 
 from headrace.claims import (
+    ack_floors,
     collector,
     consumer,
-    floors,
+    gc_policy,
     producer,
     reference,
     registry,
+    streaming_upload,
     sweeper,
-    transfer,
-    verdicts,
 )
-from headrace.claims.wire import NoAnswer, Wire
+from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
 from headrace.errors import RequestError
-from sim.claimworlds import run, world
-from support.planting import Mutant, Patch, main
+from sim.run_claim_simulations import make_simulation, run
+from support.mutation import Mutant, Patch, main
 
 FOLDER = Path(__file__).parent
 #: Real object stores need more memory than a planted bug may have.
@@ -59,7 +59,7 @@ def tests(expression: str, *files: str) -> Callable[[], Iterator[int]]:
     return trial
 
 
-def worlds() -> Iterator[int]:
+def run_simulations() -> Iterator[int]:
     """Simulated worlds of claims, seed by seed."""
     for seed in range(SEEDS):
         run(seed)
@@ -71,7 +71,7 @@ def worlds_with(part: str) -> Callable[[], Iterator[int]]:
 
     def trial() -> Iterator[int]:
         for seed in range(5 * SEEDS):
-            if part in world(seed).options.parts:
+            if part in make_simulation(seed).options.features:
                 run(seed)
                 yield 1
 
@@ -86,14 +86,14 @@ def released_without_a_confirmed_ack(patch: Patch) -> None:
         await message.ack()
         return True
 
-    patch(consumer.Consumer, "ack", lambda old: ack)
+    patch(consumer.ClaimConsumer, "ack", lambda old: ack)
 
 
 def nobody_else_is_asked(patch: Patch) -> None:
     async def nobody(entry: Any, floors: Any) -> str:
         return ""
 
-    patch(verdicts, "_needing", lambda old: nobody)
+    patch(gc_policy, "_find_blocker", lambda old: nobody)
 
 
 def young_orphans_collected(patch: Patch) -> None:
@@ -105,7 +105,7 @@ def checksums_not_compared(patch: Patch) -> None:
         async for piece in stored:
             yield piece
 
-    patch(consumer, "_verified", lambda old: unverified)
+    patch(consumer, "_verify", lambda old: unverified)
 
 
 def released_before_the_ack(patch: Patch) -> None:
@@ -120,7 +120,7 @@ def the_unread_go_young(patch: Patch) -> None:
     """A message that is gone young takes its claim with it, although a retry may need it."""
     patch(
         sweeper.Sweeper,
-        "is_forgotten",
+        "needs_release",
         lambda old: lambda self, entry, now_ns, floors: old(self, entry, now_ns + 10**18, floors),
     )
 
@@ -131,8 +131,8 @@ def no_grace_for_what_is_needed(patch: Patch) -> None:
             entry, replace(config, clock_skew=0, ttl=replace(config.ttl, grace_period=0)), now_ns, floors
         )
 
-    patch(collector, "judge", strict)
-    patch(sweeper, "judge", strict)
+    patch(collector, "decide", strict)
+    patch(sweeper, "decide", strict)
 
 
 def no_retention(patch: Patch) -> None:
@@ -141,8 +141,8 @@ def no_retention(patch: Patch) -> None:
             entry, replace(config, ttl=replace(config.ttl, retention_after_read=0)), now_ns, floors
         )
 
-    patch(collector, "judge", hasty)
-    patch(sweeper, "judge", hasty)
+    patch(collector, "decide", hasty)
+    patch(sweeper, "decide", hasty)
 
 
 def listed_an_hour_too_early(patch: Patch) -> None:
@@ -154,10 +154,10 @@ def used_again_without_a_word(patch: Patch) -> None:
     """A retry finds the claim of the first attempt, and tells nobody that it is going to refer to it."""
 
     async def earlier(self: Any, claim_id: str, payload: Any) -> Any:
-        found = await self._reusable(claim_id)
-        return claim_id, found and producer._Attempt(found, is_new=False)
+        found = await self._find_reusable(claim_id)
+        return claim_id, found and producer._PublishAttempt(found, is_new=False)
 
-    patch(producer.Producer, "_earlier", lambda old: earlier)
+    patch(producer.ClaimProducer, "_find_earlier_attempt", lambda old: earlier)
 
 
 def deleted_although_somebody_changed_it(patch: Patch) -> None:
@@ -174,7 +174,7 @@ def deleted_although_somebody_changed_it(patch: Patch) -> None:
 def attempts_have_the_same_object(patch: Patch) -> None:
     patch(
         reference,
-        "key_of",
+        "make_key",
         lambda old: (
             lambda namespace, subject, expires_at, claim_id, attempt="": old(
                 namespace, subject, expires_at, claim_id
@@ -188,12 +188,12 @@ def the_unknown_is_taken_for_refused(patch: Patch) -> None:
         async def sure(self: Any, subject: str, *rest: Any) -> Any:
             try:
                 return await old(self, subject, *rest)
-            except NoAnswer as error:
+            except RequestTimeout as error:
                 raise RequestError(503, 0, "nobody answered") from error
 
         return sure
 
-    patch(Wire, "publish", publish)
+    patch(JetStreamClient, "publish", publish)
 
 
 def orphans_stay(patch: Patch) -> None:
@@ -204,10 +204,10 @@ def orphans_stay(patch: Patch) -> None:
 
 
 def leases_are_ignored(patch: Patch) -> None:
-    async def none(wire: Any, stream: str, *_: Any) -> list[Any]:
+    async def none(jetstream: Any, stream: str, *_: Any) -> list[Any]:
         return []
 
-    patch(floors, "readers", lambda old: none)
+    patch(ack_floors, "list_reader_leases", lambda old: none)
 
 
 def only_a_thousand_leases_are_seen(patch: Patch) -> None:
@@ -217,79 +217,81 @@ def only_a_thousand_leases_are_seen(patch: Patch) -> None:
 
         return page
 
-    patch(Wire, "all_of", first)
+    patch(JetStreamClient, "get_all", first)
 
 
 def a_lease_protects_nothing_unread(patch: Patch) -> None:
     def turned(old: Any) -> Any:
         async def all_read(item: Any, on_rejected: Any) -> Any:
-            return replace(await old(item, on_rejected), acked=1 << 40)
+            return replace(await old(item, on_rejected), ack_floor=1 << 40)
 
         return all_read
 
-    patch(floors, "_leased", turned)
+    patch(ack_floors, "_parse_lease", turned)
 
 
 def who_began_later_has_read_it(patch: Patch) -> None:
     patch(
-        floors.Floor,
+        ack_floors.Floor,
         "has_read",
-        lambda old: lambda self, subject, seq, _: self.concerns(subject) and not self.needs(subject, seq),
+        lambda old: (
+            lambda self, subject, seq, _: self.matches_filter(subject) and not self.needs(subject, seq)
+        ),
     )
 
 
 def a_name_is_one_consumer_in_every_stream(patch: Patch) -> None:
     """Whoever acknowledged is not asked, nor is its namesake in a copy."""
 
-    def needed_by(old: Any) -> Any:
+    def find_blocking_consumer(old: Any) -> Any:
         names: dict[int, str] = {}
 
-        async def asked(self: Any, stream: str, subject: str, seq: int, but: str = "") -> Any:
-            names[id(self)] = but or names.get(id(self), "")
+        async def asked(self: Any, stream: str, subject: str, seq: int, excluding: str = "") -> Any:
+            names[id(self)] = excluding or names.get(id(self), "")
             return await old(self, stream, subject, seq, names[id(self)])
 
         return asked
 
-    patch(floors.Floors, "needed_by", needed_by)
+    patch(ack_floors.Floors, "find_blocking_consumer", find_blocking_consumer)
 
 
 def copies_are_not_asked(patch: Patch) -> None:
-    def needing(old: Any) -> Any:
+    def find_blocker(old: Any) -> Any:
         async def origin(entry: Any, found: Any) -> Any:
             return await old(replace(entry, places=dict(list(entry.places.items())[:1])), found)
 
         return origin
 
-    patch(verdicts, "_needing", needing)
+    patch(gc_policy, "_find_blocker", find_blocker)
 
 
 def copies_are_not_written_down(patch: Patch) -> None:
-    def at(old: Any) -> Any:
+    def with_place(old: Any) -> Any:
         return lambda self, stream, seq, subject: self if self.places else old(self, stream, seq, subject)
 
-    patch(registry.Entry, "at", at)
+    patch(registry.ClaimEntry, "with_place", with_place)
 
 
 def a_copy_speaks_for_its_origin(patch: Patch) -> None:
     async def always(self: Any, stream: str, subject: str) -> bool:
         return True
 
-    patch(consumer.Consumer, "_takes", lambda old: always)
+    patch(consumer.ClaimConsumer, "_is_primary_stream", lambda old: always)
 
 
 def floors_never_go_back(patch: Patch) -> None:
     """A consumer that was reset has read what it had read."""
     highest: dict[tuple[str, str], int] = {}
 
-    def floor_of(old: Any) -> Any:
+    def parse_floor(old: Any) -> Any:
         def remembered(info: dict[str, Any]) -> Any:
             floor, name = old(info), (info["stream_name"], info["name"])
-            highest[name] = max(highest.get(name, 0), floor.acked)
-            return replace(floor, acked=highest[name])
+            highest[name] = max(highest.get(name, 0), floor.ack_floor)
+            return replace(floor, ack_floor=highest[name])
 
         return remembered
 
-    patch(floors, "floor_of", floor_of)
+    patch(ack_floors, "parse_floor", parse_floor)
 
 
 def a_piece_is_lost_on_the_way(patch: Patch) -> None:
@@ -300,7 +302,7 @@ def a_piece_is_lost_on_the_way(patch: Patch) -> None:
 
         return shorter
 
-    patch(transfer, "_chain", chain)
+    patch(streaming_upload, "_chain", chain)
 
 
 def unfinished_uploads_stay(patch: Patch) -> None:
@@ -321,24 +323,48 @@ def uploads_are_ended_young(patch: Patch) -> None:
 MUTANTS: dict[str, Mutant] = {
     mutant.plant.__name__.replace("_", " "): mutant
     for mutant in (
-        Mutant(released_without_a_confirmed_ack, (tests("b4 or b5", "test_defects.py"),)),
-        Mutant(nobody_else_is_asked, (tests("b5 or b6 or S", "test_defects.py", "test_scenarios.py"),)),
+        Mutant(
+            released_without_a_confirmed_ack,
+            (
+                tests(
+                    "before_the_ack_is_confirmed or releases_nothing or planned_deletion", "test_deletion.py"
+                ),
+            ),
+        ),
+        Mutant(
+            nobody_else_is_asked,
+            (
+                tests(
+                    "planned_deletion or starts_beyond or work_queue or S",
+                    "test_deletion.py",
+                    "test_ack_floors.py",
+                    "test_scenarios.py",
+                ),
+            ),
+        ),
         Mutant(
             young_orphans_collected,
-            (tests("b8 or orphan or sweep", "test_defects.py", "test_scenarios.py", "test_faults.py"),),
+            (
+                tests(
+                    "nothing_young or orphan or sweep",
+                    "test_collector.py",
+                    "test_scenarios.py",
+                    "test_faults.py",
+                ),
+            ),
         ),
-        Mutant(checksums_not_compared, (tests("alter or checksum", "test_defects.py", "test_faults.py"),)),
-        Mutant(released_before_the_ack, (worlds,), True),
-        Mutant(a_replaced_object_is_served, (worlds,), True),
-        Mutant(the_unread_go_young, (worlds,)),
-        Mutant(no_grace_for_what_is_needed, (worlds,), True),
-        Mutant(no_retention, (worlds,)),
-        Mutant(listed_an_hour_too_early, (worlds,)),
-        Mutant(used_again_without_a_word, (worlds,), True),
-        Mutant(deleted_although_somebody_changed_it, (worlds,)),
-        Mutant(attempts_have_the_same_object, (worlds,)),
-        Mutant(the_unknown_is_taken_for_refused, (worlds,)),
-        Mutant(orphans_stay, (worlds,), True),
+        Mutant(checksums_not_compared, (tests("alter or checksum", "test_faults.py"),)),
+        Mutant(released_before_the_ack, (run_simulations,), True),
+        Mutant(a_replaced_object_is_served, (run_simulations,), True),
+        Mutant(the_unread_go_young, (run_simulations,)),
+        Mutant(no_grace_for_what_is_needed, (run_simulations,), True),
+        Mutant(no_retention, (run_simulations,)),
+        Mutant(listed_an_hour_too_early, (run_simulations,)),
+        Mutant(used_again_without_a_word, (run_simulations,), True),
+        Mutant(deleted_although_somebody_changed_it, (run_simulations,)),
+        Mutant(attempts_have_the_same_object, (run_simulations,)),
+        Mutant(the_unknown_is_taken_for_refused, (run_simulations,)),
+        Mutant(orphans_stay, (run_simulations,), True),
         Mutant(leases_are_ignored, (worlds_with("lease"),), True),
         Mutant(only_a_thousand_leases_are_seen, (worlds_with("lease"),)),
         Mutant(a_lease_protects_nothing_unread, (worlds_with("lease"),)),

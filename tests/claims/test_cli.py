@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from claims.world import LARGE, PATIENCE_S, World
+from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness
 from headrace.claims import FakeClock, load
 from headrace.claims.clock import SECOND_NS
 from headrace.cli.app import run
@@ -32,7 +32,7 @@ claim_check:
 """
 
 
-def written(world: World, tmp_path: Path, max_age: int = 7200) -> Path:
+def written(world: ClaimsHarness, tmp_path: Path, max_age: int = 7200) -> Path:
     path = tmp_path / "claims.yaml"
     path.write_text(YAML.format(name=world.name, folder=world.folder, max_age=max_age))
     return path
@@ -43,7 +43,7 @@ async def called(*arguments: Any) -> int:
     return await asyncio.to_thread(run, [str(item) for item in arguments])
 
 
-async def offloaded(world: World, path: Path, age_s: int = 0) -> tuple[Any, Any]:
+async def offloaded(world: ClaimsHarness, path: Path, age_s: int = 0) -> tuple[Any, Any]:
     """A claim that was published so long ago, by its producer's clock."""
     config = load(path)
     then = FakeClock(world.clock.now_ns() - age_s * SECOND_NS)
@@ -54,7 +54,7 @@ async def offloaded(world: World, path: Path, age_s: int = 0) -> tuple[Any, Any]
     return claims, sent
 
 
-async def test_show_ls_and_stats_tell_of_a_claim(world: World, tmp_path: Path, capsys: Any) -> None:
+async def test_show_ls_and_stats_tell_of_a_claim(world: ClaimsHarness, tmp_path: Path, capsys: Any) -> None:
     _, sent = await offloaded(world, written(world, tmp_path))
     claim_id = sent.reference.claim_id
     assert await called("claims", "show", claim_id, "-s", world.url) == 0
@@ -73,10 +73,10 @@ async def test_show_ls_and_stats_tell_of_a_claim(world: World, tmp_path: Path, c
     assert "no claim 'nothing'" in capsys.readouterr().err
 
 
-async def test_collect_dry_and_wet(world: World, tmp_path: Path, capsys: Any) -> None:
+async def test_collect_dry_and_wet(world: ClaimsHarness, tmp_path: Path, capsys: Any) -> None:
     path = written(world, tmp_path, max_age=60)
     claims, sent = await offloaded(world, path, age_s=7200)
-    await world.wire.api(f"STREAM.PURGE.{sent.stream}")
+    await world.wire.api_request(f"STREAM.PURGE.{sent.stream}")
     assert await called("claims", "collect", "--dry-run", "-c", path, "-s", world.url) == 0
     said = capsys.readouterr().out
     assert "would remove 1 claims" in said
@@ -87,7 +87,7 @@ async def test_collect_dry_and_wet(world: World, tmp_path: Path, capsys: Any) ->
     assert not await claims.store.exists(sent.reference.object_key)
 
 
-async def test_lint_and_publish(world: World, tmp_path: Path, capsys: Any) -> None:
+async def test_lint_and_publish(world: ClaimsHarness, tmp_path: Path, capsys: Any) -> None:
     path = written(world, tmp_path)
     assert await called("claims", "publish", "-c", path, "-s", world.url) == 0
     assert await called("claims", "lint", "-c", path, "-s", world.url, "--stream", "NO-SUCH") == 1
@@ -99,11 +99,11 @@ async def test_lint_and_publish(world: World, tmp_path: Path, capsys: Any) -> No
 
 
 @pytest.mark.parametrize("world", ["nats-server"], indirect=True)
-async def test_collect_watches_until_it_is_stopped(world: World, tmp_path: Path) -> None:
+async def test_collect_watches_until_it_is_stopped(world: ClaimsHarness, tmp_path: Path) -> None:
     """A process of its own: it collects, shows its metrics, and ends without a complaint."""
     path = written(world, tmp_path, max_age=60)
     claims, sent = await offloaded(world, path, age_s=7200)
-    await world.wire.api(f"STREAM.PURGE.{sent.stream}")
+    await world.wire.api_request(f"STREAM.PURGE.{sent.stream}")
     port = free_port()
     command = ["claims", "collect", "--watch", "-c", path, "-s", world.url, "--metrics-port", port]
     process = await asyncio.create_subprocess_exec(

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from headrace.claims import PRESETS, ClaimConfig, ConfigError, Ttl, from_mapping, load, load_all, preset
+from headrace.claims import (
+    PRESETS,
+    ClaimConfig,
+    ConfigError,
+    Ttl,
+    from_mapping,
+    load,
+    load_all,
+    preset,
+)
 
 SEED = """
 namespace: video-processing
@@ -38,7 +47,7 @@ def test_the_seeds_example_is_the_default(tmp_path: Path) -> None:
         ("redelivery", (7200, True, 600, 600)),
     ],
 )
-def test_presets(name: str, values: tuple[Any, ...]) -> None:
+def test_a_preset_sets_the_ttl_and_keys_override_it(name: str, values: tuple[Any, ...]) -> None:
     assert PRESETS[name] == Ttl(*values)
     assert preset(name, "ns").ttl == Ttl(*values)
     assert from_mapping({"namespace": "ns", "claim_check": {"preset": name}}).ttl == Ttl(*values)
@@ -99,5 +108,11 @@ def test_a_file_holds_several_namespaces(tmp_path: Path) -> None:
 
 def test_what_is_published_holds_no_secret() -> None:
     config = ClaimConfig("ns", backend="s3", store={"secret_access_key": "hush"})
-    assert "hush" not in str(config.published())
+    assert "hush" not in str(config.to_published())
     assert "hush" not in repr(config)
+
+
+def test_the_backends_are_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"claim_check\.backend"):
+        ClaimConfig("ns", backend="floppy")
+    assert ClaimConfig("ns", backend="minio").lifecycle_days == 2, "whole days there as everywhere"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from claims.world import World
+from claims.claims_harness import ClaimsHarness
 from headrace.claims import PRESETS, Received, SystemClock
 
 PROGRAM = """
@@ -36,7 +36,7 @@ async def consume(claims):
         print(number, flush=True)
     while True:
         # What is there and no waiting for more: a server with virtual time would never end such a request.
-        for message in await claims.wire.pull(facts["stream"], "c", 5):
+        for message in await claims.jetstream.pull(facts["stream"], "c", 5):
             await claims.consumer.handle(message, hand_over)
         await asyncio.sleep(0.01)
 
@@ -52,7 +52,7 @@ asyncio.run(main())
 
 
 async def killed(
-    world: World, stream: str, role: str, first: int, after_s: float, signs: int = 1
+    world: ClaimsHarness, stream: str, role: str, first: int, after_s: float, signs: int = 1
 ) -> list[int]:
     """Run a program, kill it that long after its first signs of work; the numbers it told of."""
     facts = {
@@ -89,7 +89,7 @@ async def killed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # four programs start one after the other
-async def test_killed_producers_and_consumers_lose_nothing_and_leave_nothing(world: World) -> None:
+async def test_killed_producers_and_consumers_lose_nothing_and_leave_nothing(world: ClaimsHarness) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -115,7 +115,7 @@ async def test_killed_producers_and_consumers_lose_nothing_and_leave_nothing(wor
     assert [entry async for page in claims.registry.scan(world.name) for entry in page] == []
 
 
-async def _drain(world: World, claims: Any, stream: str, handed: set[int]) -> None:
+async def _drain(world: ClaimsHarness, claims: Any, stream: str, handed: set[int]) -> None:
     """Read until the stream has nothing left for its consumer."""
 
     async def hand_over(received: Received) -> None:
@@ -124,9 +124,9 @@ async def _drain(world: World, claims: Any, stream: str, handed: set[int]) -> No
     async with asyncio.timeout(120):
         while True:
             await world.advance(2)  # what a killed reader held is delivered again
-            for message in await claims.wire.pull(stream, "c", 50):
+            for message in await claims.jetstream.pull(stream, "c", 50):
                 await claims.consumer.handle(message, hand_over)
-            info = await world.wire.api(f"CONSUMER.INFO.{stream}.c")
+            info = await world.wire.api_request(f"CONSUMER.INFO.{stream}.c")
             if not info["num_pending"] and not info["num_ack_pending"]:
                 return
             await asyncio.sleep(0.02)

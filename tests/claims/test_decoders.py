@@ -11,23 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.claims import ClaimConfig, ClaimFailure
-from headrace.claims.objects import ClaimObjects
+from headrace.claims.object_deletion import ClaimObjects
 from headrace.claims.records import (
-    Entry,
-    Malformed,
+    ClaimEntry,
+    MalformedRecord,
+    decode_audit_event,
     decode_config,
     decode_entry,
-    decode_facts_of_event,
     decode_lease,
 )
-from headrace.claims.reference import Reference, check, decode, end_of_hour_ns, key_of, parse_key
+from headrace.claims.reference import Reference, check, decode, make_key, parse_hour_end_ns, parse_key
 from headrace.claims.registry import claim_subject
 from headrace.claims.stores import MemoryStore
 from headrace.claims.stores.folder import _parse_metadata
-from headrace.spark.claims import CLAIM_KIND, claim_column
+from headrace.reader.claim_reference_column import CLAIM_ARROW_TYPE, make_claim_column
 
 ID = "5d41402abc4b2a76b9719d911017c592"
-KEY = key_of("video", "video.raw", 1_794_823_200, ID, "7d793037")
+KEY = make_key("video", "video.raw", 1_794_823_200, ID, "7d793037")
 REFERENCE = Reference(ID, "claims", KEY, 5, "none", "aa", 5, "aa", 1_794_736_800, 1_794_823_200).as_dict()
 FACTS = {
     "claim_id": ID,
@@ -47,7 +47,7 @@ FACTS = {
     "doomed": False,
 }
 LEASE = {"acked": 5, "start": 1, "filters": ["video.>"]}
-CONFIG = ClaimConfig("video").published()
+CONFIG = ClaimConfig("video").to_published()
 SUBJECT = claim_subject("video", ID)
 
 KEYS = st.one_of(
@@ -95,9 +95,9 @@ def changed(draw: st.DrawFn, document: dict[str, Any]) -> bytes:
 def test_facts_are_of_their_claim_or_malformed(data: bytes, subject: str) -> None:
     try:
         entry = decode_entry(subject, data, 7, 8)
-    except Malformed:
+    except MalformedRecord:
         return
-    assert (entry.revision, entry.told_ns) == (7, 8)
+    assert (entry.revision, entry.updated_ns) == (7, 8)
     assert subject == claim_subject(entry.namespace, entry.claim_id)
     assert entry.object_key.startswith(f"{entry.namespace}/")
     assert parse_key(entry.object_key)
@@ -112,7 +112,7 @@ def test_facts_are_of_their_claim_or_malformed(data: bytes, subject: str) -> Non
 
 @given(KEYS, st.sampled_from(["video", "audio", ""]), st.sampled_from([ID, "", "x"]), st.text(max_size=9))
 def test_only_own_objects_pass_the_last_check(key: str, namespace: str, claim_id: str, bucket: str) -> None:
-    entry = Entry(claim_id, namespace, "", bucket or "claims", key, 0, 0, 0, 0)
+    entry = ClaimEntry(claim_id, namespace, "", bucket or "claims", key, 0, 0, 0, 0)
     if ClaimObjects(ClaimConfig("video"), MemoryStore()).is_own(entry):
         assert (namespace, entry.bucket) == ("video", "claims")
         assert key.startswith("video/")
@@ -124,7 +124,7 @@ def test_only_own_objects_pass_the_last_check(key: str, namespace: str, claim_id
 def test_leases_are_read_or_malformed(data: bytes) -> None:
     try:
         lease = decode_lease("$CLAIMS.reader.VIDEO.x", data)
-    except Malformed:
+    except MalformedRecord:
         return
     assert isinstance(lease.acked, int)
     assert all(isinstance(item, str) for item in lease.filters)
@@ -134,12 +134,12 @@ def test_leases_are_read_or_malformed(data: bytes) -> None:
 def test_configurations_are_read_or_malformed(data: bytes, subject: str) -> None:
     try:
         found = decode_config(subject, data)
-    except Malformed:
+    except MalformedRecord:
         return
     assert subject.endswith(f".{found['namespace']}")
-    from headrace.claims.namespaces import compare
+    from headrace.claims.published_config import compare_configs
 
-    compare(found, CONFIG)
+    compare_configs(found, CONFIG)
 
 
 @given(changed(REFERENCE), st.integers(0, 2**62))
@@ -160,18 +160,18 @@ def test_a_column_of_references_holds_them_or_null(payloads: list[bytes]) -> Non
     headers = pa.array(
         [[("prism-claim-check", ["true"])]] * len(payloads), pa.map_(pa.string(), pa.list_(pa.string()))
     )
-    found = claim_column(headers, pa.array(payloads, pa.binary()))
-    assert found.type == CLAIM_KIND
+    found = make_claim_column(headers, pa.array(payloads, pa.binary()))
+    assert found.type == CLAIM_ARROW_TYPE
     found.to_pylist()
 
 
 @given(st.one_of(changed({"a": 1}), st.binary(max_size=40)))
 def test_what_only_tells_is_never_an_error(data: bytes) -> None:
-    assert isinstance(decode_facts_of_event(data), dict)
+    assert isinstance(decode_audit_event(data), dict)
     assert isinstance(_parse_metadata(data), dict)
 
 
 @given(st.one_of(st.text(max_size=12), st.from_regex(r"[0-9]{10}", fullmatch=True)))
 def test_an_hour_is_one_or_none(hour: str) -> None:
-    end_ns = end_of_hour_ns(hour)
+    end_ns = parse_hour_end_ns(hour)
     assert end_ns is None or len(hour) == 10

@@ -13,10 +13,10 @@ from typing import Any
 import nats
 import pytest
 
-from claims.faults import Faulty
-from claims.objects import Weed
-from claims.proxy import Proxy
-from claims.world import LARGE, PATIENCE_S, World
+from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness
+from claims.faulty_proxy import Proxy
+from claims.faulty_store import Faulty
+from claims.object_stores import Weed
 from headrace import Server
 from headrace.claims import (
     PRESETS,
@@ -28,12 +28,12 @@ from headrace.claims import (
     MemoryStore,
     PublishFailed,
     Received,
+    StoreUnavailable,
     SystemClock,
     Ttl,
-    Unavailable,
 )
-from headrace.claims.service import until_cancelled
-from headrace.claims.stores import FolderStore, Plain, StoreError
+from headrace.claims.collector_service import run_until_cancelled
+from headrace.claims.stores import FolderStore, ObjectStoreError, StaticAttributes
 
 HOUR = 3600
 AT_ACK = PRESETS["aggressive"]
@@ -49,25 +49,25 @@ async def keys(claims: Any) -> list[str]:
     return [info.key async for page in claims.store.list(prefix) for info in page]
 
 
-async def test_a_store_that_is_down_fails_the_publish_and_leaves_nothing(world: World) -> None:
+async def test_a_store_that_is_down_fails_the_publish_and_leaves_nothing(world: ClaimsHarness) -> None:
     faulty = Faulty(MemoryStore(clock=world.clock))
     claims = await world.claims(objects=faulty, backend="memory")
     stream = await world.stream()
-    faulty.fail("put", StoreError("503"))
-    with pytest.raises(Unavailable):
+    faulty.fail("put", ObjectStoreError("503"))
+    with pytest.raises(StoreUnavailable):
         await claims.producer.publish(f"{stream}.a", LARGE)
-    assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
+    assert (await world.wire.api_request(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
     assert await keys(claims) == []
 
 
-async def test_a_deletion_that_fails_never_fails_the_message_and_is_retried(world: World) -> None:
+async def test_a_deletion_that_fails_never_fails_the_message_and_is_retried(world: ClaimsHarness) -> None:
     faulty = Faulty(MemoryStore(clock=world.clock))
     claims = await world.claims(objects=faulty, backend="memory", ttl=AT_ACK)
     stream = await world.stream()
     await world.consumer(stream, "c")
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
-    faulty.fail("delete", StoreError("503"))
+    faulty.fail("delete", ObjectStoreError("503"))
     assert await claims.consumer.handle(await world.next(stream, "c"), nothing)
     assert len(await keys(claims)) == 1
     await world.advance(60)
@@ -82,7 +82,7 @@ async def test_a_deletion_that_fails_never_fails_the_message_and_is_retried(worl
     assert "failed" in await world.events(claims, sent.reference.claim_id)
 
 
-async def test_an_altered_object_is_noticed(world: World) -> None:
+async def test_an_altered_object_is_noticed(world: ClaimsHarness) -> None:
     for compression, error in (("none", ChecksumMismatch), ("zstd", (Corrupt, ChecksumMismatch))):
         claims = await world.claims(compression=compression, namespace=f"{world.name}{compression}")
         stream = await world.stream(compression)
@@ -97,7 +97,7 @@ async def test_an_altered_object_is_noticed(world: World) -> None:
             await claims.consumer.read(await world.next(stream, "c"))
 
 
-async def test_a_truncated_object_is_noticed(world: World) -> None:
+async def test_a_truncated_object_is_noticed(world: ClaimsHarness) -> None:
     claims = await world.claims()
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -109,7 +109,7 @@ async def test_a_truncated_object_is_noticed(world: World) -> None:
         await claims.consumer.read(await world.next(stream, "c"))
 
 
-async def test_a_source_that_breaks_off_publishes_nothing(world: World) -> None:
+async def test_a_source_that_breaks_off_publishes_nothing(world: ClaimsHarness) -> None:
     claims = await world.claims()
     stream = await world.stream()
 
@@ -121,10 +121,10 @@ async def test_a_source_that_breaks_off_publishes_nothing(world: World) -> None:
     with pytest.raises(ValueError, match="the source failed"):
         await claims.producer.publish(f"{stream}.a", source())
     assert await keys(claims) == []
-    assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
+    assert (await world.wire.api_request(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
 
 
-async def test_an_upload_that_takes_longer_than_a_claim_lives_is_not_published(world: World) -> None:
+async def test_an_upload_that_takes_longer_than_a_claim_lives_is_not_published(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=Ttl(60, True, 0, 0))
     stream = await world.stream()
 
@@ -136,10 +136,10 @@ async def test_an_upload_that_takes_longer_than_a_claim_lives_is_not_published(w
     with pytest.raises(PublishFailed, match="max_age"):
         await claims.producer.publish(f"{stream}.a", slow())
     assert await keys(claims) == []
-    assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
+    assert (await world.wire.api_request(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
 
 
-async def test_a_crash_between_read_and_ack_costs_nothing(world: World) -> None:
+async def test_a_crash_between_read_and_ack_costs_nothing(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "c", ack_wait=10**9)
@@ -151,7 +151,7 @@ async def test_a_crash_between_read_and_ack_costs_nothing(world: World) -> None:
     assert await claims.consumer.handle(again, nothing)
 
 
-async def test_a_crash_between_ack_and_release_is_made_up_for(world: World) -> None:
+async def test_a_crash_between_ack_and_release_is_made_up_for(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -167,7 +167,7 @@ async def test_a_crash_between_ack_and_release_is_made_up_for(world: World) -> N
 
 
 async def test_a_collector_that_dies_between_facts_and_object_is_followed_by_another(
-    world: World, monkeypatch: Any
+    world: ClaimsHarness, monkeypatch: Any
 ) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
@@ -184,7 +184,7 @@ async def test_a_collector_that_dies_between_facts_and_object_is_followed_by_ano
     assert await keys(other) == []
 
 
-async def test_a_fast_clock_does_not_delete_early(world: World) -> None:
+async def test_a_fast_clock_does_not_delete_early(world: ClaimsHarness) -> None:
     """The collector goes by the server's time; a reader by its own, with allowance."""
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
@@ -201,7 +201,7 @@ async def test_a_fast_clock_does_not_delete_early(world: World) -> None:
     assert (await reader.consumer.read(await world.next(stream, "c"))).data == LARGE
 
 
-async def test_retention_is_kept_though_the_readers_clock_is_behind(world: World) -> None:
+async def test_retention_is_kept_though_the_readers_clock_is_behind(world: ClaimsHarness) -> None:
     ttl = Ttl(7200, True, 50, 600)
     claims = await world.claims(ttl=ttl)
     reading = await world.claims(ttl=ttl, clock=FakeClock(world.clock.now_ns() - 55 * 10**9))
@@ -218,7 +218,7 @@ async def test_retention_is_kept_though_the_readers_clock_is_behind(world: World
     assert (await claims.collector.collect()).collected == 1
 
 
-async def test_a_producers_clock_that_is_behind_costs_no_claim(world: World) -> None:
+async def test_a_producers_clock_that_is_behind_costs_no_claim(world: ClaimsHarness) -> None:
     """Its message lives by the server's clock, and consumers allow for the difference."""
     ttl = Ttl(3600, True, 0, 0)
     claims = await world.claims(ttl=ttl)
@@ -238,7 +238,7 @@ async def test_a_producers_clock_that_is_behind_costs_no_claim(world: World) -> 
     assert not await claims.store.exists(sent.reference.object_key)
 
 
-async def test_consumers_that_are_reset_or_deleted_under_us_lose_nothing(world: World) -> None:
+async def test_consumers_that_are_reset_or_deleted_under_us_lose_nothing(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream()
     await world.consumer(stream, "ours")
@@ -247,18 +247,18 @@ async def test_consumers_that_are_reset_or_deleted_under_us_lose_nothing(world: 
     assert sent.reference
     await claims.consumer.handle(await world.next(stream, "ours"), nothing)
     assert await claims.store.exists(sent.reference.object_key)
-    await world.wire.api(f"CONSUMER.DELETE.{stream}.theirs")
+    await world.wire.api_request(f"CONSUMER.DELETE.{stream}.theirs")
     await world.consumer(stream, "theirs")
     message = await world.next(stream, "theirs")
     assert await claims.consumer.handle(message, nothing), (
         "made anew, it reads from the start and finds the claim"
     )
-    await world.wire.api(f"CONSUMER.DELETE.CLAIMS.collectors-{world.name}")
+    await world.wire.api_request(f"CONSUMER.DELETE.CLAIMS.collectors-{world.name}")
     assert (await claims.collector.collect()).failed == 0
     assert await keys(claims) == []
 
 
-async def test_a_consumer_that_is_reset_reads_again_what_is_kept(world: World) -> None:
+async def test_a_consumer_that_is_reset_reads_again_what_is_kept(world: ClaimsHarness) -> None:
     """Reset to the start within the retention: the claim is there, and lives until it was read once more."""
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
@@ -266,7 +266,7 @@ async def test_a_consumer_that_is_reset_reads_again_what_is_kept(world: World) -
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
     assert await claims.consumer.handle(await world.next(stream, "c"), nothing)
-    await world.wire.api(f"CONSUMER.RESET.{stream}.c", {"seq": 1})
+    await world.wire.api_request(f"CONSUMER.RESET.{stream}.c", {"seq": 1})
     await world.advance(RETENTION.retention_after_read + 1)
     await world.fire(claims, sent.reference.claim_id)
     assert (await claims.collector.collect()).waiting == 1, "the floor went back: somebody needs it again"
@@ -279,7 +279,9 @@ async def test_a_consumer_that_is_reset_reads_again_what_is_kept(world: World) -
     assert await keys(claims) == []
 
 
-async def test_a_message_whose_consumer_was_reset_under_it_is_acked_or_comes_again(world: World) -> None:
+async def test_a_message_whose_consumer_was_reset_under_it_is_acked_or_comes_again(
+    world: ClaimsHarness,
+) -> None:
     """Somebody resets the consumer between read and ack: whatever becomes of the ack, the claim is not lost."""
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream()
@@ -287,7 +289,7 @@ async def test_a_message_whose_consumer_was_reset_under_it_is_acked_or_comes_aga
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
     message = await world.next(stream, "c")
-    await world.wire.api(f"CONSUMER.RESET.{stream}.c", {})
+    await world.wire.api_request(f"CONSUMER.RESET.{stream}.c", {})
     if not await claims.consumer.ack(message, timeout_s=0.5):
         assert await claims.store.exists(sent.reference.object_key)
         assert await claims.consumer.handle(await world.next(stream, "c"), nothing)
@@ -295,7 +297,7 @@ async def test_a_message_whose_consumer_was_reset_under_it_is_acked_or_comes_aga
     assert await keys(claims) == []
 
 
-async def test_the_collectors_consumer_may_be_reset_or_deleted_at_any_time(world: World) -> None:
+async def test_the_collectors_consumer_may_be_reset_or_deleted_at_any_time(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -306,12 +308,14 @@ async def test_the_collectors_consumer_may_be_reset_or_deleted_at_any_time(world
         assert await claims.consumer.handle(await world.next(stream, "c"), nothing)
         await world.advance(RETENTION.retention_after_read + 1)
         await world.fire(claims, sent.reference.claim_id)
-        await world.wire.api(f"CONSUMER.{disturb}.CLAIMS.{name}", {} if disturb == "RESET" else None)
+        await world.wire.api_request(f"CONSUMER.{disturb}.CLAIMS.{name}", {} if disturb == "RESET" else None)
         assert (await claims.collector.collect(sweep=False)).collected == 1
     assert await keys(claims) == []
 
 
-async def test_a_registry_that_does_not_answer_refuses_the_publish(world: World, monkeypatch: Any) -> None:
+async def test_a_registry_that_does_not_answer_refuses_the_publish(
+    world: ClaimsHarness, monkeypatch: Any
+) -> None:
     claims = await world.claims()
     stream = await world.stream()
 
@@ -320,14 +324,14 @@ async def test_a_registry_that_does_not_answer_refuses_the_publish(world: World,
 
         raise RequestError(503, 0, "insufficient resources")
 
-    monkeypatch.setattr(claims.wire, "publish_all", refuse)
+    monkeypatch.setattr(claims.jetstream, "publish_all", refuse)
     with pytest.raises(PublishFailed, match="registered"):
         await claims.producer.publish(f"{stream}.a", LARGE)
     assert await keys(claims) == [], "nobody can refer to it"
 
 
 async def test_a_connection_that_is_lost_after_the_publish_does_not_fail_it(
-    world: World, monkeypatch: Any
+    world: ClaimsHarness, monkeypatch: Any
 ) -> None:
     """The message is in the stream: whoever is told otherwise publishes it again. The facts can wait."""
     connection = await nats.connect(world.url, allow_reconnect=False, connect_timeout=PATIENCE_S)
@@ -336,7 +340,7 @@ async def test_a_connection_that_is_lost_after_the_publish_does_not_fail_it(
     claims = await Claims.open(connection, config, clock=world.clock, timeout_s=PATIENCE_S)
     stream = await world.stream()
     await world.consumer(stream, "c")
-    publish = claims.wire.publish
+    publish = claims.jetstream.publish
 
     async def published_and_lost(subject: str, *rest: Any) -> Any:
         answer = await publish(subject, *rest)
@@ -344,7 +348,7 @@ async def test_a_connection_that_is_lost_after_the_publish_does_not_fail_it(
             await connection.close()
         return answer
 
-    monkeypatch.setattr(claims.wire, "publish", published_and_lost)
+    monkeypatch.setattr(claims.jetstream, "publish", published_and_lost)
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.seq == 1
     with pytest.raises(PublishFailed):
@@ -357,7 +361,7 @@ async def test_a_connection_that_is_lost_after_the_publish_does_not_fail_it(
     assert await keys(other) == []
 
 
-async def test_a_dry_run_tells_and_touches_nothing(world: World) -> None:
+async def test_a_dry_run_tells_and_touches_nothing(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await claims.producer.publish(f"{stream}.a", LARGE)
@@ -369,7 +373,7 @@ async def test_a_dry_run_tells_and_touches_nothing(world: World) -> None:
     assert (await claims.collector.collect()).expired == 1
 
 
-async def test_abandoned_uploads_are_swept_by_their_age(world: World) -> None:
+async def test_abandoned_uploads_are_swept_by_their_age(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION)
     assert isinstance(claims.store, FolderStore)
     part = world.folder / "claims" / ".headrace" / "dead.part"
@@ -409,7 +413,7 @@ async def test_folders_that_go_while_they_are_looked_at_are_empty(
 ) -> None:
     store = FolderStore(tmp_path)
     await store.ensure_bucket()
-    await store.put("ns/topic/2026010100/x", b"x", Plain())
+    await store.put("ns/topic/2026010100/x", b"x", StaticAttributes())
 
     def gone(folder: Path) -> Any:
         raise FileNotFoundError(folder)
@@ -418,11 +422,11 @@ async def test_folders_that_go_while_they_are_looked_at_are_empty(
     assert await store.prefixes("ns/") == ()
 
 
-async def test_a_collector_survives_what_its_file_system_says(world: World) -> None:
+async def test_a_collector_survives_what_its_file_system_says(world: ClaimsHarness) -> None:
     objects = Faulty(MemoryStore())
     claims = await world.claims(objects=objects, backend="memory")
     objects.fail("uploads", OSError(5, "Input/output error"))
-    watching = asyncio.create_task(until_cancelled(claims.collector.watch(poll_s=0.01)))
+    watching = asyncio.create_task(run_until_cancelled(claims.collector.watch(poll_s=0.01)))
     async with asyncio.timeout(PATIENCE_S):
         while objects.calls.count("uploads") < 2 and not watching.done():
             await asyncio.sleep(0.01)
@@ -431,7 +435,7 @@ async def test_a_collector_survives_what_its_file_system_says(world: World) -> N
     await asyncio.gather(watching, return_exceptions=True)
 
 
-async def test_files_and_iterators_are_streamed(world: World, tmp_path: Path) -> None:
+async def test_files_and_iterators_are_streamed(world: ClaimsHarness, tmp_path: Path) -> None:
     claims = await world.claims(compression="zstd")
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -469,14 +473,14 @@ async def test_once_in_real_time(request: pytest.FixtureRequest, tmp_path: Path,
 async def _in_real_time(url: str, tmp_path: Path) -> None:
     """What is read goes though its age would let it stay, what is not read stays, and what is aged goes though unread."""
     connection = await nats.connect(url, connect_timeout=PATIENCE_S)
-    world = World(connection, url, None, tmp_path, f"RT{time.time_ns()}")
+    world = ClaimsHarness(connection, url, None, tmp_path, f"RT{time.time_ns()}")
     lasting = await world.claims(ttl=Ttl(HOUR, True, 1, 1), clock=SystemClock())
     brief = await world.claims(ttl=Ttl(2, True, 1, 1), clock=SystemClock(), namespace=f"{world.name}brief")
     stream = await world.stream()
     await world.consumer(stream, "c", filter_subject=f"{stream}.lasting.>")
     timed = [Claims(connection, each.config, store=each.store) for each in (lasting, brief)]  # by the server
     watches = (each.collector.watch(sweep_every_s=0.5, poll_s=0.5) for each in timed)
-    watching = asyncio.create_task(until_cancelled(*watches))
+    watching = asyncio.create_task(run_until_cancelled(*watches))
     read = await lasting.producer.publish(f"{stream}.lasting.a", LARGE)
     unread = await lasting.producer.publish(f"{stream}.lasting.b", LARGE)
     aged = await brief.producer.publish(f"{stream}.brief", LARGE)
@@ -490,7 +494,7 @@ async def _in_real_time(url: str, tmp_path: Path) -> None:
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     for each in timed:
-        await each.wire.close()
+        await each.jetstream.close()
     await world.close()
     await connection.close()
 
@@ -502,13 +506,13 @@ async def wire_to_s3(weed: Weed) -> AsyncIterator[Proxy]:
         yield proxy
 
 
-async def on_s3(world: World, weed: Weed, proxy: Proxy, **settings: Any) -> Claims:
+async def on_s3(world: ClaimsHarness, weed: Weed, proxy: Proxy, **settings: Any) -> Claims:
     store = {**weed.settings, "endpoint": proxy.endpoint, "retry_timeout": 5, **settings}
     return await world.claims(ttl=AT_ACK, backend="s3", bucket="claims-faults", store=store)
 
 
 async def test_answers_of_5xx_are_tried_again_and_then_told(
-    world: World, weed: Weed, wire_to_s3: Proxy
+    world: ClaimsHarness, weed: Weed, wire_to_s3: Proxy
 ) -> None:
     claims = await on_s3(world, weed, wire_to_s3, retries=2)
     stream = await world.stream()
@@ -517,18 +521,20 @@ async def test_answers_of_5xx_are_tried_again_and_then_told(
     assert (await claims.producer.publish(f"{stream}.a", LARGE)).reference, "the third attempt came through"
     message = await world.next(stream, "c")
     wire_to_s3.refuse(500)
-    with pytest.raises(Unavailable):
+    with pytest.raises(StoreUnavailable):
         await claims.producer.publish(f"{stream}.b", LARGE)
-    with pytest.raises(Unavailable):
+    with pytest.raises(StoreUnavailable):
         await claims.consumer.read(message)
     wire_to_s3.heal()
-    assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 1, "nothing half published"
+    assert (await world.wire.api_request(f"STREAM.INFO.{stream}"))["state"]["messages"] == 1, (
+        "nothing half published"
+    )
     assert await claims.consumer.handle(message, nothing)
     assert await keys(claims) == []
 
 
 async def test_a_store_that_is_slow_is_waited_for_so_long_and_no_longer(
-    world: World, weed: Weed, wire_to_s3: Proxy
+    world: ClaimsHarness, weed: Weed, wire_to_s3: Proxy
 ) -> None:
     claims = await on_s3(world, weed, wire_to_s3, retries=0, timeout=PATIENCE_S)
     stream = await world.stream()
@@ -539,7 +545,7 @@ async def test_a_store_that_is_slow_is_waited_for_so_long_and_no_longer(
     wire_to_s3.delay_s = 2 * PATIENCE_S
     hasty = replace(claims.config, store={**claims.config.store, "timeout": 1})
     async with Claims(world.connection, hasty, clock=world.clock) as impatient:
-        with pytest.raises(Unavailable):
+        with pytest.raises(StoreUnavailable):
             await impatient.consumer.read(message)
     wire_to_s3.heal()
     assert await claims.consumer.handle(message, nothing)
@@ -548,7 +554,7 @@ async def test_a_store_that_is_slow_is_waited_for_so_long_and_no_longer(
 
 @pytest.mark.parametrize("world", ["nats-server"], indirect=True)  # its time begins with the store's
 async def test_an_upload_that_is_cut_off_halfway_leaves_nothing_once_the_collector_ran(
-    world: World, weed: Weed, wire_to_s3: Proxy
+    world: ClaimsHarness, weed: Weed, wire_to_s3: Proxy
 ) -> None:
     claims = await on_s3(world, weed, wire_to_s3, retries=0)
     stream = await world.stream()
@@ -560,21 +566,21 @@ async def test_an_upload_that_is_cut_off_halfway_leaves_nothing_once_the_collect
                 wire_to_s3.refuse(503)  # nor can it be given up any more
             yield b"x" * 1_000_000
 
-    with pytest.raises(Unavailable):
+    with pytest.raises(StoreUnavailable):
         await claims.producer.publish(f"{stream}.a", source())
     wire_to_s3.heal()
-    assert (await world.wire.api(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
+    assert (await world.wire.api_request(f"STREAM.INFO.{stream}"))["state"]["messages"] == 0
     assert await keys(claims) == []
     await world.advance(AT_ACK.max_age + 1)
     await claims.collector.collect()
-    mine = [upload for upload in await claims.store.uploads() if upload.is_of(world.name)]
+    mine = [upload for upload in await claims.store.uploads() if upload.belongs_to(world.name)]
     assert mine == []
 
 
-async def test_an_unknown_object_in_the_bucket_is_left_alone(world: World) -> None:
+async def test_an_unknown_object_in_the_bucket_is_left_alone(world: ClaimsHarness) -> None:
     claims = await world.claims()
-    await claims.store.put(f"{world.name}/notes", b"x", Plain())
-    await claims.store.put(f"{world.name}/a/b/c", b"x", Plain())
+    await claims.store.put(f"{world.name}/notes", b"x", StaticAttributes())
+    await claims.store.put(f"{world.name}/a/b/c", b"x", StaticAttributes())
     await world.advance(30 * 24 * HOUR)
     await claims.collector.collect()
     assert len(await keys(claims)) == 2

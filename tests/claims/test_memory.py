@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from claims.world import World
+from claims.claims_harness import ClaimsHarness
 
 MIB = 1024 * 1024
 LIMIT_MIB = 64
@@ -42,14 +42,14 @@ async def main():
         await claims.set_up()
         subject = facts["stream"] + ".a"
         await claims.producer.publish(subject, b"x" * 100_000)  # everything is loaded and warm
-        (first,) = await claims.wire.pull(facts["stream"], "c", 1, 60)
+        (first,) = await claims.jetstream.pull(facts["stream"], "c", 1, 60)
         await claims.consumer.read(first)
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here, where the kernel can do that
         before = top()
         payload = Path(facts["path"]) if facts["path"] else pieces()
         sent = await claims.producer.publish(subject, payload)
-        (message,) = await claims.wire.pull(facts["stream"], "c", 1, 60)
+        (message,) = await claims.jetstream.pull(facts["stream"], "c", 1, 60)
         got = 0
         async for piece in claims.consumer.stream(message):
             got += len(piece)
@@ -61,7 +61,9 @@ asyncio.run(main())
 """
 
 
-async def grown_mib(world: World, backend: dict[str, Any], size: int, path: str, compression: str) -> float:
+async def grown_mib(
+    world: ClaimsHarness, backend: dict[str, Any], size: int, path: str, compression: str
+) -> float:
     stream = await world.stream()
     await world.consumer(stream, "c")
     facts = {
@@ -95,7 +97,7 @@ async def grown_mib(world: World, backend: dict[str, Any], size: int, path: str,
 )
 @pytest.mark.parametrize("world", ["nats-server"], indirect=True)
 async def test_memory_does_not_grow_with_the_payload(
-    world: World,
+    world: ClaimsHarness,
     settings_of: Callable[[str], dict[str, Any]],
     tmp_path: Path,
     store: str,

@@ -20,10 +20,15 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from claims.faults import Faulty
-from claims.world import LARGE, World
-from headrace.claims import PRESETS, MemoryStore, NotFound, Received
-from headrace.claims.stores import Plain, StoreError
+from claims.claims_harness import LARGE, ClaimsHarness
+from claims.faulty_store import Faulty
+from headrace.claims import (
+    PRESETS,
+    ClaimNotFound,
+    MemoryStore,
+    Received,
+)
+from headrace.claims.stores import ObjectStoreError, StaticAttributes
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = yaml.safe_load((DEPLOY / "claims.rules.yml").read_text())
@@ -128,7 +133,7 @@ async def nothing(_: Received) -> None:
 
 
 async def test_every_name_in_rules_and_dashboard_is_exported_and_evaluates(
-    world: World, tmp_path: Path
+    world: ClaimsHarness, tmp_path: Path
 ) -> None:
     claims = await world.claims(ttl=PRESETS["aggressive"])
     stream = await world.stream()
@@ -168,7 +173,7 @@ def test_the_seeds_names_are_there() -> None:
 
 @on_one_server
 @pytest.mark.parametrize("preset", list(PRESETS))
-async def test_nothing_fires_while_all_is_well(world: World, preset: str, tmp_path: Path) -> None:
+async def test_nothing_fires_while_all_is_well(world: ClaimsHarness, preset: str, tmp_path: Path) -> None:
     """Also when reading never deletes, where a leak alert on creations and deletions alone would never stop."""
     claims = await world.claims(ttl=PRESETS[preset])
     stream = await world.stream()
@@ -184,11 +189,11 @@ async def test_nothing_fires_while_all_is_well(world: World, preset: str, tmp_pa
 
 
 @on_one_server
-async def test_a_leak_fires(world: World, tmp_path: Path) -> None:
+async def test_leaked_claims_fire_the_alert(world: ClaimsHarness, tmp_path: Path) -> None:
     """Claims past their age that nobody removes: a sweep sees them, and may not delete."""
     claims = await world.claims(ttl=PRESETS["conservative"])
     stream = await world.stream()
-    await claims.store.put(f"{world.name}/t/2020010100/lost", b"x", Plain())
+    await claims.store.put(f"{world.name}/t/2020010100/lost", b"x", StaticAttributes())
     await world.advance(3 * 3600)
 
     async def work(minute: int) -> None:
@@ -200,7 +205,7 @@ async def test_a_leak_fires(world: World, tmp_path: Path) -> None:
 
 
 @on_one_server
-async def test_a_leak_fires_when_nobody_sweeps(world: World, tmp_path: Path) -> None:
+async def test_a_leak_fires_when_nobody_sweeps(world: ClaimsHarness, tmp_path: Path) -> None:
     """Without a collector the figure of orphans does not exist."""
     claims = await world.claims(ttl=PRESETS["conservative"])
     stream = await world.stream()
@@ -211,12 +216,12 @@ async def test_a_leak_fires_when_nobody_sweeps(world: World, tmp_path: Path) -> 
 
 
 @on_one_server
-async def test_missing_claims_and_refused_deletions_fire(world: World, tmp_path: Path) -> None:
+async def test_missing_claims_and_refused_deletions_fire(world: ClaimsHarness, tmp_path: Path) -> None:
     faulty = Faulty(MemoryStore(clock=world.clock))
     claims = await world.claims(objects=faulty, backend="memory", ttl=PRESETS["aggressive"])
     stream = await world.stream()
     await world.consumer(stream, "c")
-    faulty.fail("delete", StoreError("503"))
+    faulty.fail("delete", ObjectStoreError("503"))
 
     async def work(minute: int) -> None:
         for number in range(8):
@@ -227,7 +232,7 @@ async def test_missing_claims_and_refused_deletions_fire(world: World, tmp_path:
                 continue
             assert sent.reference
             await faulty._store.delete([sent.reference.object_key])
-            with pytest.raises(NotFound):
+            with pytest.raises(ClaimNotFound):
                 await claims.consumer.read(message)
 
     scrapes = await scraped(claims, tmp_path, 17, work)
@@ -235,6 +240,30 @@ async def test_missing_claims_and_refused_deletions_fire(world: World, tmp_path:
     await asyncio.to_thread(scrapes.fires, world.name, alerts)
 
 
-def test_promtool_agrees() -> None:
+def test_promtool_accepts_rules_and_their_tests() -> None:
     promtool("check", "rules", "claims.rules.yml")
     promtool("test", "rules", "claims.rules.test.yml")
+
+
+async def test_what_age_removes_is_counted_as_expired(world: ClaimsHarness) -> None:
+    claims = await world.claims(ttl=PRESETS["conservative"])
+    stream = await world.stream()
+    sent = await claims.producer.publish(f"{stream}.a", LARGE)
+    await world.pass_ttl(claims, sent, 86401)
+    await claims.collector.collect()
+    value = claims.metrics.registry.get_sample_value
+    labels = {"namespace": world.name}
+    assert value("claim_check_claims_created_total", labels) == 1
+    assert value("claim_check_claims_deleted_total", labels) == 0
+    assert value("claim_check_claims_expired_total", labels) == 1
+
+
+async def test_live_bytes_are_a_gauge(world: ClaimsHarness) -> None:
+    claims = await world.claims()
+    stream = await world.stream()
+    for number in range(3):
+        await claims.producer.publish(f"{stream}.{number}", LARGE)
+    await claims.collector.collect()
+    value = claims.metrics.registry.get_sample_value
+    assert value("claim_check_live_bytes", {"namespace": world.name}) == 3 * len(LARGE)
+    assert value("claim_check_live_claims", {"namespace": world.name}) == 3

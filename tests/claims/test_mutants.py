@@ -3,7 +3,7 @@
 import pytest
 
 from claims.mutants import MUTANTS
-from support.planting import in_child
+from support.mutation import in_child
 
 QUICK = [name for name, mutant in MUTANTS.items() if mutant.quick]
 

@@ -15,14 +15,14 @@ import nats
 import pytest
 from nats.aio.client import Client as Connection
 
-from claims.world import LARGE, PATIENCE_S, THRESHOLD
+from claims.claims_harness import LARGE, PATIENCE_S, THRESHOLD
 from conformance.servers import KINDS, Server, Setup
-from headrace.claims import ClaimConfig, Claims, Disagreement, MemoryStore, Ttl
-from headrace.claims.floors import matches, register_reader
-from headrace.claims.reference import key_of
+from headrace.claims import ClaimConfig, Claims, ConfigConflict, MemoryStore, Ttl
+from headrace.claims.ack_floors import matches, register_reader
+from headrace.claims.jetstream_client import JetStreamClient
+from headrace.claims.reference import make_key
 from headrace.claims.registry import STREAM, claim_subject, due_subject
-from headrace.claims.stores import Denied, Plain
-from headrace.claims.wire import Wire
+from headrace.claims.stores import AccessDenied, StaticAttributes
 from headrace.errors import RequestError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
@@ -63,7 +63,7 @@ class Guarded(MemoryStore):
 
     def _check(self, right: str, *keys: str) -> None:
         if right not in self._allowed or any(not key.startswith("video/") for key in keys):
-            raise Denied(f"{right} of {keys}")
+            raise AccessDenied(f"{right} of {keys}")
         self.used.add(right)
 
     async def put(self, key: str, *rest: Any, **options: Any) -> None:
@@ -118,8 +118,8 @@ class User:
     used: set[str] = field(default_factory=set)
 
     @property
-    def wire(self) -> Wire:
-        return Wire(self.connection, timeout_s=PATIENCE_S)
+    def wire(self) -> JetStreamClient:
+        return JetStreamClient(self.connection, timeout_s=PATIENCE_S)
 
     async def is_refused(self, subject: str) -> bool:
         """Whether the server refuses a publish, and says so."""
@@ -205,14 +205,16 @@ def kind(request: pytest.FixtureRequest) -> str:
 async def prepared(server: Server, ttl: Ttl) -> Stage:
     stage = Stage(server, ttl)
     root = await stage.user("root")
-    wire = Wire(root.connection, timeout_s=PATIENCE_S)
+    wire = JetStreamClient(root.connection, timeout_s=PATIENCE_S)
     body = {"name": "VIDEO", "subjects": ["video.>"], "allow_msg_ttl": True, "allow_direct": True}
-    await wire.api("STREAM.CREATE.VIDEO", body)
+    await wire.api_request("STREAM.CREATE.VIDEO", body)
     for name, subject in (("editor", "video.>"), ("archive", "video.d")):
         consumer = {"durable_name": name, "ack_policy": "explicit", "filter_subject": subject}
-        await wire.api(f"CONSUMER.DURABLE.CREATE.VIDEO.{name}", {"stream_name": "VIDEO", "config": consumer})
+        await wire.api_request(
+            f"CONSUMER.DURABLE.CREATE.VIDEO.{name}", {"stream_name": "VIDEO", "config": consumer}
+        )
     await stage.bucket.ensure_bucket()
-    await stage.bucket.lifecycle.write(stage.bucket.lifecycle.wanted("video", 1))
+    await stage.bucket.lifecycle.write(stage.bucket.lifecycle.make_rules("video", 1))
     await wire.close()
     return stage
 
@@ -224,7 +226,7 @@ async def nothing(_: Any) -> None:
 async def worked(stage: Stage) -> None:
     """A life of every kind: read, published again, never published, read by nobody, swept."""
     collector = await stage.claims("collector")
-    root = Wire(stage.users["root"].connection, timeout_s=PATIENCE_S)
+    root = JetStreamClient(stage.users["root"].connection, timeout_s=PATIENCE_S)
     await change_trail(root)
     collector = await stage.claims("collector")
     await register_reader(root, "VIDEO", "spark", 0, filters=["video.elsewhere"])
@@ -233,7 +235,7 @@ async def worked(stage: Stage) -> None:
     again = await producer.producer.publish("video.a", iter_of(LARGE), msg_id="one")
     assert again.duplicate
     assert first.reference
-    (message,) = await consumer.wire.pull("VIDEO", "editor", 1, expires_s=PATIENCE_S)
+    (message,) = await consumer.jetstream.pull("VIDEO", "editor", 1, expires_s=PATIENCE_S)
     assert await consumer.consumer.handle(message, nothing)
     is_there = await stage.bucket.exists(first.reference.object_key)
     assert is_there == bool(stage.ttl.retention_after_read)
@@ -244,7 +246,7 @@ async def worked(stage: Stage) -> None:
     for facts in (ended, needed):
         await root.publish(claim_subject("video", facts["claim_id"]), json.dumps(facts).encode())
         await root.publish(due_subject("video", facts["claim_id"]), b"", MARKER)
-        await stage.bucket.put(facts["object_key"], b"x", Plain())
+        await stage.bucket.put(facts["object_key"], b"x", StaticAttributes())
     report = await collector.collector.collect()
     assert report.removed == 1
     assert not await stage.bucket.exists(ended["object_key"])
@@ -253,22 +255,22 @@ async def worked(stage: Stage) -> None:
         await user.connection.flush()
 
 
-async def change_trail(root: Wire) -> None:
+async def change_trail(root: JetStreamClient) -> None:
     """An operator changes the audit trail: to create it again is refused then, and its configuration is looked at."""
-    there = (await root.api("STREAM.INFO.CLAIMS_AUDIT"))["config"]
-    await root.api("STREAM.UPDATE.CLAIMS_AUDIT", {**there, "description": "ours"})
+    there = (await root.api_request("STREAM.INFO.CLAIMS_AUDIT"))["config"]
+    await root.api_request("STREAM.UPDATE.CLAIMS_AUDIT", {**there, "description": "ours"})
 
 
-async def lose_note(root: Wire, producer: Claims, consumer: Claims) -> None:
+async def lose_note(root: JetStreamClient, producer: Claims, consumer: Claims) -> None:
     """A claim is read whose producer did not get to say where its message is."""
     sent = await producer.producer.publish("video.d", LARGE)
     assert sent.reference
-    await producer.wire.connection.flush()
-    found = await root.last(STREAM, claim_subject("video", sent.reference.claim_id))
+    await producer.jetstream.connection.flush()
+    found = await root.get_last(STREAM, claim_subject("video", sent.reference.claim_id))
     assert found
     lost = {**json.loads(found.data), "state": "pending", "places": {}}
     await root.publish(found.subject, json.dumps(lost).encode())
-    (message,) = await consumer.wire.pull("VIDEO", "editor", 1, expires_s=PATIENCE_S)
+    (message,) = await consumer.jetstream.pull("VIDEO", "editor", 1, expires_s=PATIENCE_S)
     assert await consumer.consumer.handle(message, nothing)
 
 
@@ -284,7 +286,7 @@ def expired(claim_id: str = CLAIM, **changes: Any) -> dict[str, Any]:
         "namespace": "video",
         "subject": "video.c",
         "bucket": "claims",
-        "object_key": key_of("video", "video.c", end, claim_id),
+        "object_key": make_key("video", "video.c", end, claim_id),
         "original_size": 1,
         "stored_size": 1,
         "created_ns": (end - 7200) * 10**9,
@@ -366,8 +368,8 @@ async def test_none_of_them_reaches_beyond(kind: str) -> None:
     with _running(kind, LATER) as server:
         stage = await prepared(server, LATER)
         await stage.claims("collector")
-        root = Wire(stage.users["root"].connection, timeout_s=PATIENCE_S)
-        before = (await root.api(f"STREAM.INFO.{STREAM}"))["state"]
+        root = JetStreamClient(stage.users["root"].connection, timeout_s=PATIENCE_S)
+        before = (await root.api_request(f"STREAM.INFO.{STREAM}"))["state"]
         for role in RIGHTS:
             user = stage.users.get(role) or await stage.user(role)
             for subject in (*BEYOND["everybody"], *BEYOND[role]):
@@ -377,7 +379,7 @@ async def test_none_of_them_reaches_beyond(kind: str) -> None:
             allowed = "video.x" if role == "producer" else "$CLAIMS.audit.video.x.failed"
             await user.connection.publish(allowed, b"", reply="$JS.API.STREAM.DELETE.CLAIMS")
             await user.connection.flush()
-        after = (await root.api(f"STREAM.INFO.{STREAM}"))["state"]
+        after = (await root.api_request(f"STREAM.INFO.{STREAM}"))["state"]
         assert after["last_seq"] == before["last_seq"]
         await root.close()
         await stage.close()
@@ -397,19 +399,19 @@ async def test_an_answer_in_the_place_of_a_record_ends_no_claim(kind: str) -> No
         await user.connection.flush()
         root = stage.users["root"].wire
         async with asyncio.timeout(PATIENCE_S):
-            while b"CLAIMS_AUDIT" not in (await root.last(STREAM, reply)).data:  # type: ignore[union-attr]
+            while b"CLAIMS_AUDIT" not in (await root.get_last(STREAM, reply)).data:  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)
         await root.publish(due_subject("video", sent.reference.claim_id), b"", MARKER)
         report = await collector.collector.collect()
         assert (report.removed, report.failed) == (0, 0)
         assert await stage.bucket.exists(sent.reference.object_key)
-        (message,) = await (await stage.claims("consumer")).wire.pull("VIDEO", "editor", 1, PATIENCE_S)
+        (message,) = await (await stage.claims("consumer")).jetstream.pull("VIDEO", "editor", 1, PATIENCE_S)
         consumer = await stage.claims("consumer")
         assert await consumer.consumer.handle(message, nothing)
         await stage.close()
 
 
-FOREIGN = ("other-team/report.csv", "backups/full.tar", key_of("audio", "video.c", 1_700_000_000, CLAIM))
+FOREIGN = ("other-team/report.csv", "backups/full.tar", make_key("audio", "video.c", 1_700_000_000, CLAIM))
 
 
 async def test_forged_records_reach_no_object_of_others(kind: str) -> None:
@@ -422,7 +424,7 @@ async def test_forged_records_reach_no_object_of_others(kind: str) -> None:
         )
         producer, consumer = await stage.user("producer"), await stage.user("consumer")
         for key in FOREIGN:
-            await stage.bucket.put(key, b"precious", Plain())
+            await stage.bucket.put(key, b"precious", StaticAttributes())
         for number, (user, key) in enumerate((user, key) for user in (producer, consumer) for key in FOREIGN):
             claim_id = CLAIM if key.startswith("audio") else f"{number}" * 32
             for changes in ({}, {"namespace": "audio"}, {"reference": {"object_key": key}}):
@@ -438,7 +440,7 @@ async def test_forged_records_reach_no_object_of_others(kind: str) -> None:
         released = expired(
             claim_id=hidden,
             expires_at=end,
-            object_key=key_of("video", "video.c", end, hidden),
+            object_key=make_key("video", "video.c", end, hidden),
             state="released",
             places={"SECRET": [1, "video.c"]},
             created_ns=0,
@@ -449,7 +451,7 @@ async def test_forged_records_reach_no_object_of_others(kind: str) -> None:
             store=stage.bucket,
             timeout_s=0.5,
         )
-        await stage.bucket.put(expired()["object_key"], b"x", Plain())
+        await stage.bucket.put(expired()["object_key"], b"x", StaticAttributes())
         await producer.wire.publish(claim_subject("video", hidden), json.dumps(released).encode())
         await producer.wire.publish(claim_subject("video", CLAIM), json.dumps(expired()).encode())
         for claim_id in (hidden, CLAIM):
@@ -463,12 +465,12 @@ async def test_forged_records_reach_no_object_of_others(kind: str) -> None:
 async def test_who_may_not_set_up_says_so_when_nobody_has(kind: str) -> None:
     with _running(kind, LATER) as server:
         stage = await prepared(server, LATER)
-        root = Wire(stage.users["root"].connection, timeout_s=PATIENCE_S)
+        root = JetStreamClient(stage.users["root"].connection, timeout_s=PATIENCE_S)
         with pytest.raises(RequestError, match="no stream takes"):
             await stage.claims("producer")
         await stage.claims("collector")
-        await root.api(f"STREAM.PURGE.{STREAM}", {"filter": "$CLAIMS.namespace.video"})
-        with pytest.raises(Disagreement, match="is not set up"):
+        await root.api_request(f"STREAM.PURGE.{STREAM}", {"filter": "$CLAIMS.namespace.video"})
+        with pytest.raises(ConfigConflict, match="is not set up"):
             await stage.claims("producer")
         await root.close()
         await stage.close()

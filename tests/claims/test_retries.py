@@ -11,12 +11,22 @@ from typing import Any
 
 import pytest
 
-from claims.faults import Faulty
-from claims.world import LARGE, World
-from headrace.claims import PRESETS, ClaimError, FakeClock, PublishFailed, PublishUnknown, Received
+from claims.claims_harness import LARGE, ClaimsHarness
+from claims.faulty_store import Faulty
+from headrace.claims import (
+    PRESETS,
+    ClaimError,
+    ClaimNotFound,
+    FakeClock,
+    MemoryStore,
+    PublishFailed,
+    PublishUnknown,
+    Received,
+    StoreUnavailable,
+)
 from headrace.claims import reference as references
-from headrace.claims.stores import StoreError
-from headrace.claims.wire import NoAnswer
+from headrace.claims.jetstream_client import RequestTimeout
+from headrace.claims.stores import AccessDenied, ObjectStoreError
 
 AT_ACK = PRESETS["aggressive"]
 WINDOW_NS = 200_000_000
@@ -27,7 +37,7 @@ async def nothing(_: Received) -> None:
     """A handler that is content."""
 
 
-async def test_two_attempts_at_once_leave_the_message_its_object(world: World) -> None:
+async def test_two_attempts_at_once_leave_the_message_its_object(world: ClaimsHarness) -> None:
     late = FakeClock(world.clock.now_ns() + 10**9)  # another second, another reference
     one, two = await world.claims(), await world.claims(clock=late)
     stream = await world.stream()
@@ -39,7 +49,7 @@ async def test_two_attempts_at_once_leave_the_message_its_object(world: World) -
     assert (await one.consumer.read(await world.next(stream, "c"))).data == LARGE
 
 
-async def test_a_retry_that_the_stream_does_not_know_any_more_has_its_payload(world: World) -> None:
+async def test_a_retry_that_the_stream_does_not_know_any_more_has_its_payload(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream(duplicate_window=WINDOW_NS)
     await world.consumer(stream, "c")
@@ -51,7 +61,7 @@ async def test_a_retry_that_the_stream_does_not_know_any_more_has_its_payload(wo
     assert await claims.consumer.handle(await world.next(stream, "c"), nothing)
 
 
-async def test_what_is_about_to_go_stays_if_a_retry_uses_it(world: World, monkeypatch: Any) -> None:
+async def test_what_is_about_to_go_stays_if_a_retry_uses_it(world: ClaimsHarness, monkeypatch: Any) -> None:
     """A collector has judged; before it acts the claim is published once more."""
     claims, other = await world.claims(ttl=AT_ACK), await world.claims(ttl=AT_ACK)
     stream = await world.stream()
@@ -59,7 +69,7 @@ async def test_what_is_about_to_go_stays_if_a_retry_uses_it(world: World, monkey
     assert sent.reference is not None
     judged = await claims.registry.find(world.name, sent.reference.claim_id)
     assert judged is not None
-    publish = other.wire.publish
+    publish = other.jetstream.publish
     removed: list[Any] = []
 
     async def publish_while_collected(subject: str, *rest: Any) -> Any:
@@ -67,32 +77,32 @@ async def test_what_is_about_to_go_stays_if_a_retry_uses_it(world: World, monkey
             removed.extend(await claims.registry.remove([judged]))
         return await publish(subject, *rest)
 
-    monkeypatch.setattr(other.wire, "publish", publish_while_collected)
+    monkeypatch.setattr(other.jetstream, "publish", publish_while_collected)
     await other.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
     assert removed == [], "whoever wins may delete, and the retry has won"
 
 
 async def test_an_earlier_attempt_that_nobody_knows_of_is_a_claim_error(
-    world: World, monkeypatch: Any
+    world: ClaimsHarness, monkeypatch: Any
 ) -> None:
     claims = await world.claims()
     stream = await world.stream()
 
     async def silent(*_: Any) -> Any:
-        raise NoAnswer("no answer")
+        raise RequestTimeout("no answer")
 
-    monkeypatch.setattr(claims.wire, "last", silent)
+    monkeypatch.setattr(claims.jetstream, "get_last", silent)
     with pytest.raises(PublishUnknown) as caught:
         await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
     assert isinstance(caught.value, ClaimError)
     assert caught.value.retryable
 
 
-async def test_an_object_whose_deletion_was_tried_is_not_used_again(world: World) -> None:
+async def test_an_object_whose_deletion_was_tried_is_not_used_again(world: ClaimsHarness) -> None:
     """A store that did not confirm a deletion may carry it out later."""
     objects = Faulty(world.memory)
     claims = await world.claims(ttl=AT_ACK, objects=objects, backend="memory")
-    objects.fail("delete", StoreError("timed out"))
+    objects.fail("delete", ObjectStoreError("timed out"))
     with pytest.raises(PublishFailed):
         await claims.producer.publish(f"{world.name}.a", LARGE, msg_id="m1")
     objects.heal()
@@ -104,7 +114,7 @@ async def test_an_object_whose_deletion_was_tried_is_not_used_again(world: World
     assert (await claims.consumer.read(await world.next(stream, "c"))).data == LARGE
 
 
-async def test_one_message_id_in_two_streams_is_two_payloads(world: World) -> None:
+async def test_one_message_id_in_two_streams_is_two_payloads(world: ClaimsHarness) -> None:
     claims = await world.claims()
     video, audio = await world.stream("v"), await world.stream("a")
     await world.consumer(audio, "c")
@@ -115,7 +125,7 @@ async def test_one_message_id_in_two_streams_is_two_payloads(world: World) -> No
 
 @pytest.mark.parametrize("kind", ["bytes", "file", "iterator"])
 async def test_a_message_id_that_comes_again_for_another_payload_has_that_payload(
-    world: World, tmp_path: Path, kind: str
+    world: ClaimsHarness, tmp_path: Path, kind: str
 ) -> None:
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream(duplicate_window=WINDOW_NS)
@@ -144,7 +154,7 @@ async def test_a_message_id_that_comes_again_for_another_payload_has_that_payloa
 
 
 async def test_a_payload_that_is_published_again_beside_another_of_its_id_is_stored_once(
-    world: World,
+    world: ClaimsHarness,
 ) -> None:
     claims = await world.claims()
     stream = await world.stream(duplicate_window=WINDOW_NS)
@@ -158,15 +168,15 @@ async def test_a_payload_that_is_published_again_beside_another_of_its_id_is_sto
 
 
 async def test_claims_whose_ids_know_no_subject_are_read_retried_and_collected(
-    world: World, monkeypatch: Any
+    world: ClaimsHarness, monkeypatch: Any
 ) -> None:
     """Earlier versions made them so."""
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream()
     await world.consumer(stream, "c")
-    new_id = references.new_id
+    new_id = references.make_claim_id
     with monkeypatch.context() as patch:
-        patch.setattr(references, "new_id", lambda *given, subject="": new_id(*given))
+        patch.setattr(references, "make_claim_id", lambda *given, subject="": new_id(*given))
         sent = await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
     assert sent.reference
     assert sent.reference.claim_id == new_id(world.name, "m1")
@@ -179,3 +189,34 @@ async def test_claims_whose_ids_know_no_subject_are_read_retried_and_collected(
     assert await claims.consumer.handle(await world.next(stream, "c"), take)
     assert received == [LARGE]
     assert not [page async for page in claims.store.list(f"{world.name}/")]
+
+
+async def test_what_may_return_is_retried_and_what_may_not_is_given_up(world: ClaimsHarness) -> None:
+    faulty = Faulty(MemoryStore())
+    claims = await world.claims(objects=faulty, backend="memory")
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    await claims.producer.publish(f"{stream}.a", LARGE)
+    faulty.fail("get", AccessDenied("403"))
+    message = await world.next(stream, "c")
+    with pytest.raises(StoreUnavailable) as raised:
+        await claims.consumer.read(message)
+    assert raised.value.retryable
+    faulty.heal()
+    assert (await claims.consumer.read(message)).data == LARGE
+    assert not ClaimNotFound("").retryable
+
+
+async def test_a_retry_after_everything_was_done_leaves_nothing(world: ClaimsHarness) -> None:
+    """The first attempt was read and deleted; the retry of a producer that never heard of it is a duplicate."""
+    claims = await world.claims(ttl=AT_ACK)
+    stream = await world.stream()
+    await world.consumer(stream, "c")
+    await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
+    await claims.consumer.handle(await world.next(stream, "c"), nothing)
+    again = await claims.producer.publish(f"{stream}.a", LARGE, msg_id="m1")
+    assert again.duplicate
+    message = await world.wire.get_message(stream, 1)
+    assert message is not None
+    keys = [info.key async for page in claims.store.list(f"{world.name}/") for info in page]
+    assert len(keys) <= 1, "the same object again at most"

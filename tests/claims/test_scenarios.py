@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from claims.world import LARGE, World
-from headrace.claims import PRESETS, Expired, NotFound, PublishUnknown, Received, Ttl
-from headrace.claims.wire import NoAnswer
+from claims.claims_harness import LARGE, ClaimsHarness
+from headrace.claims import PRESETS, ClaimNotFound, Expired, PublishUnknown, Received, Ttl
+from headrace.claims.jetstream_client import RequestTimeout
 
 HOUR = 3600
 RETENTION = PRESETS["redelivery"]
@@ -17,7 +17,7 @@ AT_ACK = PRESETS["aggressive"]
 
 
 @pytest.fixture(params=["folder", "memory", "s3", "azure", "gcs"], autouse=True)
-def _every_store(world: World, request: pytest.FixtureRequest, settings_of: Any) -> None:
+def _every_store(world: ClaimsHarness, request: pytest.FixtureRequest, settings_of: Any) -> None:
     """Each kind of store in turn. The real ones have a bucket for all: namespaces keep tests apart."""
     world.backend = settings_of(request.param) if request.param != "folder" else {}
 
@@ -26,7 +26,7 @@ async def keep(received: Received) -> None:
     assert received.data == LARGE
 
 
-async def test_s1_read_then_deleted_at_the_ack(world: World) -> None:
+async def test_s1_read_then_deleted_at_the_ack(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -40,7 +40,7 @@ async def test_s1_read_then_deleted_at_the_ack(world: World) -> None:
     assert events == ["created", "retrieved", "released", "deleted"]
 
 
-async def test_s1_read_then_deleted_after_the_retention(world: World) -> None:
+async def test_s1_read_then_deleted_after_the_retention(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -57,7 +57,7 @@ async def test_s1_read_then_deleted_after_the_retention(world: World) -> None:
     assert (await world.events(claims, sent.reference.claim_id))[-1] == "collected"
 
 
-async def test_s2_a_claim_nobody_reads_ends_with_its_age(world: World) -> None:
+async def test_s2_a_claim_nobody_reads_ends_with_its_age(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "crashed")
@@ -71,7 +71,7 @@ async def test_s2_a_claim_nobody_reads_ends_with_its_age(world: World) -> None:
     assert await claims.registry.find(world.name, sent.reference.claim_id) is None
 
 
-async def test_s3_a_slow_consumer_finds_its_claim(world: World) -> None:
+async def test_s3_a_slow_consumer_finds_its_claim(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "slow", ack_wait=3 * HOUR * 10**9)
@@ -90,7 +90,7 @@ async def test_s3_a_slow_consumer_finds_its_claim(world: World) -> None:
     assert not await claims.store.exists(sent.reference.object_key)
 
 
-async def test_s4_a_redelivered_message_finds_its_claim(world: World) -> None:
+async def test_s4_a_redelivered_message_finds_its_claim(world: ClaimsHarness) -> None:
     """The handler failed after the read: nothing was deleted, because nothing was acknowledged."""
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream()
@@ -110,7 +110,7 @@ async def test_s4_a_redelivered_message_finds_its_claim(world: World) -> None:
     assert await claims.consumer.handle(again, keep)
 
 
-async def test_s4_an_ack_that_was_lost_is_no_loss_within_the_retention(world: World) -> None:
+async def test_s4_an_ack_that_was_lost_is_no_loss_within_the_retention(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -123,7 +123,7 @@ async def test_s4_an_ack_that_was_lost_is_no_loss_within_the_retention(world: Wo
 
 
 async def test_s5_a_producer_that_dies_before_its_publish_leaves_no_orphan(
-    world: World, monkeypatch: Any
+    world: ClaimsHarness, monkeypatch: Any
 ) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
@@ -138,7 +138,7 @@ async def test_s5_a_producer_that_dies_before_its_publish_leaves_no_orphan(
     assert not await _entries(claims)
 
 
-async def test_s5_nor_one_that_dies_before_the_registry_knows(world: World, monkeypatch: Any) -> None:
+async def test_s5_nor_one_that_dies_before_the_registry_knows(world: ClaimsHarness, monkeypatch: Any) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     monkeypatch.setattr(claims.registry, "register", _die)
@@ -156,31 +156,31 @@ async def test_s5_nor_one_that_dies_before_the_registry_knows(world: World, monk
 
 
 async def test_s6_an_unknown_outcome_keeps_the_object_and_a_retry_reuses_it(
-    world: World, monkeypatch: Any
+    world: ClaimsHarness, monkeypatch: Any
 ) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "c")
-    real = claims.wire.publish
+    real = claims.jetstream.publish
 
     async def stored_but_unanswered(subject: str, *rest: Any) -> Any:
         answer = await real(subject, *rest)
         if subject.startswith(stream):
-            raise NoAnswer("the answer was lost")
+            raise RequestTimeout("the answer was lost")
         return answer
 
-    monkeypatch.setattr(claims.wire, "publish", stored_but_unanswered)
+    monkeypatch.setattr(claims.jetstream, "publish", stored_but_unanswered)
     with pytest.raises(PublishUnknown):
         await claims.producer.publish(f"{stream}.a", LARGE, msg_id="order-1")
     (key,) = await _keys(claims)
-    monkeypatch.setattr(claims.wire, "publish", real)
+    monkeypatch.setattr(claims.jetstream, "publish", real)
     again = await claims.producer.publish(f"{stream}.a", LARGE, msg_id="order-1")
     assert again.duplicate
     assert await _keys(claims) == [key], "no second object"
     assert await claims.consumer.handle(await world.next(stream, "c"), keep)
 
 
-async def test_s7_the_last_of_several_consumers_ends_the_claim(world: World) -> None:
+async def test_s7_the_last_of_several_consumers_ends_the_claim(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=AT_ACK)
     stream = await world.stream()
     await world.consumer(stream, "first")
@@ -197,7 +197,7 @@ async def test_s7_the_last_of_several_consumers_ends_the_claim(world: World) -> 
     assert not await claims.store.exists(sent.reference.object_key)
 
 
-async def test_s8_a_replay_finds_claim_and_message_together_or_neither(world: World) -> None:
+async def test_s8_a_replay_finds_claim_and_message_together_or_neither(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=PRESETS["conservative"])
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -211,13 +211,13 @@ async def test_s8_a_replay_finds_claim_and_message_together_or_neither(world: Wo
     await world.pass_ttl(claims, sent, 12 * HOUR + 61)
     with pytest.raises(Expired):
         await claims.consumer.read(message)
-    info = await world.wire.api(f"STREAM.INFO.{stream}")
+    info = await world.wire.api_request(f"STREAM.INFO.{stream}")
     assert info["state"]["messages"] == 0
     await claims.collector.collect()
     assert await _keys(claims) == []
 
 
-async def test_s9_a_message_that_is_given_up_ends_in_the_dead_letters(world: World) -> None:
+async def test_s9_a_message_that_is_given_up_ends_in_the_dead_letters(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION, dead_letter=f"{world.name}dead.letters")
     stream, dead = await world.stream(), await world.stream("dead")
     await world.consumer(stream, "c")
@@ -225,7 +225,7 @@ async def test_s9_a_message_that_is_given_up_ends_in_the_dead_letters(world: Wor
     assert sent.reference
     await claims.store.delete([sent.reference.object_key])
     assert not await claims.consumer.handle(await world.next(stream, "c"), keep)
-    letter = await world.wire.message(dead, 1)
+    letter = await world.wire.get_message(dead, 1)
     assert letter is not None
     await world.settled(stream, "c")  # terminated: it is not delivered again
     await world.pass_ttl(claims, sent, 2 * HOUR + 1)
@@ -233,7 +233,7 @@ async def test_s9_a_message_that_is_given_up_ends_in_the_dead_letters(world: Wor
     assert await _entries(claims) == []
 
 
-async def test_s9_a_claim_whose_message_was_terminated_is_collected(world: World) -> None:
+async def test_s9_a_claim_whose_message_was_terminated_is_collected(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -250,14 +250,14 @@ async def test_s9_a_claim_whose_message_was_terminated_is_collected(world: World
 
 
 @pytest.mark.parametrize("how", ["purge", "limit"])
-async def test_s10_a_message_that_was_removed_takes_its_claim_along(world: World, how: str) -> None:
+async def test_s10_a_message_that_was_removed_takes_its_claim_along(world: ClaimsHarness, how: str) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream(max_msgs=1)
     await world.consumer(stream, "c")
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
     if how == "purge":
-        await world.wire.api(f"STREAM.PURGE.{stream}")
+        await world.wire.api_request(f"STREAM.PURGE.{stream}")
     else:
         await claims.producer.publish(f"{stream}.a", b"small")
     assert (await claims.collector.collect()).released == 0, "too young to be judged an orphan"
@@ -269,7 +269,7 @@ async def test_s10_a_message_that_was_removed_takes_its_claim_along(world: World
     assert not await claims.store.exists(sent.reference.object_key)
 
 
-async def test_s11_a_collector_that_was_down_for_hours_catches_up(world: World) -> None:
+async def test_s11_a_collector_that_was_down_for_hours_catches_up(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     await world.consumer(stream, "c")
@@ -285,12 +285,12 @@ async def test_s11_a_collector_that_was_down_for_hours_catches_up(world: World) 
     assert (await claims.collector.collect()).removed == 0
 
 
-async def test_s11_markers_that_are_gone_do_not_matter(world: World) -> None:
+async def test_s11_markers_that_are_gone_do_not_matter(world: ClaimsHarness) -> None:
     """Down for longer than markers live: facts and hours in keys are enough."""
     claims = await world.claims(ttl=RETENTION)
     stream = await world.stream()
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
-    await world.wire.api("STREAM.PURGE.CLAIMS", {"filter": f"$CLAIMS.*.{world.name}.*"})
+    await world.wire.api_request("STREAM.PURGE.CLAIMS", {"filter": f"$CLAIMS.*.{world.name}.*"})
     assert sent.reference
     assert await claims.registry.find(world.name, sent.reference.claim_id) is None
     await world.advance(4 * HOUR)
@@ -298,14 +298,14 @@ async def test_s11_markers_that_are_gone_do_not_matter(world: World) -> None:
     assert await _keys(claims) == []
 
 
-async def test_a_missing_object_is_not_found(world: World) -> None:
+async def test_a_missing_object_is_not_found(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=Ttl())
     stream = await world.stream()
     await world.consumer(stream, "c")
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
     await claims.store.delete([sent.reference.object_key])
-    with pytest.raises(NotFound):
+    with pytest.raises(ClaimNotFound):
         await claims.consumer.read(await world.next(stream, "c"))
 
 

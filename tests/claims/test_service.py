@@ -15,14 +15,14 @@ import nats
 import pytest
 from nats.errors import Error as NatsError
 
-from claims.faults import Faulty
-from claims.world import LARGE, PATIENCE_S, World
+from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness
+from claims.faulty_store import Faulty
 from headrace import Server
+from headrace.auth.authenticator import INTERNAL_USER
 from headrace.claims import Claims, FakeClock, MemoryStore, Received, Ttl, load
-from headrace.claims.service import Collectors
-from headrace.claims.stores import StoreError
-from headrace.net.auth import INSIDER
-from headrace.net.options import OptionsError
+from headrace.claims.collector_service import CollectorService
+from headrace.claims.stores import ObjectStoreError
+from headrace.config.options import OptionsError
 from headrace.testing import HostedServer
 from support import certificates
 
@@ -71,7 +71,7 @@ async def test_a_broker_collects_by_itself(tmp_path: Path, guard: dict[str, str]
     async with served(tmp_path, http_port=-1, **guard) as server:
         connection = await nats.connect(server.url, connect_timeout=PATIENCE_S, **guard)
         clock = FakeClock(server.server.now_ns())
-        world = World(connection, server.url, server, tmp_path, "inside")
+        world = ClaimsHarness(connection, server.url, server, tmp_path, "inside")
         claims = await Claims.open(
             connection, load(tmp_path / "claims.yaml"), clock=clock, timeout_s=PATIENCE_S
         )
@@ -102,7 +102,7 @@ async def _exports(server: HostedServer, line: str) -> bool:
 
 
 async def metrics_of(server: HostedServer) -> str:
-    url = f"http://127.0.0.1:{server.server.vitals().http_port}/metrics"
+    url = f"http://127.0.0.1:{server.server.stats().http_port}/metrics"
     answer = await asyncio.to_thread(urllib.request.urlopen, url)
     with answer:
         return str(answer.read().decode())
@@ -124,7 +124,7 @@ async def test_a_store_that_is_down_does_not_keep_the_broker_from_its_work(tmp_p
         await connection.close()
 
 
-async def test_a_store_that_fails_in_between_is_asked_again(world: World) -> None:
+async def test_a_store_that_fails_in_between_is_asked_again(world: ClaimsHarness) -> None:
     """The service outlives a store that refuses to list, to delete, and then everything."""
     ttl = Ttl(max_age=7200, retention_after_read=0, grace_period=600)
     faulty = Faulty(MemoryStore(clock=world.clock))
@@ -133,7 +133,7 @@ async def test_a_store_that_fails_in_between_is_asked_again(world: World) -> Non
     sent = await claims.producer.publish(f"{stream}.a", LARGE)
     assert sent.reference
     for operation in ("delete", "prefixes", "uploads"):
-        faulty.fail(operation, StoreError("503"))
+        faulty.fail(operation, ObjectStoreError("503"))
     await world.pass_ttl(claims, sent, 7801)
     watching = asyncio.create_task(claims.collector.watch(sweep_every_s=0.05, poll_s=0.05))
 
@@ -156,7 +156,7 @@ async def test_a_store_that_fails_in_between_is_asked_again(world: World) -> Non
 async def test_the_service_ends_when_it_is_told_to_even_without_a_server(tmp_path: Path) -> None:
     said: list[str] = []
     configs = [load(written(tmp_path))]
-    service = Collectors(configs, said.append, servers="nats://127.0.0.1:1", connect_timeout=1)
+    service = CollectorService(configs, said.append, servers="nats://127.0.0.1:1", connect_timeout=1)
     service.start()
     await asyncio.sleep(0)
     await asyncio.wait_for(service.stop(), PATIENCE_S)
@@ -166,7 +166,7 @@ async def test_the_service_ends_when_it_is_told_to_even_without_a_server(tmp_pat
 def insiders(server: Server) -> list[Any]:
     """The connections of parts of the server itself."""
     found = list(server.listener.connections.values())
-    return [item for item in found if item.session.identity and item.session.identity.user == INSIDER]
+    return [item for item in found if item.session.identity and item.session.identity.user == INTERNAL_USER]
 
 
 async def test_an_insider_stays_through_a_reload_and_nobody_else_becomes_one(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ async def test_an_insider_stays_through_a_reload_and_nobody_else_becomes_one(tmp
         await until(is_inside)
         before = insiders(server)
         server.reload(replace(server.options, user="ann", password="pw"))
-        for guess in ({}, {"user": INSIDER, "password": "guess"}):
+        for guess in ({}, {"user": INTERNAL_USER, "password": "guess"}):
             with pytest.raises(NatsError):
                 await nats.connect(server.url, max_reconnect_attempts=1, reconnect_time_wait=0.01, **guess)
         assert insiders(server) == before
@@ -215,7 +215,7 @@ async def test_what_cannot_be_collected_is_said_at_the_start(
 
 
 def test_the_command_line_and_the_configuration_file_take_it(tmp_path: Path) -> None:
-    from headrace.cli.flags import parse
+    from headrace.cli.serve_flags import parse
 
     options, _ = parse(["-js", "--claims", "c.yaml"]).resolve()
     assert options.claims == "c.yaml"
@@ -229,7 +229,7 @@ async def test_it_ends_although_a_cancellation_gets_lost(monkeypatch: Any) -> No
     """As it may where an answer comes in the very moment of the cancellation."""
     lost = asyncio.Event()
 
-    async def stubborn(_: Collectors) -> None:
+    async def stubborn(_: CollectorService) -> None:
         while True:
             try:
                 await asyncio.Event().wait()
@@ -238,8 +238,8 @@ async def test_it_ends_although_a_cancellation_gets_lost(monkeypatch: Any) -> No
                     raise
                 lost.set()
 
-    monkeypatch.setattr(Collectors, "_run", stubborn)
-    collectors = Collectors([], print)
+    monkeypatch.setattr(CollectorService, "_run", stubborn)
+    collectors = CollectorService([], print)
     collectors.start()
     await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE_S):

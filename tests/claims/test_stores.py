@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
-from headrace.claims.stores import FolderStore, ObjectMissing, ObjectThere, Plain, StoreError, folder
+from headrace.claims.stores import (
+    FolderStore,
+    ObjectAlreadyExists,
+    ObjectMissing,
+    ObjectStoreError,
+    StaticAttributes,
+    folder,
+)
 
 METADATA = {"prism-namespace": "ns", "prism-checksum": "ab" * 32, "prism-created-at": "2026-01-31T12:00:00Z"}
-PLAIN = Plain(METADATA)
+PLAIN = StaticAttributes(METADATA)
 
 
 async def all_of(store: Any, key: str) -> bytes:
@@ -40,7 +47,7 @@ async def test_an_empty_object_is_an_object(store: Any) -> None:
 
 async def test_an_object_is_not_replaced_by_accident(store: Any) -> None:
     await store.put("ns/t/h/one", b"first", PLAIN)
-    with pytest.raises(ObjectThere):
+    with pytest.raises(ObjectAlreadyExists):
         await store.put("ns/t/h/one", b"second", PLAIN)
     assert await all_of(store, "ns/t/h/one") == b"first"
     await store.put("ns/t/h/one", b"third", PLAIN, replace=True)
@@ -120,7 +127,7 @@ async def test_a_bucket_is_made_once_and_goes_when_it_is_empty(store: Any) -> No
 async def test_a_folder_is_not_left_by_a_key(tmp_path: Any, key: str) -> None:
     store = FolderStore(tmp_path)
     await store.ensure_bucket()
-    with pytest.raises(StoreError):
+    with pytest.raises(ObjectStoreError):
         await store.put(key, b"x", PLAIN)
 
 
@@ -184,3 +191,10 @@ async def test_folders_that_did_not_change_are_synced_once(
     (topic / "2026013113").mkdir()
     await store.put("ns/topic/2026013113/three", b"three", PLAIN)
     assert synced[1:] == [topic / "2026013113", topic]
+
+
+def test_azure_gets_names_that_it_allows() -> None:
+    from headrace.claims.stores.azure import AzureStore
+
+    assert AzureStore.to_vendor("prism-created-at") == "prism_created_at"
+    assert AzureStore.from_vendor("prism_created_at") == "prism-created-at"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from claims.world import LARGE, PATIENCE_S, World
+from claims.claims_harness import LARGE, PATIENCE_S, ClaimsHarness
 from headrace.claims import CLAIM_HEADER, Claims, Forbidden, Published, Received, Ttl
 from headrace.claims.registry import STREAM, claim_subject
 
@@ -20,20 +20,20 @@ async def nothing(_: Received) -> None:
     """A handler that is content."""
 
 
-async def published(world: World, claims: Claims, subject: str = "secret") -> Published:
+async def published(world: ClaimsHarness, claims: Claims, subject: str = "secret") -> Published:
     sent = await claims.producer.publish(f"{world.name}.{subject}", LARGE)
     assert sent.reference
     await world.connection.flush()
     return sent
 
 
-async def copied(world: World, sent: Published, subject: str) -> None:
+async def copied(world: ClaimsHarness, sent: Published, subject: str) -> None:
     """Somebody publishes the same reference once more."""
     assert sent.reference
     await world.wire.publish(subject, sent.reference.encode(), {CLAIM_HEADER: "true"})
 
 
-async def read_from(world: World, claims: Claims, stream: str, **config: Any) -> Msg:
+async def read_from(world: ClaimsHarness, claims: Claims, stream: str, **config: Any) -> Msg:
     await world.consumer(stream, "reader", **config)
     message = await world.next(stream, "reader")
     assert (await claims.consumer.read(message)).data == LARGE
@@ -46,7 +46,9 @@ async def is_there(claims: Claims, sent: Published) -> bool:
 
 
 @pytest.mark.parametrize("is_noted", [True, False])
-async def test_a_copy_in_the_same_stream_ends_no_claim_that_is_needed(world: World, is_noted: bool) -> None:
+async def test_a_copy_in_the_same_stream_ends_no_claim_that_is_needed(
+    world: ClaimsHarness, is_noted: bool
+) -> None:
     """Who may publish to one subject of a stream must not end a claim of another; nor a program that forwards."""
     claims = await world.claims(ttl=AT_ONCE)
     stream = await world.stream()
@@ -55,7 +57,7 @@ async def test_a_copy_in_the_same_stream_ends_no_claim_that_is_needed(world: Wor
     sent = await published(world, claims)
     assert sent.reference
     if not is_noted:
-        found = await world.wire.last(STREAM, claim_subject(world.name, sent.reference.claim_id))
+        found = await world.wire.get_last(STREAM, claim_subject(world.name, sent.reference.claim_id))
         assert found
         lost = {**json.loads(found.data), "state": "pending", "places": {}}
         await world.wire.publish(found.subject, json.dumps(lost).encode())
@@ -67,7 +69,7 @@ async def test_a_copy_in_the_same_stream_ends_no_claim_that_is_needed(world: Wor
     assert not await is_there(claims, sent), "its own reader ends it"
 
 
-async def test_strict_consumers_refuse_what_nobody_can_explain(world: World) -> None:
+async def test_strict_consumers_refuse_what_nobody_can_explain(world: ClaimsHarness) -> None:
     claims = await world.claims(ttl=AT_ONCE, strict_subjects=True)
     stream = await world.stream()
     await world.consumer(stream, "all")
@@ -83,14 +85,14 @@ async def test_strict_consumers_refuse_what_nobody_can_explain(world: World) -> 
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("kind", ["mirror", "sources"])
-async def test_mirrors_and_sources_may_change_subjects(world: World, kind: str, strict: bool) -> None:
+async def test_mirrors_and_sources_may_change_subjects(world: ClaimsHarness, kind: str, strict: bool) -> None:
     claims = await world.claims(ttl=AT_ONCE, strict_subjects=strict)
     stream = await world.stream()
     await world.consumer(stream, "first")
     transform = [{"src": f"{stream}.>", "dest": f"elsewhere.{stream}.>"}]
     origin = {"name": stream, "subject_transforms": transform}
     body: dict[str, Any] = {"mirror": origin} if kind == "mirror" else {"sources": [origin]}
-    await world.wire.api("STREAM.CREATE.COPY" + stream, {"name": f"COPY{stream}", **body})
+    await world.wire.api_request("STREAM.CREATE.COPY" + stream, {"name": f"COPY{stream}", **body})
     sent = await published(world, claims)
     await world.advance(5)
     message = await read_from(world, claims, f"COPY{stream}")
@@ -100,11 +102,11 @@ async def test_mirrors_and_sources_may_change_subjects(world: World, kind: str, 
     assert await claims.consumer.handle(await world.next(stream, "first"), nothing)
     await world.settled(f"COPY{stream}", "reader")
     assert not await is_there(claims, sent)
-    await world.wire.api(f"STREAM.DELETE.COPY{stream}")
+    await world.wire.api_request(f"STREAM.DELETE.COPY{stream}")
 
 
 @pytest.mark.parametrize("strict", [False, True])
-async def test_a_stream_may_transform_what_it_takes(world: World, strict: bool) -> None:
+async def test_a_stream_may_transform_what_it_takes(world: ClaimsHarness, strict: bool) -> None:
     claims = await world.claims(ttl=AT_ONCE, strict_subjects=strict)
     stream = await world.stream(
         subject_transform={"src": f"{world.name}.>", "dest": f"{world.name}.stored.>"}
@@ -116,12 +118,12 @@ async def test_a_stream_may_transform_what_it_takes(world: World, strict: bool) 
     assert not await is_there(claims, sent)
 
 
-async def test_republished_messages_are_read_unless_consumers_are_strict(world: World) -> None:
+async def test_republished_messages_are_read_unless_consumers_are_strict(world: ClaimsHarness) -> None:
     """Their headers say where they come from, but anybody may write these."""
     claims = await world.claims(ttl=AT_ONCE)
     stream = await world.stream(republish={"src": f"{world.name}.>", "dest": f"again.{world.name}.>"})
     await world.consumer(stream, "first")
-    await world.wire.api(
+    await world.wire.api_request(
         f"STREAM.CREATE.AGAIN{stream}",
         {"name": f"AGAIN{stream}", "subjects": [f"again.{stream}.>"], "allow_msg_ttl": True},
     )
@@ -135,10 +137,12 @@ async def test_republished_messages_are_read_unless_consumers_are_strict(world: 
     assert await is_there(claims, sent), "the first stream's consumer needs it"
 
 
-async def test_dead_letters_can_be_read_by_strict_consumers(world: World) -> None:
+async def test_dead_letters_can_be_read_by_strict_consumers(world: ClaimsHarness) -> None:
     dead = f"dead.{world.name}"
     claims = await world.claims(ttl=AT_ONCE, strict_subjects=True, dead_letter=dead)
-    await world.wire.api(f"STREAM.CREATE.DEAD{world.name}", {"name": f"DEAD{world.name}", "subjects": [dead]})
+    await world.wire.api_request(
+        f"STREAM.CREATE.DEAD{world.name}", {"name": f"DEAD{world.name}", "subjects": [dead]}
+    )
     stream = await world.stream()
     await world.consumer(stream, "c")
     await published(world, claims)
@@ -152,7 +156,7 @@ async def test_dead_letters_can_be_read_by_strict_consumers(world: World) -> Non
         await claims.consumer.read(forged)
 
 
-async def test_a_mapping_of_the_server_is_explained_by_the_registry(world: World) -> None:
+async def test_a_mapping_of_the_server_is_explained_by_the_registry(world: ClaimsHarness) -> None:
     """What a producer was told of its message is believed, whatever subject it has in the stream."""
     claims = await world.claims(ttl=AT_ONCE, strict_subjects=True)
     stream = await world.stream()
@@ -164,7 +168,9 @@ async def test_a_mapping_of_the_server_is_explained_by_the_registry(world: World
     entry = await claims.registry.find(world.name, sent.reference.claim_id)
     assert entry
     async with asyncio.timeout(PATIENCE_S):
-        while not await claims.registry.change(entry.at(stream, 2, f"{stream}.secret"), 3600):
+        while not await claims.registry.compare_and_set(
+            entry.with_place(stream, 2, f"{stream}.secret"), 3600
+        ):
             entry = await claims.registry.find(world.name, sent.reference.claim_id)
             assert entry
     assert (await claims.consumer.read(await world.next(stream, "c"))).data == LARGE

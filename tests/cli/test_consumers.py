@@ -75,7 +75,7 @@ def test_where_a_consumer_starts(headrace: Headrace, filled: str, start: str, fi
     assert headrace("consumer", "next", filled, "w", "--raw") == f"{first}\n"
 
 
-def test_pushed_messages(headrace: Headrace, filled: str) -> None:
+def test_consumer_sub_prints_pushed_messages(headrace: Headrace, filled: str) -> None:
     headrace("consumer", "add", filled, "p", "--deliver", f"deliver_{filled}", "--ack", "none")
     assert headrace("consumer", "sub", filled, "p", "--count", 5, "--raw") == "m1\nm2\nm3\nm4\nm5\n"
     headrace("consumer", "next", filled, "p", code=2)

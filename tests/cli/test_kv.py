@@ -13,7 +13,7 @@ def bucket(headrace: Headrace, name: str) -> str:
     return name
 
 
-def test_keys(headrace: Headrace, bucket: str) -> None:
+def test_kv_put_get_and_delete_keys(headrace: Headrace, bucket: str) -> None:
     assert headrace.json("kv", "put", bucket, "a", "1") == {"bucket": bucket, "key": "a", "revision": 1}
     assert headrace("kv", "get", bucket, "a") == "1\n"
     assert headrace("kv", "get", bucket, "a", "--raw") == "1"
@@ -41,7 +41,7 @@ def test_who_comes_second_is_told(headrace: Headrace, bucket: str) -> None:
     assert headrace("kv", "get", bucket, "a") == "1\n"
 
 
-def test_watching(headrace: Headrace, bucket: str) -> None:
+def test_kv_watch_prints_changes(headrace: Headrace, bucket: str) -> None:
     headrace("kv", "put", bucket, "a", "1")
     headrace("kv", "del", bucket, "a", "-f")
     headrace("kv", "put", bucket, "b", "2")
@@ -50,7 +50,7 @@ def test_watching(headrace: Headrace, bucket: str) -> None:
     assert "PUT b: 2" in headrace("kv", "watch", bucket, "b", "--history", "--count", 1)
 
 
-def test_buckets(headrace: Headrace, bucket: str) -> None:
+def test_kv_buckets_are_listed_edited_and_removed(headrace: Headrace, bucket: str) -> None:
     assert bucket in headrace("kv", "ls", "--names").split()
     status = headrace.json("kv", "status", bucket)
     assert (status["history"], status["marker_ttl_s"], status["description"]) == (3, 3600, "of a test")
@@ -64,7 +64,7 @@ def test_buckets(headrace: Headrace, bucket: str) -> None:
     assert "cannot name a bucket" in headrace.error
 
 
-def test_objects(headrace: Headrace, name: str, tmp_path: Path) -> None:
+def test_objects_are_stored_listed_and_read_back(headrace: Headrace, name: str, tmp_path: Path) -> None:
     file = tmp_path / "large"
     file.write_bytes(bytes(range(256)) * 2000)
     headrace("object", "add", name, "--description", "of a test")

@@ -17,10 +17,10 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from conformance.client import Client, Wire
-from conformance.copying import Copying
-from conformance.joined import PAIRINGS, Joined, joined
-from conformance.reading import Reading
+from conformance.consumer_client import Reading
+from conformance.leafnode_pair import PAIRINGS, Joined, joined
 from conformance.servers import KINDS, OURS, Server, Setup
+from conformance.sourcing import Copying
 
 Launch = Callable[[Setup], Server]
 _numbers = itertools.count(1)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from conformance.client import Client, Message, error_of
-from conformance.reading import eventually
+from conformance.consumer_client import eventually
 from conformance.servers import Server, Setup
 
 Launch = Callable[[Setup], Server]
@@ -147,7 +147,7 @@ class TestStreamImports:
         [message] = b.pending(sid)
         assert (message.subject, message.payload, message.reply) == ("news.today", b"1", "answer.here")
 
-    def test_with_a_prefix(self, member: Member) -> None:
+    def test_a_prefix_is_put_before_imported_subjects(self, member: Member) -> None:
         a, c = member("a"), member("c")
         sid, plain = c.subscribe("from.a.news.>"), c.subscribe("news.>")
         c.flush()
@@ -255,7 +255,7 @@ class TestServiceImports:
         message = b.next("1")
         assert (message.subject, message.payload) == (reply, b"2")
 
-    def test_tokens_exchanged(self, member: Member) -> None:
+    def test_an_import_may_reorder_subject_tokens(self, member: Member) -> None:
         a, b = member("a"), member("b")
         sid = a.subscribe("echo.>")
         a.flush()
@@ -263,7 +263,7 @@ class TestServiceImports:
         assert answer(a, sid).subject == "echo.one.two"
         assert b.next("1").payload == b"ok"
 
-    def test_who_asks(self, member: Member) -> None:
+    def test_request_info_names_the_importing_account(self, member: Member) -> None:
         a, b = member("a"), member("b")
         sid = a.subscribe("add.one")
         a.flush()
@@ -290,7 +290,7 @@ class TestServiceImports:
         assert json.loads(request.headers["Nats-Request-Info"])["acc"] == "B"
         assert request.headers["K"] == "v"
 
-    def test_nobody_there(self, member: Member) -> None:
+    def test_a_service_without_responders_answers_503(self, member: Member) -> None:
         message = member("b").request("gone")
         assert message.status == "503"
 
@@ -317,7 +317,7 @@ class TestServiceImports:
         a.flush()
         assert [message.payload for message in b.pending("1")] == [b"1", b"2", b"3", b""]
 
-    def test_a_private_one(self, member: Member) -> None:
+    def test_a_private_service_is_closed_to_other_accounts(self, member: Member) -> None:
         a, b, c = member("a"), member("b"), member("c")
         sid = a.subscribe("secret")
         a.flush()
@@ -326,7 +326,7 @@ class TestServiceImports:
         assert b.next("1").payload == b"psst"
         assert c.request("secret").status == "503"
 
-    def test_without_a_reply(self, member: Member) -> None:
+    def test_a_message_without_reply_reaches_the_service(self, member: Member) -> None:
         a, b = member("a"), member("b")
         sid = a.subscribe("add.one")
         a.flush()
@@ -383,7 +383,7 @@ class TestStreams:
             assert client.api("STREAM.NAMES")["streams"] == ["SAME"]
 
     @pytest.mark.parametrize("user", ["c", "g"])
-    def test_an_account_without(self, member: Member, user: str) -> None:
+    def test_an_account_without_jetstream_is_refused(self, member: Member, user: str) -> None:
         client = member(user)
         for operation in ("INFO", "STREAM.NAMES", "STREAM.CREATE.X", "CONSUMER.NAMES.X"):
             assert error_of(client.api(operation)) == (10039, "JetStream not enabled for account")
@@ -394,7 +394,7 @@ class TestStreams:
         found = tuple(limits[key] for key in ("max_memory", "max_storage", "max_streams", "max_consumers"))
         assert found == (1000, 5000, 2, 1)
 
-    def test_reservations(self, member: Member) -> None:
+    def test_reserved_storage_stays_within_account_limits(self, member: Member) -> None:
         client = member("l")
 
         def create(name: str, **config: object) -> dict[str, object]:
@@ -419,7 +419,7 @@ class TestStreams:
         assert client.store("mem", b"x" * 100)["seq"] == 2
         client.api("STREAM.DELETE.MEM")
 
-    def test_consumers(self, member: Member) -> None:
+    def test_consumers_beyond_the_account_limit_are_refused(self, member: Member) -> None:
         client = member("l")
         client.api("STREAM.CREATE.READ", {"name": "READ", "subjects": ["read"]})
         for name, good in (("one", True), ("two", False)):
@@ -457,7 +457,7 @@ class TestSystem:
             ("ACCOUNTZ", "accounts"),
         ],
     )
-    def test_pages(self, member: Member, page: str, field: str) -> None:
+    def test_the_system_account_reads_monitoring_pages(self, member: Member, page: str, field: str) -> None:
         told = member("sys").request(f"$SYS.REQ.SERVER.PING.{page}").json
         assert field in told["data"]
 
@@ -465,7 +465,7 @@ class TestSystem:
         assert member("a").request("$SYS.REQ.SERVER.PING").status == "503"
         assert member("a").request("$SYS.REQ.ACCOUNT.A.INFO").status == "503"
 
-    def test_an_account(self, member: Member) -> None:
+    def test_the_system_account_reads_info_of_an_account(self, member: Member) -> None:
         member("a")
         sys = member("sys")
 

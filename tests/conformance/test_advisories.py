@@ -34,7 +34,7 @@ def audits(client: Client, sid: str, subject: str) -> list[dict[str, Any]]:
     ("operation", "event", "action"),
     [("CREATE", "CREATED", "create"), ("UPDATE", "UPDATED", "modify"), ("DELETE", "DELETED", "delete")],
 )
-def test_stream_actions(
+def test_stream_changes_publish_an_action_advisory(
     client: Client, make_stream: Make, name: str, operation: str, event: str, action: str
 ) -> None:
     sid = client.subscribe(f"{PREFIX}STREAM.{event}.{name}")
@@ -51,7 +51,9 @@ def test_stream_actions(
 
 
 class TestAudit:
-    def test_fields(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_an_audit_advisory_has_request_and_response(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         sid = client.subscribe(f"{PREFIX}API")
         answer = client.request(f"$JS.API.STREAM.INFO.{name}", b'{"deleted_details":true}')
         advisory = audits(client, sid, f"$JS.API.STREAM.INFO.{name}")[0]
@@ -96,7 +98,7 @@ class TestAudit:
             ("DIRECT.GET.{}", {"seq": 1}, 0),
         ],
     )
-    def test_which_calls(
+    def test_only_some_api_calls_are_audited(
         self, client: Client, make_stream: Make, name: str, operation: str, body: Any, count: int
     ) -> None:
         make_stream(allow_direct=True)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance import conversation
+from conformance import transcript
 from conformance.client import Client, Message
-from conformance.conversation import Conversation
 from conformance.servers import Server, Setup
+from conformance.transcript import Conversation
 
 Answers = dict[str, list[list[str]]]
 SILENCE = ["(silence)"]
@@ -27,7 +27,7 @@ def replay(kind: str) -> Callable[[str], Answers]:
     def answers(file: str) -> Answers:
         if file not in replayed:
             with Server(kind) as server, Client(server.port) as client:
-                replayed[file] = _replay(client, conversation.load(file))
+                replayed[file] = _replay(client, transcript.load(file))
         return replayed[file]
 
     return answers
@@ -62,7 +62,7 @@ def _send(client: Client, step: Conversation, ack: str) -> None:
 def _shown(message: Message) -> list[str]:
     """A message in the notation of the files."""
     lines = [] if message.subject.startswith("_I.") else [f"@ {message.subject} {message.reply}"]
-    lines += conversation.to_lines(message.header) if message.header else []
+    lines += transcript.to_lines(message.header) if message.header else []
     if message.payload or not lines:
         lines.append(message.payload.decode() or "(empty)")
     return lines
@@ -79,33 +79,33 @@ def _replies(expected: list[str]) -> list[list[str]]:
 
 
 def _steps(file: str) -> list[object]:
-    return [pytest.param(step, id=str(step)) for step in conversation.load(file)]
+    return [pytest.param(step, id=str(step)) for step in transcript.load(file)]
 
 
 def _check(step: Conversation, received: list[list[str]]) -> None:
     expected = _replies(step.expected)
     lines = [line for reply in received for line in (*reply, "--")]
     wanted = [line for reply in expected for line in (*reply, "--")]
-    if conversation.differences(wanted, lines):
+    if transcript.differences(wanted, lines):
         pytest.fail(_explain(step, wanted, lines), pytrace=False)
 
 
 def _explain(step: Conversation, wanted: list[str], lines: list[str]) -> str:
     """The difference, with JSON spread over lines and accepted placeholders filled in."""
     pairs = [*zip(wanted, lines, strict=False)]
-    spread = [conversation.json_text(w, r) if w.startswith("{") else w for w, r in pairs]
-    got = [conversation.json_text(r, r) if r.startswith("{") else r for r in lines]
+    spread = [transcript.json_text(w, r) if w.startswith("{") else w for w, r in pairs]
+    got = [transcript.json_text(r, r) if r.startswith("{") else r for r in lines]
     left = "\n".join([*spread, *wanted[len(pairs) :]]).splitlines()
-    return f"{step.title}\n{conversation.differences(left, chr(10).join(got).splitlines())}"
+    return f"{step.title}\n{transcript.differences(left, chr(10).join(got).splitlines())}"
 
 
 @pytest.mark.parametrize("step", _steps("streams.txt"))
-def test_streams(replay: Callable[[str], Answers], step: Conversation) -> None:
+def test_stream_api_transcript_matches(replay: Callable[[str], Answers], step: Conversation) -> None:
     _check(step, replay("streams.txt")[step.number])
 
 
 @pytest.mark.parametrize("step", _steps("consumers.txt"))
-def test_consumers(replay: Callable[[str], Answers], step: Conversation) -> None:
+def test_consumer_api_transcript_matches(replay: Callable[[str], Answers], step: Conversation) -> None:
     _check(step, replay("consumers.txt")[step.number])
 
 

@@ -72,7 +72,7 @@ class TestUsers:
             wire.send(operation)
             wire.expect_end(VIOLATION)
 
-    async def test_nats_py(self, guarded: Server) -> None:
+    async def test_nats_py_connects_over_tls(self, guarded: Server) -> None:
         connection = await nats.connect(
             guarded.url, user="ivan", password="foo", allow_reconnect=False, connect_timeout=20
         )
@@ -102,12 +102,12 @@ async def _ignore(_: Exception) -> None:
 
 
 class TestTokens:
-    def test_the_right_one(self, tokened: Server) -> None:
+    def test_the_right_token_connects(self, tokened: Server) -> None:
         with Client(tokened.port, auth_token="s3cr3t") as client:
             client.flush()
 
     @pytest.mark.parametrize("token", ["", "S3cr3t", "s3cr3t2", "s3cr3"])
-    def test_a_wrong_one(self, tokened: Server, token: str) -> None:
+    def test_a_wrong_token_is_refused(self, tokened: Server, token: str) -> None:
         with Wire(tokened.port) as wire:
             wire.send(f'CONNECT {{"auth_token":"{token}"}}\r\n'.encode())
             wire.expect_end(VIOLATION)
@@ -232,7 +232,7 @@ class TestTls:
             assert received[-1] == EOF
             assert b"PONG\r\n" not in received
 
-    def test_messages_pass(self, sealed: Server, papers: Papers) -> None:
+    def test_messages_pass_over_tls(self, sealed: Server, papers: Papers) -> None:
         with Wire(sealed.port) as wire:
             wire.start_tls(papers.trusting())
             payload = b"x" * 300_000
@@ -252,7 +252,7 @@ class TestTls:
             wire.socket = wire.socket.unwrap()
             assert wire.socket.recv(1) == b""
 
-    async def test_nats_py(self, sealed: Server, papers: Papers) -> None:
+    async def test_nats_py_connects_over_tls(self, sealed: Server, papers: Papers) -> None:
         url = sealed.url.replace("nats://", "tls://")
         connection = await nats.connect(url, tls=papers.trusting(), allow_reconnect=False, connect_timeout=20)
         await connection.flush()

@@ -53,7 +53,7 @@ class TestCommit:
         assert [message.headers["Nats-Batch-Sequence"] for message in stored] == ["1", "2", "3"]  # type: ignore[index]
         assert [message.headers["H"] for message in stored] == ["v"] * 3  # type: ignore[index]
 
-    async def test_one_message(self, js: JetStream, stream: str) -> None:
+    async def test_a_batch_of_one_message_is_acked(self, js: JetStream, stream: str) -> None:
         async with js.batch() as batch:
             await batch.publish(f"{stream}.a", b"x")
         assert batch.ack
@@ -307,14 +307,16 @@ class TestRefusals:
             await js.publish_batch([small, large, small])
         assert await last_seq(js, name) == 0
 
-    async def test_a_full_stream(self, js: JetStream, name: str, make_stream: Callable[..., Any]) -> None:
+    async def test_a_full_stream_raises_stream_full(
+        self, js: JetStream, name: str, make_stream: Callable[..., Any]
+    ) -> None:
         make_stream(allow_atomic=True, max_msgs=3, discard="new")
         await js.publish_batch([(f"{name}.a", b"x")] * 2)
         with pytest.raises(errors.StreamFull):
             await js.publish_batch([(f"{name}.a", b"x")] * 2)
         assert await last_seq(js, name) == 2
 
-    async def test_the_expected_stream(self, js: JetStream, stream: str) -> None:
+    async def test_a_wrong_expected_stream_names_the_member(self, js: JetStream, stream: str) -> None:
         with pytest.raises(errors.StreamMismatch) as caught:
             await streamed(js, Message(f"{stream}.a", stream=stream), Message(f"{stream}.b", stream="other"))
         assert (2, f"{stream}.b") in caught.value.candidates

@@ -25,7 +25,7 @@ PRINTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("block", "prints"), list(zip(BLOCKS, PRINTS, strict=True)), ids=range(len(BLOCKS)))
-def test_a_block_runs(server: Server, tmp_path: Path, block: str, prints: str) -> None:
+def test_every_block_of_the_client_docs_runs(server: Server, tmp_path: Path, block: str, prints: str) -> None:
     assert "127.0.0.1:4222" in block
     script = tmp_path / "block.py"
     script.write_text(block.replace("127.0.0.1:4222", f"127.0.0.1:{server.port}"))

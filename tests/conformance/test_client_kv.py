@@ -62,7 +62,7 @@ class TestBuckets:
         assert {field: config[field] for field in expected} == expected
         assert config["deny_purge"] is False
 
-    async def test_status(self, make: Make, name: str) -> None:
+    async def test_status_shows_every_option_of_a_bucket(self, make: Make, name: str) -> None:
         kv = await make(
             history=5,
             ttl="1h",
@@ -83,7 +83,7 @@ class TestBuckets:
         assert status.backing_store == "JetStream"
         assert (status.allows_ttl, status.allows_atomic) == (True, False)
 
-    async def test_a_plain_bucket(self, make: Make) -> None:
+    async def test_a_bucket_without_options_has_the_defaults(self, make: Make) -> None:
         status = await (await make()).status()
         assert (status.history, status.limit_marker_ttl, status.is_compressed, status.allows_ttl) == (
             1,
@@ -103,7 +103,9 @@ class TestBuckets:
         info = await js.stream_info(f"KV_{name}")
         assert (info.config.max_msgs_per_subject, info.config.storage) == (4, "memory")
 
-    async def test_binding(self, js: JetStream, make: Make, name: str) -> None:
+    async def test_a_missing_bucket_raises_bucket_not_found(
+        self, js: JetStream, make: Make, name: str
+    ) -> None:
         await (await make()).put("a", b"1")
         assert (await (await js.key_value(name)).get("a")).value == b"1"
         for missing in (js.key_value, js.delete_key_value, js.update_key_value):
@@ -119,7 +121,7 @@ class TestBuckets:
         with pytest.raises(errors.BadBucket):
             await js.key_value(name)
 
-    async def test_listing(self, js: JetStream, make: Make, name: str) -> None:
+    async def test_buckets_and_their_statuses_are_listed(self, js: JetStream, make: Make, name: str) -> None:
         await make(f"{name}a")
         await make(f"{name}b", history=3)
         names = await js.key_value_names()
@@ -128,7 +130,7 @@ class TestBuckets:
         assert histories.keys() == set(names)
         assert histories[f"{name}b"] == 3
 
-    async def test_a_deleted_bucket(self, js: JetStream, name: str) -> None:
+    async def test_a_deleted_bucket_raises_stream_not_found(self, js: JetStream, name: str) -> None:
         kv = await js.create_key_value(bucket=name)
         assert await js.delete_key_value(name)
         for gone in (kv.put("a", b"x"), kv.get("a"), kv.status()):
@@ -177,7 +179,9 @@ class TestLimitMarkers:
         assert status.stream_info.config.description == "stays"
 
     @pytest.mark.parametrize("nothing", [None, 0])
-    async def test_never_disabled(self, js: JetStream, make: Make, name: str, nothing: object) -> None:
+    async def test_limit_markers_cannot_be_disabled(
+        self, js: JetStream, make: Make, name: str, nothing: object
+    ) -> None:
         kv = await make(limit_markers=5)
         with pytest.raises(errors.LimitMarkersPermanent):
             await js.update_key_value(name, limit_markers=nothing)
@@ -249,7 +253,7 @@ class TestOperations:
             with pytest.raises(nats.js.errors.InvalidKeyError):
                 await bad
 
-    async def test_update(self, make: Make) -> None:
+    async def test_update_requires_the_last_revision(self, make: Make) -> None:
         kv = await make()
         first = await kv.update("a", b"1", last=0)
         second = await kv.update("a", b"2", last=first)
@@ -261,7 +265,7 @@ class TestOperations:
         with pytest.raises(errors.WrongRevision):
             await kv.update("a", b"3", last=0)
 
-    async def test_create(self, make: Make) -> None:
+    async def test_create_fails_if_the_key_has_a_value(self, make: Make) -> None:
         kv = await make()
         revision = await kv.create("a", b"1")
         with pytest.raises(errors.KeyExists, match="'a' has a value") as caught:
@@ -331,7 +335,7 @@ class TestOperations:
         with pytest.raises(errors.MessageTooLarge):
             await kv.put("a", b"x" * 60)
 
-    async def test_a_full_bucket(self, make: Make) -> None:
+    async def test_a_full_bucket_refuses_new_keys(self, make: Make) -> None:
         kv = await make(max_bytes=200)
         await kv.put("key0", b"x" * 40)
         await kv.put("key1", b"x" * 40)
@@ -386,7 +390,7 @@ class TestOperations:
         with pytest.raises(errors.NoKeys):
             await kv.keys(["nope.*"])
 
-    async def test_purge_deletes(self, make: Make) -> None:
+    async def test_purge_deletes_removes_old_tombstones(self, make: Make) -> None:
         kv = await make(history=5)
         for key in ("kept", "deleted", "purged"):
             await kv.put(key, b"1")
@@ -417,7 +421,7 @@ class TestOperations:
 
 
 class TestMany:
-    async def test_put_many(self, make: Make) -> None:
+    async def test_put_many_stores_all_keys_and_returns_revisions(self, make: Make) -> None:
         kv = await make(allow_atomic=True, history=3)
         address = {"street": b"Elm", "city": b"Ulm", "code": b"89073"}
         assert await kv.put_many(address) == {"street": 1, "city": 2, "code": 3}
@@ -437,7 +441,7 @@ class TestMany:
         assert [(await kv.get(key)).value for key in "abc"] == [b"2", b"foreign", b"2"]
         assert await kv.update_many({"new": (b"1", 0)}) == {"new": 8}
 
-    async def test_create_many(self, make: Make) -> None:
+    async def test_create_many_fails_if_any_key_has_a_value(self, make: Make) -> None:
         kv = await make(allow_atomic=True, limit_markers=5)
         await kv.put_many({"deleted": b"1", "purged": b"1"})
         await kv.delete("deleted")
@@ -457,7 +461,7 @@ class TestMany:
         await js.update_key_value(name, allow_atomic=True)
         assert await kv.put_many({"a": b""}) == {"a": 1}
 
-    async def test_too_many(self, make: Make) -> None:
+    async def test_put_many_refuses_more_than_a_batch_holds(self, make: Make) -> None:
         kv = await make(allow_atomic=True)
         with pytest.raises(errors.BatchTooLarge):
             await kv.put_many({f"k{n}": b"" for n in range(1001)})

@@ -33,7 +33,7 @@ async def initial(watcher: Any) -> list[Any]:
     raise AssertionError("no None came")
 
 
-async def test_values(kv: KeyValue) -> None:
+async def test_values_are_put_updated_deleted_and_purged(kv: KeyValue) -> None:
     assert await kv.put("a", b"1") == 1
     assert await kv.update("a", b"2", last=1) == 2
     assert ((await kv.get("a")).value, (await kv.get("a", revision=1)).value) == (b"2", b"1")
@@ -47,7 +47,7 @@ async def test_values(kv: KeyValue) -> None:
     assert (await kv.status()).values == 1
 
 
-async def test_watching(kv: KeyValue) -> None:
+async def test_a_watcher_sees_puts_deletes_and_purges(kv: KeyValue) -> None:
     await kv.put("a", b"1")
     await kv.put("a", b"2")
     watcher = await kv.watchall()
@@ -75,7 +75,7 @@ async def test_history_and_keys(kv: KeyValue) -> None:
         await kv.history("b")
 
 
-async def test_many_keys(kv: KeyValue) -> None:
+async def test_hundreds_of_keys_are_listed(kv: KeyValue) -> None:
     for number in range(600):
         await kv.put(f"k.{number}", b"x" * 100)
     assert len(await kv.keys()) == 600

@@ -41,7 +41,9 @@ async def test_a_connection_of_our_own(server: Server, name: str) -> None:
 
 
 class TestPublish:
-    async def test_options(self, js: JetStream, name: str, make_stream: Callable[..., Any]) -> None:
+    async def test_publish_options_become_headers(
+        self, js: JetStream, name: str, make_stream: Callable[..., Any]
+    ) -> None:
         make_stream(allow_msg_ttl=True)
         subject = f"{name}.a"
         assert (
@@ -151,7 +153,9 @@ class TestReset:
         assert (reset.reset_seq, reset.info.num_pending) == (8, 3)
         assert isinstance(reset, api.ConsumerReset)
 
-    async def test_refusals(self, js: JetStream, name: str, make_stream: Callable[..., Any]) -> None:
+    async def test_an_invalid_reset_raises_invalid_reset(
+        self, js: JetStream, name: str, make_stream: Callable[..., Any]
+    ) -> None:
         make_stream()
         start = {"deliver_policy": api.DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": 5}
         await js.add_consumer(name, ConsumerConfig(durable_name="P", **start))  # type: ignore[arg-type]
@@ -207,7 +211,7 @@ class TestSourcing:
         )
         await js.delete_stream(copy)
 
-    async def test_server_managed(
+    async def test_server_managed_consumers_are_accepted_by_ours_only(
         self, js: JetStream, name: str, make_stream: Callable[..., Any], server: Server
     ) -> None:
         """Ours knows it, from the draft; the reference does not and says so."""

@@ -33,7 +33,7 @@ def bucket(client: sync.Client, name: str) -> Iterator[sync.KeyValue]:
     client.delete_kv(name)
 
 
-def test_publishing(client: sync.Client, stream: str) -> None:
+def test_sync_publish_returns_the_ack(client: sync.Client, stream: str) -> None:
     assert client.publish(f"{stream}.a", b"1", msg_id="x").seq == 1
     assert client.publish(f"{stream}.a", b"1", msg_id="x").duplicate
     assert client.publish_batch([(f"{stream}.a", b"2"), (f"{stream}.b", b"3")]).seq == 3
@@ -42,7 +42,7 @@ def test_publishing(client: sync.Client, stream: str) -> None:
     assert client.run(client.js.purge_stream(stream))
 
 
-def test_batches(client: sync.Client, stream: str) -> None:
+def test_a_sync_batch_commits_or_stores_nothing(client: sync.Client, stream: str) -> None:
     with client.batch() as batch:
         for number in range(250):
             batch.publish(f"{stream}.{number}", b"x")
@@ -61,7 +61,9 @@ def test_batches(client: sync.Client, stream: str) -> None:
     assert client.stream_info(stream).state.last_seq == 250
 
 
-def test_buckets(client: sync.Client, bucket: sync.KeyValue, name: str) -> None:
+def test_sync_bucket_operations_match_the_async_ones(
+    client: sync.Client, bucket: sync.KeyValue, name: str
+) -> None:
     revision = bucket.create("a", b"1", ttl="1h")
     assert bucket.update("a", b"2", last=revision) == 2
     assert bucket.get("a").value == b"2"
@@ -75,7 +77,7 @@ def test_buckets(client: sync.Client, bucket: sync.KeyValue, name: str) -> None:
     assert name in client.kv_names()
 
 
-def test_watching(bucket: sync.KeyValue) -> None:
+def test_a_sync_watcher_iterates_over_changes(bucket: sync.KeyValue) -> None:
     bucket.put("a", b"1")
     with bucket.watch() as watcher:
         first = next(watcher)
@@ -118,7 +120,7 @@ def test_a_forked_worker_connects_anew(client: sync.Client, stream: str, server:
     assert client.publish(f"{stream}.a", b"after").seq == 3
 
 
-def test_nobody_there() -> None:
+def test_sync_connect_times_out_without_a_server() -> None:
     begun = time.monotonic()
     with pytest.raises(errors.NoAnswer, match=r"not connected to nats://127\.0\.0\.1:1 within 0\.3 s"):
         sync.connect("nats://127.0.0.1:1", connect_timeout=0.3)

@@ -65,7 +65,7 @@ async def test_an_empty_bucket_is_done_at_once(kv: KeyValue) -> None:
         await nothing_comes(watcher, kv)
 
 
-async def test_history(kv: KeyValue) -> None:
+async def test_include_history_delivers_every_revision(kv: KeyValue) -> None:
     await kv.put("a", b"1")
     await kv.delete("a")
     await kv.put("a", b"2")
@@ -84,7 +84,7 @@ async def test_none_comes_when_the_last_one_is_ignored(kv: KeyValue, tombstone: 
         await nothing_comes(watcher, kv)
 
 
-async def test_only_tombstones(kv: KeyValue) -> None:
+async def test_ignore_deletes_hides_tombstones(kv: KeyValue) -> None:
     await kv.put("a", b"1")
     await kv.purge("a")
     async with await kv.watchall(ignore_deletes=True) as watcher:
@@ -114,7 +114,7 @@ async def test_none_comes_when_the_last_one_is_an_unknown_marker(
         ({"Nats-Applied-Limit": "MaxAge"}, "PURGE"),
     ],
 )
-async def test_markers(
+async def test_delete_markers_arrive_as_deletes_or_purges(
     kv: KeyValue, name: str, client: Client, headers: dict[str, str], operation: str
 ) -> None:
     await kv.put("a", b"1")
@@ -130,14 +130,14 @@ async def test_markers(
         assert seen(await watcher.initial()) == [(operation, "a", 2)]
 
 
-async def test_meta_only(kv: KeyValue) -> None:
+async def test_meta_only_delivers_no_values(kv: KeyValue) -> None:
     await kv.put("a", b"a value")
     async with await kv.watchall(meta_only=True) as watcher:
         (entry,) = await watcher.initial()
     assert (entry.operation, entry.value) == ("PUT", b"")
 
 
-async def test_updates_only(kv: KeyValue) -> None:
+async def test_updates_only_delivers_no_initial_values(kv: KeyValue) -> None:
     await kv.put("a", b"1")
     async with await kv.watchall(updates_only=True) as watcher:
         assert await watcher.updates() is None
@@ -148,7 +148,7 @@ async def test_updates_only(kv: KeyValue) -> None:
         await nothing_comes(watcher, kv)
 
 
-async def test_resuming(kv: KeyValue) -> None:
+async def test_resume_from_delivers_from_that_revision(kv: KeyValue) -> None:
     for number in range(5):
         await kv.put(f"k{number % 2}", b"%d" % number)
     async with await kv.watchall(resume_from=3) as watcher:
@@ -158,7 +158,7 @@ async def test_resuming(kv: KeyValue) -> None:
         await nothing_comes(watcher, kv)
 
 
-async def test_several_filters(kv: KeyValue) -> None:
+async def test_a_watcher_may_have_several_filters(kv: KeyValue) -> None:
     for key in ("a.1", "b.1", "c.1.x"):
         await kv.put(key, b"")
     async with await kv.watch(["a.*", "c.>"]) as watcher:
@@ -197,7 +197,7 @@ async def test_waiting_has_an_end(kv: KeyValue) -> None:
             await watcher.updates(timeout=0.01)
 
 
-async def test_many_keys(kv: KeyValue, js: JetStream, name: str) -> None:
+async def test_a_watcher_delivers_thousands_of_keys_in_order(kv: KeyValue, js: JetStream, name: str) -> None:
     """More than a watcher buffers, with changes while the first ones come."""
     for first in range(0, 2000, 200):  # each publish has only some seconds
         await asyncio.gather(*(js.publish(f"$KV.{name}.k{n}", b"x") for n in range(first, first + 200)))

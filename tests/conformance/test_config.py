@@ -11,7 +11,7 @@ import pytest
 
 from conformance.client import EOF, Client, Wire
 from conformance.servers import Server, Setup
-from support.authority import Authority
+from support.certificate_authority import Authority
 
 Launch = Callable[[Setup], Server]
 VIOLATION = b"-ERR 'Authorization Violation'\r\n"
@@ -38,7 +38,7 @@ class TestForms:
             "authorization { user: a, password: $2a$04$abcdefghijklmnopqrstuujwP3VNGFNQSuDrdd4PBkNVXBkVEJSvy }",
         ],
     )
-    def test_a_user(self, launch: Launch, text: str) -> None:
+    def test_a_user_may_be_written_in_every_form(self, launch: Launch, text: str) -> None:
         server = launch(Setup(config=text, jetstream=False))
         if "$2a$" in text:
             return  # it starts: a bare hash is no variable
@@ -48,7 +48,7 @@ class TestForms:
             wire.send(b'CONNECT {"user":"a","pass":"x"}\r\n')
             wire.expect_end(VIOLATION)
 
-    def test_an_included_file(self, launch: Launch, tmp_path: Path) -> None:
+    def test_an_included_file_is_read(self, launch: Launch, tmp_path: Path) -> None:
         users = tmp_path / "users.conf"
         users.write_text("users: [{user: inc, password: x}]\n")
 
@@ -192,7 +192,7 @@ class TestReload:
             a.flush()
             assert [len(client.pending(sid)) for client, sid in sids] == [1, 0]
 
-    def test_certificates(self, launch: Launch, tmp_path: Path) -> None:
+    def test_a_reload_takes_new_certificates(self, launch: Launch, tmp_path: Path) -> None:
         folders = [tmp_path / name for name in ("old", "new")]
         for folder in folders:
             folder.mkdir()

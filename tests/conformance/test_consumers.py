@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conformance.client import Client
-from conformance.reading import MS, SECOND, Reading, ack_of, eventually, position, seqs_of
+from conformance.consumer_client import MS, SECOND, Reading, ack_of, eventually, position, seqs_of
 
 Make = Callable[..., Reading]
 
@@ -40,7 +40,9 @@ class TestStart:
             ({"filter_subject": "nowhere"}, []),
         ],
     )
-    def test_policies(self, ten: Reading, config: dict[str, Any], seqs: list[int]) -> None:
+    def test_each_deliver_policy_starts_at_its_message(
+        self, ten: Reading, config: dict[str, Any], seqs: list[int]
+    ) -> None:
         for key in ("filter_subject", "filter_subjects"):
             if key in config:
                 given = config[key]
@@ -74,7 +76,7 @@ class TestStart:
         ten.client.store(ten.subject("s.1"))
         assert seqs_of(ten.available("C")) == [8, 9, 10, 11]
 
-    def test_an_empty_stream(self, reading: Make) -> None:
+    def test_consumers_of_an_empty_stream_start_at_zero(self, reading: Make) -> None:
         stream = reading()
         for policy in ("all", "last", "new"):
             assert position(stream.made(f"C-{policy}", deliver_policy=policy), "delivered") == (0, 0)
@@ -165,7 +167,7 @@ class TestLists:
         assert "name" not in info["config"]
         assert info["config"]["inactive_threshold"] == 5 * SECOND
 
-    def test_delete(self, ten: Reading) -> None:
+    def test_a_deleted_consumer_is_gone(self, ten: Reading) -> None:
         ten.made("C")
         assert ten.client.api(f"CONSUMER.DELETE.{ten.name}.C", b"x")["error"]["err_code"] == 10038
         assert ten.client.api(f"CONSUMER.DELETE.{ten.name}.C")["success"] is True
@@ -225,7 +227,7 @@ class TestPause:
         assert eventually(lambda: ten.client.next(sid).reply)
 
     @pytest.mark.ours_only("A resumed push consumer delivers at once")
-    def test_resume_wakes(self, ten: Reading) -> None:
+    def test_resume_starts_delivery(self, ten: Reading) -> None:
         inbox = f"{ten.client.inbox}-push"
         sid = ten.client.subscribe(inbox)
         ten.made("C", deliver_subject=inbox, pause_until="2100-01-01T00:00:00Z")

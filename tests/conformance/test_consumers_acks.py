@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conformance.reading import MS, SECOND, Reading, ack_of, eventually, position, seqs_of
+from conformance.consumer_client import MS, SECOND, Reading, ack_of, eventually, position, seqs_of
 from conformance.servers import Server
 
 Make = Callable[..., Reading]
@@ -21,7 +21,7 @@ def floor(stream: Reading, consumer: str = "C") -> tuple[tuple[int, int], int]:
 
 class TestVerbs:
     @pytest.mark.parametrize("payload", [b"", b"+ACK", b"+OK"])
-    def test_done(self, ten: Reading, payload: bytes) -> None:
+    def test_an_ack_advances_the_ack_floor(self, ten: Reading, payload: bytes) -> None:
         ten.made("C")
         answer = ten.confirm(ten.fetch("C", 1)[0], payload)
         assert (answer.header, answer.payload) == (b"", b"")
@@ -37,7 +37,7 @@ class TestVerbs:
         ten.confirm(message)
         assert ten.confirm(message, payload).payload == b""
 
-    def test_the_floor_follows(self, ten: Reading) -> None:
+    def test_the_ack_floor_stops_before_a_nak(self, ten: Reading) -> None:
         """Vector 8."""
         ten.made("C")
         one, two, three, four, five, six = ten.fetch("C", 6)
@@ -98,7 +98,7 @@ class TestVerbs:
 
 
 class TestRedelivery:
-    def test_after_the_wait(self, ten: Reading) -> None:
+    def test_messages_are_redelivered_after_ack_wait(self, ten: Reading) -> None:
         full = {"max_ack_pending": 6}  # nothing new comes before these
         ten.made("C", ack_wait=60 * SECOND, **full)
         ten.fetch("C", 3)
@@ -121,7 +121,7 @@ class TestRedelivery:
         assert [ack_of(m)[:2] for m in ten.fetch("C", 3)] == [(2, 2), (2, 1), (1, 4)]
 
     @pytest.mark.parametrize("argument", [b'{"delay":300000000}', b"300ms"])
-    def test_after_a_delay(self, ten: Reading, argument: bytes) -> None:
+    def test_a_nak_with_delay_redelivers_after_it(self, ten: Reading, argument: bytes) -> None:
         ten.made("C", deliver_policy="by_start_sequence", opt_start_seq=10)
         message = ten.fetch("C", 1)[0]
         started = time.monotonic()

@@ -60,7 +60,7 @@ class TestPull:
 
 
 class TestPush:
-    async def test_subscribe(self, nc: NatsClient, name: str) -> None:
+    async def test_a_durable_push_subscription_delivers_and_acks(self, nc: NatsClient, name: str) -> None:
         js = await filled(nc, name, 30)
         sub = await js.subscribe(f"{name}.1", durable="P")
         messages = [await sub.next_msg(timeout=20) for _ in range(10)]
@@ -70,7 +70,7 @@ class TestPush:
         await js.publish(f"{name}.1", b"new")
         assert (await sub.next_msg(timeout=20)).data == b"new"
 
-    async def test_a_queue_shares(self, nc: NatsClient, name: str) -> None:
+    async def test_a_queue_group_shares_messages(self, nc: NatsClient, name: str) -> None:
         js = await filled(nc, name, 30)
         got: list[int] = []
         done = asyncio.Event()
@@ -85,7 +85,7 @@ class TestPush:
         await asyncio.wait_for(done.wait(), 30)
         assert sorted(got) == list(range(1, 31))
 
-    async def test_ordered(self, nc: NatsClient, name: str) -> None:
+    async def test_an_ordered_consumer_delivers_in_order(self, nc: NatsClient, name: str) -> None:
         js = await filled(nc, name, 200)
         sub = await js.subscribe(f"{name}.>", ordered_consumer=True)
         assert [(await sub.next_msg(timeout=20)).metadata.sequence.stream for _ in range(200)] == list(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conformance.client import Client
-from conformance.reading import MS, SECOND, Reading, ack_of, eventually, position, seqs_of
+from conformance.consumer_client import MS, SECOND, Reading, ack_of, eventually, position, seqs_of
 
 Make = Callable[..., Reading]
 
@@ -18,7 +18,9 @@ class TestRequests:
     @pytest.mark.parametrize(
         ("body", "count"), [(b"", 1), (b"3", 3), (b"{}", 1), (b"text", 1), (b'{"batch":2}', 2), (b" 2 ", 2)]
     )
-    def test_bodies(self, ten: Reading, body: bytes, count: int) -> None:
+    def test_each_form_of_pull_request_delivers_its_batch(
+        self, ten: Reading, body: bytes, count: int
+    ) -> None:
         ten.made("C")
         sid = ten.ask("C", body)
         assert seqs_of([ten.client.next(sid) for _ in range(count)]) == list(range(1, count + 1))
@@ -47,7 +49,9 @@ class TestRequests:
             ({}, b'{"batch":1,"priority":10}', "400 Bad Request - Priority must be between 0 and 9"),
         ],
     )
-    def test_refusals(self, ten: Reading, config: dict[str, Any], body: bytes, status: str) -> None:
+    def test_invalid_pull_requests_get_a_status(
+        self, ten: Reading, config: dict[str, Any], body: bytes, status: str
+    ) -> None:
         ten.made("C", **config)
         answer = ten.client.request(ten.next_subject("C"), body)
         assert answer.status.startswith(status)
@@ -58,7 +62,7 @@ class TestRequests:
         answer = ten.client.request(ten.next_subject("C"), b"", {"Nats-Required-Api-Level": "9"})
         assert answer.status == "412 Required Api Level"
 
-    def test_a_push_consumer(self, ten: Reading) -> None:
+    def test_a_push_consumer_refuses_pull_requests(self, ten: Reading) -> None:
         ten.made("C", deliver_subject=f"{ten.client.inbox}-x")
         assert ten.client.request(ten.next_subject("C")).status == "409 Consumer is push based"
 
@@ -68,7 +72,7 @@ class TestRequests:
         ten.client.flush()
         assert ten.info("C")["num_waiting"] == 0
 
-    def test_a_full_queue(self, ten: Reading) -> None:
+    def test_pull_requests_beyond_max_waiting_are_refused(self, ten: Reading) -> None:
         ten.made("C", max_waiting=1, deliver_policy="new")
         ten.ask("C", {"batch": 1, "expires": 30 * SECOND})
         eventually(lambda: ten.info("C")["num_waiting"] == 1)
@@ -123,7 +127,7 @@ class TestEnds:
         ten.reply(first)
         assert ack_of(ten.client.next(sid)).seq == 2
 
-    def test_bytes(self, reading: Make) -> None:
+    def test_max_bytes_ends_a_pull_request(self, reading: Make) -> None:
         stream = reading()
         for _ in range(10):
             stream.client.store(stream.subject("s"), "hi")
@@ -153,14 +157,14 @@ class TestEnds:
         ten.client.unsubscribe(sid)
         eventually(lambda: ten.info("C")["num_waiting"] == 0)
 
-    def test_deletion(self, ten: Reading) -> None:
+    def test_deleting_the_consumer_ends_pull_requests(self, ten: Reading) -> None:
         ten.made("C", deliver_policy="new")
         sid = ten.ask("C", {"batch": 5, "expires": 30 * SECOND})
         eventually(lambda: ten.info("C")["num_waiting"] == 1)
         ten.client.api(f"CONSUMER.DELETE.{ten.name}.C")
         assert ten.client.next(sid).header == b"NATS/1.0 409 Consumer Deleted\r\n\r\n"
 
-    def test_heartbeats(self, ten: Reading) -> None:
+    def test_idle_heartbeats_come_at_their_interval(self, ten: Reading) -> None:
         ten.made("C", deliver_policy="new")
         started = time.monotonic()
         sid = ten.ask("C", {"batch": 1, "expires": 30 * SECOND, "idle_heartbeat": 100 * MS})
@@ -216,7 +220,7 @@ class TestService:
         assert ten.info("C")["num_pending"] == 7
         assert seqs_of(ten.available("C")) == [2, 3, 5, 6, 7, 8, 9]
 
-    def test_headers_only(self, reading: Make) -> None:
+    def test_headers_only_delivers_the_size_instead_of_the_payload(self, reading: Make) -> None:
         stream = reading()
         stream.client.store(stream.subject("s"), "hello", {"A": "b"})
         stream.client.store(stream.subject("s"), "hi")
@@ -261,7 +265,7 @@ class TestPriority:
             ({"batch": 1, "group": "x"}, "400 Bad Request - Invalid Priority Group"),
         ],
     )
-    def test_groups(self, ten: Reading, body: dict[str, Any], status: str) -> None:
+    def test_a_wrong_priority_group_is_refused(self, ten: Reading, body: dict[str, Any], status: str) -> None:
         self.group(ten, "overflow")
         sid = ten.ask("C", body)
         assert ten.client.next(sid).status == status
@@ -287,7 +291,7 @@ class TestPriority:
         assert seqs_of([ten.client.next(other), ten.client.next(other)]) == [1, 2]
         assert ack_of(ten.client.next(sid)).seq == 3
 
-    def test_prioritized(self, reading: Make) -> None:
+    def test_the_lowest_priority_number_is_served_first(self, reading: Make) -> None:
         stream = reading()
         self.group(stream, "prioritized")
         late = stream.ask("C", {"batch": 2, "expires": 30 * SECOND, "group": "g", "priority": 5})
@@ -334,7 +338,7 @@ class TestPriority:
     @pytest.mark.parametrize(
         ("body", "code"), [({"group": "x"}, 10160), ({}, 10025), ({"group": "a b"}, 10162)]
     )
-    def test_unpin_refusals(self, ten: Reading, body: dict[str, Any], code: int) -> None:
+    def test_invalid_unpin_requests_are_refused(self, ten: Reading, body: dict[str, Any], code: int) -> None:
         self.group(ten, "pinned_client")
         assert ten.client.api(f"CONSUMER.UNPIN.{ten.name}.C", body)["error"]["err_code"] == code
 

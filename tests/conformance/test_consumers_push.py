@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conformance.client import Client
-from conformance.reading import MS, SECOND, Reading, ack_of, eventually, position, seqs_of
+from conformance.consumer_client import MS, SECOND, Reading, ack_of, eventually, position, seqs_of
 from conformance.servers import Server
 
 Make = Callable[..., Reading]
@@ -93,7 +93,7 @@ class TestInterest:
 
 
 class TestTime:
-    def test_heartbeats(self, ten: Reading, inbox: str) -> None:
+    def test_push_consumers_send_idle_heartbeats(self, ten: Reading, inbox: str) -> None:
         sid = ten.client.subscribe(inbox)
         started = time.monotonic()
         ten.made("C", deliver_subject=inbox, ack_policy="none", idle_heartbeat=200 * MS)
@@ -135,7 +135,7 @@ class TestTime:
 
 
 class TestFlowControl:
-    def test_the_window(self, reading: Make, inbox: str) -> None:
+    def test_the_flow_control_window_stops_and_doubles(self, reading: Make, inbox: str) -> None:
         """Vector 9: a request after half the window, a stop after all of it, twice as much after an answer."""
         stream = reading(storage="memory")
         for _ in range(560):
@@ -181,7 +181,7 @@ class TestFlowControl:
 
 
 class TestFlowAcknowledgement:
-    def test_defaults(self, ten: Reading, inbox: str) -> None:
+    def test_ack_policy_flow_control_sets_its_defaults(self, ten: Reading, inbox: str) -> None:
         config = ten.made("C", ack_policy="flow_control", deliver_subject=inbox)["config"]
         assert (config["flow_control"], config["idle_heartbeat"], config["max_ack_pending"]) == (
             True,
@@ -200,7 +200,9 @@ class TestFlowAcknowledgement:
             ({"max_deliver": 3}, 10222),
         ],
     )
-    def test_refusals(self, ten: Reading, inbox: str, config: dict[str, Any], code: int) -> None:
+    def test_ack_policy_flow_control_refuses_contradicting_options(
+        self, ten: Reading, inbox: str, config: dict[str, Any], code: int
+    ) -> None:
         base = {"ack_policy": "flow_control", "deliver_subject": inbox}
         assert ten.create("C", **{**base, **config})["error"]["err_code"] == code
 

@@ -37,7 +37,7 @@ def counter(client: Client, make_stream: Make, name: str) -> Counter:
 
 
 class TestSums:
-    def test_sum(self, counter: Counter, name: str) -> None:
+    def test_increments_add_up(self, counter: Counter, name: str) -> None:
         assert counter.add("+1") == {"stream": name, "seq": 1, "val": "1"}
         assert counter.add("5") == {"stream": name, "seq": 2, "val": "6"}
         assert counter.add("-10") == {"stream": name, "seq": 3, "val": "-4"}
@@ -46,16 +46,16 @@ class TestSums:
         assert payload == b'{"val":"-4"}'
         assert headers["Nats-Incr"] == "0"
 
-    def test_a_counter_a_subject(self, counter: Counter) -> None:
+    def test_each_subject_has_its_own_counter(self, counter: Counter) -> None:
         assert counter.add(1, "a")["val"] == "1"
         assert counter.add(2, "b")["val"] == "2"
         assert counter.add(3, "a")["val"] == "4"
 
     @pytest.mark.parametrize("text", ["-0", "007", "+0005", "-12"])
-    def test_spelling(self, counter: Counter, text: str) -> None:
+    def test_every_spelling_of_an_integer_is_understood(self, counter: Counter, text: str) -> None:
         assert counter.add(text)["val"] == str(int(text))
 
-    def test_large_numbers(self, counter: Counter) -> None:
+    def test_counters_have_any_number_of_digits(self, counter: Counter) -> None:
         large = 10**400 + 7
         assert counter.add(large)["val"] == str(large)
         assert counter.add(large)["val"] == str(2 * large)
@@ -85,7 +85,7 @@ class TestSums:
         counter.client.api(f"STREAM.MSG.DELETE.{name}", {"seq": 2})
         assert counter.add(1)["val"] == "6"
 
-    def test_duplicates(self, counter: Counter, name: str) -> None:
+    def test_a_duplicate_increment_is_not_counted(self, counter: Counter, name: str) -> None:
         counter.add(5, Nats_Msg_Id="i")
         assert counter.add(5, Nats_Msg_Id="i") == {"stream": name, "seq": 1, "duplicate": True}
         assert counter.add(1)["val"] == "6"
@@ -94,21 +94,25 @@ class TestSums:
         counter.add(5, Other="x")
         assert counter.stored()[0]["Other"] == "x"
 
-    def test_renamed(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_transformed_subject_is_counted_by_its_new_name(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         transform = {"src": f"{name}.*", "dest": f"{name}.all"}
         make_stream(allow_msg_counter=True, subject_transform=transform)
         counter = Counter(client, name)
         assert counter.add(1, "a")["val"] == "1"
         assert counter.add(1, "b")["val"] == "2"
 
-    def test_republished(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_republished_counter_carries_its_sum(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         make_stream(allow_msg_counter=True, republish={"src": f"{name}.>", "dest": f"copy.{name}.>"})
         sid = client.subscribe(f"copy.{name}.>")
         Counter(client, name).add(3)
         copy = client.next(sid)
         assert (copy.payload, copy.headers["Nats-Incr"]) == (b'{"val":"3"}', "3")
 
-    def test_after_a_restart(self, fresh_server: Server, connect: Callable[..., Client]) -> None:
+    def test_a_counter_survives_a_restart(self, fresh_server: Server, connect: Callable[..., Client]) -> None:
         client = connect(fresh_server)
         client.api("STREAM.CREATE.C", {"name": "C", "subjects": ["C.>"], "allow_msg_counter": True})
         assert Counter(client, "C").add(41)["val"] == "41"
@@ -120,17 +124,19 @@ class TestSums:
 
 class TestRefusals:
     @pytest.mark.parametrize("text", ["x", "1.5", "1e3", "1_000", "+-1", "--1", "+", "1 ", "0x10"])
-    def test_not_a_number(self, counter: Counter, text: str) -> None:
+    def test_an_increment_that_is_no_number_is_refused(self, counter: Counter, text: str) -> None:
         assert error_of(counter.add(text)) == (10171, "message counter increment is invalid")
 
-    def test_missing(self, counter: Counter, name: str) -> None:
+    def test_a_missing_increment_is_refused(self, counter: Counter, name: str) -> None:
         assert error_of(counter.client.store(f"{name}.a")) == (10169, "message counter increment is missing")
         assert error_of(counter.add(""))[0] == 10169
 
-    def test_payload(self, counter: Counter) -> None:
+    def test_an_increment_with_a_payload_is_refused(self, counter: Counter) -> None:
         assert error_of(counter.add(1, payload=b"x")) == (10170, "message counter has payload")
 
-    def test_disabled(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_stream_without_counters_refuses_increments(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         make_stream()
         assert error_of(Counter(client, name).add(1)) == (10168, "message counters is disabled")
         assert error_of(Counter(client, name).add("x"))[0] == 10171
@@ -150,10 +156,10 @@ class TestRefusals:
     def test_what_does_not_go_with_it(self, counter: Counter, field: dict[str, str]) -> None:
         assert error_of(counter.add(1, **field))[0] == 10171
 
-    def test_ttl(self, counter: Counter) -> None:
+    def test_an_increment_with_a_ttl_is_refused(self, counter: Counter) -> None:
         assert error_of(counter.add(1, Nats_TTL="5s"))[0] == 10166
 
-    def test_too_large(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_sum_beyond_max_msg_size_is_refused(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream(allow_msg_counter=True, max_msg_size=45)
         counter = Counter(client, name)
         assert counter.add(9)["val"] == "9"
@@ -170,22 +176,26 @@ class TestRefusals:
             ({"retention": "interest"}, "counter stream can only use limits retention"),
         ],
     )
-    def test_configuration(self, client: Client, name: str, config: dict[str, Any], text: str) -> None:
+    def test_counters_refuse_contradicting_stream_options(
+        self, client: Client, name: str, config: dict[str, Any], text: str
+    ) -> None:
         answer = client.api(f"STREAM.CREATE.{name}", {"name": name, "allow_msg_counter": True, **config})
         assert error_of(answer) == (10052, text)
 
-    def test_mirror(self, client: Client, name: str) -> None:
+    def test_a_mirror_cannot_be_a_counter_stream(self, client: Client, name: str) -> None:
         config = {"name": name, "mirror": {"name": "STAYS"}, "allow_msg_counter": True}
         assert error_of(client.api(f"STREAM.CREATE.{name}", config))[0] == 10173
 
-    def test_update(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_counters_cannot_be_enabled_by_an_update(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         config = make_stream()["config"]
         answer = client.api(f"STREAM.UPDATE.{name}", {**config, "allow_msg_counter": True})
         assert error_of(answer)[1].endswith("can not change message counter setting")
 
 
 class TestBatches:
-    def test_atomic(self, counter: Counter, name: str) -> None:
+    def test_increments_in_an_atomic_batch_add_up(self, counter: Counter, name: str) -> None:
         for position, (subject, value) in enumerate([("x", 2), ("y", 3), ("x", 5)], 1):
             commit = {"Nats_Batch_Commit": "1"} if position == 3 else {}
             fields = {"Nats_Batch_Id": "b", "Nats_Batch_Sequence": str(position), **commit}
@@ -216,7 +226,7 @@ class TestBatches:
         assert error_of(counter.client.store(f"{name}.a", payload, last))[0] == expected
         assert counter.client.api(f"STREAM.INFO.{name}")["state"]["messages"] == 0
 
-    def test_fast(self, counter: Counter, name: str) -> None:
+    def test_increments_in_a_fast_batch_add_up(self, counter: Counter, name: str) -> None:
         client = counter.client
         sid = client.subscribe(f"{client.inbox}f.>")
         for position, operation in ((1, 0), (2, 1), (3, 2)):
@@ -248,7 +258,9 @@ class TestSources:
         while total.client.api(f"STREAM.INFO.{total.stream}")["state"]["last_seq"] < seq:
             pass
 
-    def test_two_sources(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_sourced_counter_adds_up_its_sources(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         counters = []
         for source in (f"{name}a", f"{name}b"):
             make_stream(source, allow_msg_counter=True)

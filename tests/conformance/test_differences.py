@@ -44,21 +44,21 @@ def test_other_addresses_need_authentication() -> None:
 
 @pytest.mark.ours_only("Cluster flags are refused")
 @pytest.mark.parametrize("flag", ["--cluster", "--routes", "--cluster_name"])
-def test_no_cluster(flag: str) -> None:
+def test_cluster_flags_are_refused(flag: str) -> None:
     refused = _serve(flag, "nats://127.0.0.1:1")
     assert refused.returncode == 1
     assert "cluster" in refused.stderr
 
 
 @pytest.mark.ours_only("An unknown flag is an error")
-def test_unknown_flag() -> None:
+def test_an_unknown_flag_is_refused_by_name() -> None:
     refused = _serve("--wings", "2")
     assert refused.returncode == 2
     assert "-wings" in refused.stderr
 
 
 @pytest.mark.ours_only("The version names both programs")
-def test_version() -> None:
+def test_version_names_headrace_and_nats_server() -> None:
     shown = _serve("--version")
     assert shown.returncode == 0
     assert shown.stdout.startswith("headrace ")

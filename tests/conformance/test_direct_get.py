@@ -54,7 +54,9 @@ def collect(client: Client, name: str, body: Any) -> list[Message]:
         ({"next_by_subj": "{}.c.d", "start_time": "2020-01-01T00:00:00Z"}, 3),
     ],
 )
-def test_one(client: Client, filled: str, body: Any, seq: int) -> None:
+def test_each_selector_gets_one_message_with_its_headers(
+    client: Client, filled: str, body: Any, seq: int
+) -> None:
     message = get(client, filled, body)
     assert message.payload == b"m%d" % seq
     assert list(message.headers) == ["N", "Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp"]
@@ -68,14 +70,14 @@ def test_by_subject_in_the_request_subject(client: Client, filled: str) -> None:
     assert (message.payload, message.headers["Nats-Sequence"]) == (b"m9", "9")
 
 
-def test_without_headers(client: Client, filled: str) -> None:
+def test_no_hdr_returns_the_payload_alone(client: Client, filled: str) -> None:
     message = get(client, filled, {"seq": 4, "no_hdr": True})
     assert (message.header, message.payload) == (b"", b"m4")
     by_subject = client.request(f"{API}DIRECT.GET.{filled}.{filled}.a", b'{"no_hdr":true}')
     assert (by_subject.header, by_subject.payload) == (b"", b"m7")
 
 
-def test_by_time(client: Client, filled: str) -> None:
+def test_start_time_gets_the_first_message_after_it(client: Client, filled: str) -> None:
     stamp = get(client, filled, {"seq": 5}).headers["Nats-Time-Stamp"]
     assert get(client, filled, {"start_time": stamp}).payload == b"m5"
 
@@ -100,7 +102,7 @@ def test_by_time(client: Client, filled: str) -> None:
         ({"seq": 10, "batch": 2}, "404 Message Not Found"),
     ],
 )
-def test_status(client: Client, filled: str, body: Any, status: str) -> None:
+def test_invalid_requests_get_a_status(client: Client, filled: str, body: Any, status: str) -> None:
     answer = get(client, filled, body)
     assert (answer.status, answer.payload) == (status, b"")
 
@@ -195,7 +197,7 @@ class TestMultiLast:
         assert end.headers["Nats-Last-Sequence"] == str(seqs[-1])
         assert end.headers["Nats-UpTo-Sequence"] == str(body.get("up_to_seq", 9))
 
-    def test_in_pages(self, client: Client, filled: str) -> None:
+    def test_multi_last_continues_in_pages(self, client: Client, filled: str) -> None:
         *first, end = collect(client, filled, {"multi_last": ["{}.>"], "batch": 2})
         assert [m.payload for m in first] == [b"m7", b"m8"]
         assert end.headers == {
@@ -213,7 +215,9 @@ class TestMultiLast:
         *messages, _ = collect(client, filled, {"multi_last": ["{}.>"], "up_to_time": stamp})
         assert [m.payload for m in messages][-1] in (b"m4", b"m5")
 
-    def test_too_many(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_multi_last_refuses_more_than_1024_subjects(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         make_stream(allow_direct=True, storage="memory")
         for i in range(1025):
             client.publish(f"{name}.{i}")

@@ -53,7 +53,7 @@ class TestFlags:
             assert wire.info["server_name"] == "b"
 
     @pytest.mark.parametrize("flag", ["-D", "-V", "-DV", "--debug", "--trace", "-D=true"])
-    def test_talkative(self, launch: Launch, flag: str) -> None:
+    def test_debug_and_trace_flags_are_accepted(self, launch: Launch, flag: str) -> None:
         with Client(launch(Setup(flags=(flag,), jetstream=False)).port) as client:
             client.flush()
 
@@ -65,12 +65,12 @@ class TestFlags:
 
 
 class TestFiles:
-    def test_pid(self, launch: Launch, tmp_path: Path) -> None:
+    def test_the_pid_file_holds_the_process_id(self, launch: Launch, tmp_path: Path) -> None:
         file = tmp_path / "pid"
         server = launch(Setup(flags=("-P", str(file)), jetstream=False))
         assert int(file.read_text()) == server.pid
 
-    def test_ports(self, launch: Launch, tmp_path: Path) -> None:
+    def test_the_ports_file_holds_every_port(self, launch: Launch, tmp_path: Path) -> None:
         server = launch(Setup(flags=("--ports_file_dir", str(tmp_path), "-m", "-1"), jetstream=False))
         deadline = time.monotonic() + 20
         while not ((files := list(tmp_path.glob("*.ports"))) and files[0].read_text().endswith("}")):
@@ -84,14 +84,14 @@ class TestFiles:
         server.wait()
         assert list(tmp_path.glob("*.ports")) == []
 
-    def test_log(self, launch: Launch, tmp_path: Path) -> None:
+    def test_the_log_file_holds_the_log(self, launch: Launch, tmp_path: Path) -> None:
         log = tmp_path / "server.log"
         launch(Setup(flags=("-l", str(log)), jetstream=False))
         assert "[INF] Server is ready" in log.read_text()
 
 
 class TestLogLines:
-    def test_their_form(self, server: Server) -> None:
+    def test_log_lines_have_the_form_of_nats_server(self, server: Server) -> None:
         lines = server.log_text().splitlines()
         form = rf"\[{server.pid}\] \d{{4}}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{{6}} \[(INF|WRN|DBG)\] .*"
         assert all(re.fullmatch(form, line) for line in lines), lines
@@ -100,10 +100,10 @@ class TestLogLines:
 
 
 class TestMonitoring:
-    def test_health(self, monitored: Server) -> None:
+    def test_healthz_is_ok(self, monitored: Server) -> None:
         assert page(monitored, "/healthz") == {"status": "ok"}
 
-    def test_varz(self, monitored: Server) -> None:
+    def test_varz_counts_messages_and_connections(self, monitored: Server) -> None:
         with Client(monitored.port) as client:
             before = page(monitored, "/varz")
             client.publish("a", b"12345")
@@ -118,10 +118,10 @@ class TestMonitoring:
     @pytest.mark.parametrize(
         "field", ["server_id", "start", "now", "uptime", "mem", "cores", "subscriptions"]
     )
-    def test_varz_has(self, monitored: Server, field: str) -> None:
+    def test_varz_has_every_field(self, monitored: Server, field: str) -> None:
         assert field in page(monitored, "/varz")
 
-    def test_connz(self, monitored: Server) -> None:
+    def test_connz_shows_a_connection_and_its_subscriptions(self, monitored: Server) -> None:
         with Client(monitored.port, name="probe") as client:
             client.subscribe("a.b")
             client.flush()
@@ -131,5 +131,5 @@ class TestMonitoring:
         assert sorted(shown[0]["subscriptions_list"]) == sorted(["a.b", f"{client.inbox}.*"])
         assert shown[0]["subscriptions"] == 2
 
-    def test_unknown_pages(self, monitored: Server) -> None:
+    def test_an_unknown_page_is_404(self, monitored: Server) -> None:
         assert monitoring_status(monitored, "/nothing") == 404

@@ -16,7 +16,7 @@ Launch = Callable[[Setup], Server]
 
 
 class TestInfo:
-    def test_fields(self, server: Server, wire: Wire) -> None:
+    def test_info_has_the_fields_of_nats_server(self, server: Server, wire: Wire) -> None:
         info = wire.info
         assert info["version"] == "2.15.1"
         assert info["proto"] == 1
@@ -55,7 +55,7 @@ class TestInfo:
         with Wire(server.port) as first, Wire(server.port) as second:
             assert 0 < first.info["client_id"] < second.info["client_id"]
 
-    def test_without_jetstream(self, launch: Launch) -> None:
+    def test_a_server_without_jetstream_does_not_announce_it(self, launch: Launch) -> None:
         server = launch(Setup(jetstream=False))
         with Client(server.port) as client:
             assert "jetstream" not in client.info
@@ -117,7 +117,7 @@ class TestEnding:
             with Client(port) as client:
                 client.flush()
 
-    def test_lame_duck(self, launch: Launch) -> None:
+    def test_lame_duck_mode_keeps_clients_for_a_while(self, launch: Launch) -> None:
         """Those who are there are told and stay for a while, nobody else comes in; then it ends."""
 
         def leaving(grace: str) -> Server:
@@ -142,7 +142,7 @@ class TestEnding:
 
 
 class TestCommandLine:
-    def test_version(self, server: Server) -> None:
+    def test_info_has_a_version_of_three_parts(self, server: Server) -> None:
         with Wire(server.port) as wire:
             assert wire.info["version"].count(".") == 2
 

@@ -30,7 +30,7 @@ class TestPayload:
         wire.send(QUIET + operation + b"\r\n")
         wire.expect_end(TOO_LARGE)
 
-    def test_headers_count(self, launch: Launch) -> None:
+    def test_headers_count_towards_max_payload(self, launch: Launch) -> None:
         server = launch(Setup(settings={"max_payload": 20}))
         with Wire(server.port) as wire:
             wire.send(QUIET + b"HPUB a 12 20\r\nNATS/1.0\r\n\r\n12345678\r\nPING\r\n")
@@ -57,7 +57,7 @@ class TestControlLine:
         ],
         ids=["SUB", "PUB", "HPUB", "UNSUB", "CONNECT", "unfinished"],
     )
-    def test_beyond_it(self, wire: Wire, line: bytes) -> None:
+    def test_a_too_long_control_line_ends_the_connection(self, wire: Wire, line: bytes) -> None:
         wire.send(QUIET + line)
         wire.expect_end(TOO_LONG)
 
@@ -77,7 +77,7 @@ class TestControlLine:
     ],
     ids=["empty", "blank", "short", "MSG", "word", "http", "tls", "SUBX", "PUB"],
 )
-def test_unknown_operations(wire: Wire, line: bytes) -> None:
+def test_an_unknown_operation_ends_the_connection(wire: Wire, line: bytes) -> None:
     wire.send(QUIET + line)
     wire.expect_end(UNKNOWN)
 
@@ -120,7 +120,7 @@ def test_only_the_offender_is_cut(server: Server, connect: Connect, wire: Wire, 
     witness.flush()
 
 
-def test_connections(launch: Launch) -> None:
+def test_connections_beyond_the_maximum_are_refused(launch: Launch) -> None:
     server = launch(Setup(settings={"max_connections": 2}))
     with Client(server.port), Client(server.port) as last:
         with Wire(server.port) as surplus:
@@ -138,7 +138,7 @@ def _accepted(server: Server) -> bool:
         return wire.frame() == b"PONG\r\n"
 
 
-def test_subscriptions(launch: Launch) -> None:
+def test_subscriptions_beyond_the_maximum_are_refused(launch: Launch) -> None:
     server = launch(Setup(settings={"max_subscriptions": 2}))
     with Wire(server.port) as wire:
         wire.send(QUIET + b"SUB a 1\r\nSUB b 2\r\nSUB c 3\r\nUNSUB 1\r\nSUB d 4\r\nPING\r\n")

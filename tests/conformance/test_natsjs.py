@@ -37,7 +37,7 @@ def node() -> str:
 @pytest.mark.parametrize(
     "script", ["core.mjs", "streams.mjs", "kv.mjs", "consumers.mjs", "objects.mjs", "services.mjs"]
 )
-def test_script(server: Server, node: str, script: str) -> None:
+def test_each_nats_js_script_passes(server: Server, node: str, script: str) -> None:
     command = [node, str(FOLDER / script), f"127.0.0.1:{server.port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

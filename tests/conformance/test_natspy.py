@@ -23,7 +23,7 @@ class TestCore:
         assert [int(m.data) for m in messages] == list(range(100))
         assert [m.headers["N"] for m in messages] == [str(i) for i in range(100)]
 
-    async def test_request(self, nc: NatsClient, name: str) -> None:
+    async def test_requests_are_answered_in_both_styles(self, nc: NatsClient, name: str) -> None:
         async def answer(message: Msg) -> None:
             await message.respond(message.data[::-1])
 
@@ -31,11 +31,11 @@ class TestCore:
         assert (await nc.request(name, b"abc", timeout=20)).data == b"cba"
         assert (await nc.request(name, b"abc", timeout=20, old_style=True)).data == b"cba"
 
-    async def test_no_responders(self, nc: NatsClient, name: str) -> None:
+    async def test_a_request_without_responders_raises(self, nc: NatsClient, name: str) -> None:
         with pytest.raises(nats.errors.NoRespondersError):
             await nc.request(name, timeout=20)
 
-    async def test_unsubscribe_after(self, nc: NatsClient, name: str) -> None:
+    async def test_auto_unsubscribe_ends_after_its_limit(self, nc: NatsClient, name: str) -> None:
         received: list[bytes] = []
 
         async def keep(message: Msg) -> None:
@@ -52,7 +52,7 @@ class TestCore:
             await asyncio.sleep(0)
         assert received == [b"0", b"1"]
 
-    async def test_drain(self, server: Server, name: str) -> None:
+    async def test_drain_delivers_what_was_published(self, server: Server, name: str) -> None:
         connection = await nats.connect(server.url, allow_reconnect=False, connect_timeout=20)
         received: list[bytes] = []
 
@@ -65,7 +65,7 @@ class TestCore:
         await connection.drain()
         assert len(received) == 50
 
-    async def test_reconnect(self, fresh_server: Server) -> None:
+    async def test_a_client_reconnects_after_a_restart(self, fresh_server: Server) -> None:
         back = asyncio.Event()
 
         async def reconnected() -> None:
@@ -112,7 +112,9 @@ class TestStreams:
             await js.stream_info(name)
 
     @pytest.mark.parametrize("storage", [StorageType.FILE, StorageType.MEMORY])
-    async def test_messages(self, nc: NatsClient, name: str, storage: StorageType) -> None:
+    async def test_messages_are_published_and_read_back(
+        self, nc: NatsClient, name: str, storage: StorageType
+    ) -> None:
         js = nc.jetstream()
         await js.add_stream(
             StreamConfig(name=name, subjects=[f"{name}.*"], storage=storage, allow_direct=True)
@@ -134,12 +136,12 @@ class TestStreams:
         assert sorted(ack.seq for ack in acks) == list(range(1, 501))
         await js.delete_stream(name)
 
-    async def test_account(self, nc: NatsClient) -> None:
+    async def test_account_info_shows_the_limits(self, nc: NatsClient) -> None:
         info = await nc.jetstream().account_info()
         assert (info.limits.max_streams, info.api.errors >= 0) == (-1, True)
 
 
-async def test_bucket(nc: NatsClient, name: str) -> None:
+async def test_a_bucket_puts_gets_and_updates_keys(nc: NatsClient, name: str) -> None:
     """What needs no consumer; watching comes with them."""
     js = nc.jetstream()
     bucket = await js.create_key_value(config=KeyValueConfig(bucket=name, history=5))

@@ -88,7 +88,7 @@ class TestKeys:
         with Wire(keyed.port) as wire:
             assert answer(wire, user=USER.public, **{"pass": ""}) == VIOLATION
 
-    async def test_nats_py(self, keyed: Server, tmp_path: Path) -> None:
+    async def test_nats_py_connects_with_credentials(self, keyed: Server, tmp_path: Path) -> None:
         seed = tmp_path / "user.nk"
         seed.write_text(USER.seed)
         connection = await nats.connect(
@@ -172,7 +172,7 @@ class TestTokens:
         with self.client(trusting, REALM.user("B")) as client:
             assert client.infos[-1]["remote_account"] == REALM.accounts["B"].public
 
-    def test_a_signing_key(self, trusting: Server) -> None:
+    def test_a_user_jwt_of_a_signing_key_connects(self, trusting: Server) -> None:
         with Wire(trusting.port) as wire:
             assert self.enter(wire, REALM.user("A", signer=REALM.signing)) == b"PONG\r\n"  # type: ignore[attr-defined]
 
@@ -307,7 +307,7 @@ class TestTokens:
         with self.client(trusting, REALM.user("B")) as client:
             assert client.api("INFO")["error"]["err_code"] == 10039
 
-    def test_imports(self, trusting: Server) -> None:
+    def test_imports_of_account_jwts_deliver(self, trusting: Server) -> None:
         made = REALM
         with self.client(trusting, made.user("A")) as a, self.client(trusting, made.user("B")) as b:
             sid, private = b.subscribe("from.a.>"), b.subscribe("private.>")
@@ -375,12 +375,12 @@ class TestTokens:
             assert time.time() >= end_s
             return True
 
-    def test_the_system_account(self, trusting: Server) -> None:
+    def test_a_user_of_the_system_account_reads_statsz(self, trusting: Server) -> None:
         with self.client(trusting, REALM.user("SYS")) as client:
             assert client.infos[-1]["acc_is_sys"] is True
             assert "statsz" in client.request("$SYS.REQ.SERVER.PING").json
 
-    async def test_nats_py(self, trusting: Server, tmp_path: Path) -> None:
+    async def test_nats_py_connects_with_credentials(self, trusting: Server, tmp_path: Path) -> None:
         key, token = REALM.user("B")
         creds = tmp_path / "user.creds"
         creds.write_text(

@@ -75,7 +75,7 @@ def literal_as_far_as_rules_go(pattern: str) -> bool:
 
 
 @pytest.mark.parametrize("name", list(RULES))
-def test_publishing(server: Server, name: str) -> None:
+def test_publish_permissions_match_the_model(server: Server, name: str) -> None:
     rules = RULES[name]
     with Client(server.port, **{"user": name, "pass": "x", "no_responders": False}) as client:
         client.errors.clear()
@@ -90,7 +90,7 @@ def test_publishing(server: Server, name: str) -> None:
 
 @pytest.mark.parametrize("name", list(RULES))
 @pytest.mark.parametrize("queue", [None, "q", "r"])
-def test_subscribing(user: User, name: str, queue: str | None) -> None:
+def test_subscribe_permissions_match_the_model(user: User, name: str, queue: str | None) -> None:
     rules, client, publisher = RULES[name], user(name), user("all")
     accepted: dict[str, str] = {}
     for pattern in filter(literal_as_far_as_rules_go, small_patterns()):
@@ -123,7 +123,7 @@ def test_subscribing(user: User, name: str, queue: str | None) -> None:
 
 
 @pytest.mark.ours_only("A subscription wider than what is allowed is refused")
-def test_a_wider_subscription(user: User) -> None:
+def test_a_subscription_wider_than_allowed_is_refused(user: User) -> None:
     client = user("allow")
     client.errors.clear()
     client.subscribe("a.>")
@@ -133,7 +133,7 @@ def test_a_wider_subscription(user: User) -> None:
 
 
 @pytest.mark.ours_only("An empty list of what may be published to allows nothing")
-def test_an_empty_list(user: User) -> None:
+def test_an_empty_allow_list_allows_nothing(user: User) -> None:
     client = user("mute")
     client.errors.clear()
     client.publish("a")
@@ -159,18 +159,18 @@ class TestResponses:
         client.flush()
         return client.errors
 
-    def test_once(self, user: User) -> None:
+    def test_a_reply_may_be_answered_once(self, user: User) -> None:
         asker, service = user("all"), user("service")
         reply = self.ask(asker, service)
         assert len(self.answers(service, reply, 3)) == 2
         assert [message.payload for message in asker.pending("1")] == [b"0"]
 
-    def test_not_unasked(self, user: User) -> None:
+    def test_an_unrequested_response_is_refused(self, user: User) -> None:
         service = user("service")
         service.errors.clear()
         assert len(self.answers(service, "_INBOX.other", 1)) == 1
 
-    def test_nobody_else(self, user: User) -> None:
+    def test_only_the_asked_connection_may_respond(self, user: User) -> None:
         asker, service, other = user("all"), user("service"), user("service")
         reply = self.ask(asker, service)
         other.errors.clear()
@@ -189,7 +189,7 @@ class TestResponses:
         time.sleep(0.6)
         assert len(self.answers(service, reply, 1)) == 1
 
-    def test_without_end(self, user: User) -> None:
+    def test_unlimited_responses_are_allowed(self, user: User) -> None:
         asker, service = user("all"), user("endless")
         reply = self.ask(asker, service)
         assert self.answers(service, reply, 50) == []

@@ -27,7 +27,7 @@ def refusal(ack: dict[str, Any]) -> tuple[int, str]:
 
 
 class TestAcknowledgement:
-    def test_exact_bytes(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_acks_match_nats_server_byte_for_byte(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream()
         assert client.request(f"{name}.a").payload == b'{"stream":"%s","seq":1}' % name.encode()
         headers = {"Nats-Msg-Id": "1"}
@@ -40,7 +40,7 @@ class TestAcknowledgement:
         client.publish(f"{name}.a", b"x")
         assert client.store(f"{name}.a")["seq"] == 2
 
-    def test_no_ack(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_no_ack_stream_sends_no_acks(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream(no_ack=True)
         client.ask(f"{name}.a")
         while client.api(f"STREAM.INFO.{name}")["state"]["messages"] == 0:
@@ -72,7 +72,7 @@ class TestAcknowledgement:
             client.ask(f"{name}.a", b"x")
         assert [client.next("1").json["seq"] for _ in range(1000)] == list(range(1, 1001))
 
-    async def test_nats_py(self, nc: NatsClient, make_stream: Make, name: str) -> None:
+    async def test_nats_py_gets_acks_and_errors(self, nc: NatsClient, make_stream: Make, name: str) -> None:
         make_stream()
         js = nc.jetstream()
         ack = await js.publish(f"{name}.a", b"x", headers={"Nats-Msg-Id": "one"})
@@ -135,7 +135,7 @@ class TestAcknowledgement:
         ({"nats-expected-last-sequence": "99"}, 0, ""),
     ],
 )
-def test_expectations(
+def test_expected_values_are_checked(
     client: Client, make_stream: Make, name: str, headers: dict[str, str], code: int, text: str | None
 ) -> None:
     make_stream()
@@ -203,7 +203,9 @@ class TestOrderOfChecks:
 
 
 class TestDuplicates:
-    def test_within_the_window(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_message_id_is_a_duplicate_within_the_window(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         make_stream()
         assert client.store(f"{name}.a", "1", {"Nats-Msg-Id": "x"})["seq"] == 1
         assert client.store(f"{name}.b", "2", {"Nats-Msg-Id": "x"}) == {
@@ -220,7 +222,7 @@ class TestDuplicates:
         client.api(f"STREAM.PURGE.{name}")
         assert client.store(f"{name}.a", "1", {"Nats-Msg-Id": "x"})["duplicate"] is True
 
-    def test_the_window_ends(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_message_id_is_new_after_the_window(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream(duplicate_window=SECOND // 10)
         client.store(f"{name}.a", "1", {"Nats-Msg-Id": "x"})
         ack = client.store(f"{name}.a", "1", {"Nats-Msg-Id": "x"})
@@ -237,7 +239,7 @@ class TestDuplicates:
         assert client.store(f"{name}.a", "x", headers)["seq"] == 1
 
     @pytest.mark.parametrize("crash", [False, True])
-    def test_survive_a_restart(self, fresh_server: Server, crash: bool) -> None:
+    def test_message_ids_survive_a_restart(self, fresh_server: Server, crash: bool) -> None:
         with Client(fresh_server.port) as client:
             client.api("STREAM.CREATE.S", {"name": "S"})
             for i in range(1, 21):
@@ -280,7 +282,7 @@ class TestRollup:
         state = client.api(f"STREAM.INFO.{name}", {"subjects_filter": ">"})["state"]
         assert state["subjects"] == {f"{name}.a.*": 1, f"{name}.b": 1}
 
-    def test_an_unknown_value(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_an_unknown_rollup_value_is_refused(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream(allow_rollup_hdrs=True)
         ack = client.store(f"{name}.a", "x", {"Nats-Rollup": "maybe"})
         assert refusal(ack) == (10111, 'rollup value invalid: "maybe"')
@@ -288,17 +290,17 @@ class TestRollup:
 
 class TestTtlHeader:
     @pytest.mark.parametrize("value", ["1s", "1h30m", "5", "never"])
-    def test_accepted(self, client: Client, make_stream: Make, name: str, value: str) -> None:
+    def test_valid_ttls_are_accepted(self, client: Client, make_stream: Make, name: str, value: str) -> None:
         make_stream(allow_msg_ttl=True)
         assert client.store(f"{name}.a", "x", {"Nats-TTL": value})["seq"] == 1
 
     @pytest.mark.ours_only("A zero TTL is ignored")
     @pytest.mark.parametrize("value", ["0", "0s"])
-    def test_zero(self, client: Client, make_stream: Make, name: str, value: str) -> None:
+    def test_a_zero_ttl_is_accepted(self, client: Client, make_stream: Make, name: str, value: str) -> None:
         make_stream(allow_msg_ttl=True)
         assert client.store(f"{name}.a", "x", {"Nats-TTL": value})["seq"] == 1
 
     @pytest.mark.parametrize("value", ["-1", "500ms", "soon", "1x"])
-    def test_refused(self, client: Client, make_stream: Make, name: str, value: str) -> None:
+    def test_invalid_ttls_are_refused(self, client: Client, make_stream: Make, name: str, value: str) -> None:
         make_stream(allow_msg_ttl=True)
         assert refusal(client.store(f"{name}.a", "x", {"Nats-TTL": value}))[0] == 10165

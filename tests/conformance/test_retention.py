@@ -29,7 +29,9 @@ def refusal(ack: dict[str, Any]) -> tuple[int, int, str]:
 
 @pytest.mark.parametrize("storage", ["file", "memory"])
 class TestDiscardOld:
-    def test_messages(self, client: Client, make_stream: Make, name: str, storage: str) -> None:
+    def test_max_msgs_refuses_the_newest(
+        self, client: Client, make_stream: Make, name: str, storage: str
+    ) -> None:
         make_stream(max_msgs=3, storage=storage)
         for i in range(10):
             assert client.store(f"{name}.{i}")["seq"] == i + 1
@@ -41,7 +43,9 @@ class TestDiscardOld:
             3,
         )
 
-    def test_bytes(self, client: Client, make_stream: Make, name: str, storage: str) -> None:
+    def test_max_bytes_refuses_the_newest(
+        self, client: Client, make_stream: Make, name: str, storage: str
+    ) -> None:
         size = {"file": 30, "memory": 16}[storage] + len(name) + 2 + 100
         make_stream(max_bytes=3 * size + 1, storage=storage)
         for _ in range(10):
@@ -58,7 +62,9 @@ class TestDiscardOld:
         assert state["subjects"] == {f"{name}.{i}": 2 for i in range(3)}
         assert (state["first_seq"], state["last_seq"], state.get("deleted")) == (5, 10, None)
 
-    def test_both(self, client: Client, make_stream: Make, name: str, storage: str) -> None:
+    def test_max_msgs_and_max_msgs_per_subject_both_apply(
+        self, client: Client, make_stream: Make, name: str, storage: str
+    ) -> None:
         make_stream(max_msgs=4, max_msgs_per_subject=1, storage=storage)
         for i in range(12):
             client.store(f"{name}.{i % 6}")
@@ -67,7 +73,9 @@ class TestDiscardOld:
 
 @pytest.mark.parametrize("storage", ["file", "memory"])
 class TestDiscardNew:
-    def test_messages(self, client: Client, make_stream: Make, name: str, storage: str) -> None:
+    def test_max_msgs_refuses_the_newest(
+        self, client: Client, make_stream: Make, name: str, storage: str
+    ) -> None:
         make_stream(max_msgs=2, discard="new", storage=storage)
         client.store(f"{name}.a")
         client.store(f"{name}.a")
@@ -76,13 +84,17 @@ class TestDiscardNew:
         client.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
         assert client.store(f"{name}.a")["seq"] == 3
 
-    def test_bytes(self, client: Client, make_stream: Make, name: str, storage: str) -> None:
+    def test_max_bytes_refuses_the_newest(
+        self, client: Client, make_stream: Make, name: str, storage: str
+    ) -> None:
         make_stream(max_bytes=400, discard="new", storage=storage)
         assert client.store(f"{name}.a", "x" * 200)["seq"] == 1
         assert refusal(client.store(f"{name}.a", "x" * 200)) == (503, 10077, "maximum bytes exceeded")
         assert client.store(f"{name}.a", "x")["seq"] == 2
 
-    def test_per_subject(self, client: Client, make_stream: Make, name: str, storage: str) -> None:
+    def test_max_msgs_per_subject_refuses_the_newest(
+        self, client: Client, make_stream: Make, name: str, storage: str
+    ) -> None:
         make_stream(max_msgs_per_subject=1, discard="new", discard_new_per_subject=True, storage=storage)
         assert client.store(f"{name}.a")["seq"] == 1
         ack = client.store(f"{name}.a")
@@ -113,12 +125,12 @@ class TestSizes:
         if not fits:
             assert refusal(ack) == (400, 10054, "message size exceeds maximum allowed")
 
-    def test_headers_count(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_headers_count_towards_max_msg_size(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream(max_msg_size=50)
         assert "error" not in client.store(f"{name}.a", "x" * 32, {"K": "v"})
         assert "error" in client.store(f"{name}.a", "x" * 33, {"K": "v"})
 
-    def test_huge_headers(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_headers_beyond_64_kib_are_refused(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream()
         ack = client.store(f"{name}.a", "x", {"K": "v" * 66_000})
         assert ack["error"]["err_code"] == 10097

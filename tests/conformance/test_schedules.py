@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conformance.client import Client, Message, error_of
-from conformance.reading import eventually
+from conformance.consumer_client import eventually
 from conformance.servers import Server
 
 Make = Callable[..., dict[str, Any]]
@@ -140,11 +140,11 @@ class TestOnce:
         assert planner.count("plan.a") == 0
         assert planner.count("note") == 1
 
-    def test_ttl(self, planner: Planner) -> None:
+    def test_an_invalid_schedule_ttl_is_refused(self, planner: Planner) -> None:
         planner.plan(PAST, Nats_Schedule_TTL="5m")
         assert planner.fired().headers["Nats-TTL"] == "5m"
 
-    def test_rollup(self, planner: Planner, name: str) -> None:
+    def test_an_invalid_rollup_is_refused(self, planner: Planner, name: str) -> None:
         for _ in range(3):
             planner.client.store(f"{name}.out", "before")
         planner.plan(PAST, payload=b"after", Nats_Schedule_Rollup="sub")
@@ -152,7 +152,7 @@ class TestOnce:
         message = planner.fired()
         assert (message.payload, message.headers["Nats-Rollup"]) == (b"after", "sub")
 
-    def test_source(self, planner: Planner, name: str) -> None:
+    def test_an_invalid_source_is_refused(self, planner: Planner, name: str) -> None:
         planner.client.store(f"{name}.data", "old", {"Own": "1"})
         planner.client.store(f"{name}.data", "new", {"Own": "2", "Nats-Msg-Id": "i", "Nats-TTL": "1h"})
         planner.plan(PAST, payload=b"own", Nats_Schedule_Source=f"{name}.data")
@@ -165,20 +165,22 @@ class TestOnce:
         planner.plan(PAST, payload=b"own", Nats_Schedule_Source=f"{name}.data")
         assert planner.fired().payload == b"own"
 
-    def test_in_a_batch(self, planner: Planner, name: str) -> None:
+    def test_an_invalid_schedule_in_a_batch_is_refused(self, planner: Planner, name: str) -> None:
         first = {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"}
         assert planner.client.request(f"{name}.other", b"1", first).payload == b""
         fields = {"Nats_Batch_Id": "b", "Nats_Batch_Sequence": "2", "Nats_Batch_Commit": "1"}
         assert planner.plan(PAST, **fields)["count"] == 2
         assert planner.fired().payload == b"x"
 
-    def test_in_memory(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_schedule_fires_in_a_memory_stream(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream(allow_msg_schedules=True, allow_direct=True, storage="memory")
         planner = Planner(client, name)
         planner.plan(PAST)
         assert planner.fired().payload == b"x"
 
-    def test_after_a_restart(self, fresh_server: Server, connect: Callable[..., Client]) -> None:
+    def test_a_schedule_fires_after_a_restart(
+        self, fresh_server: Server, connect: Callable[..., Client]
+    ) -> None:
         client = connect(fresh_server)
         config = {"name": "P", "subjects": ["P.>"], "allow_msg_schedules": True, "allow_direct": True}
         client.api("STREAM.CREATE.P", config)
@@ -204,7 +206,7 @@ class TestRepeated:
         assert following > datetime.now(UTC) - timedelta(seconds=30)
         assert planner.count("plan.a") == 1
 
-    def test_a_zone(self, planner: Planner) -> None:
+    def test_a_cron_schedule_follows_its_time_zone(self, planner: Planner) -> None:
         planner.plan("* * * * * *", Nats_Schedule_Time_Zone="Asia/Kolkata")
         assert planner.fired().headers["Nats-Schedule-Next"].endswith("+05:30")
 
@@ -236,7 +238,7 @@ class TestRefusals:
             "* * * 31 2 ?",
         ],
     )
-    def test_pattern(self, planner: Planner, pattern: str) -> None:
+    def test_an_invalid_pattern_is_refused(self, planner: Planner, pattern: str) -> None:
         assert error_of(planner.plan(pattern)) == (10189, "message schedules pattern is invalid")
 
     @pytest.mark.ours_only("A cron field without values is refused at once")
@@ -261,35 +263,35 @@ class TestRefusals:
         assert planner.plan(pattern)["seq"] == 1
 
     @pytest.mark.parametrize("pattern", [PAST, "@every 1s"])
-    def test_no_zone(self, planner: Planner, pattern: str) -> None:
+    def test_a_time_zone_without_cron_is_refused(self, planner: Planner, pattern: str) -> None:
         assert error_of(planner.plan(pattern, Nats_Schedule_Time_Zone="Europe/Vienna"))[0] == 10189
 
     @pytest.mark.parametrize("zone", ["Middle/Earth", ""])
-    def test_zone(self, planner: Planner, zone: str) -> None:
+    def test_an_unknown_time_zone_is_refused(self, planner: Planner, zone: str) -> None:
         assert error_of(planner.plan("@daily", Nats_Schedule_Time_Zone=zone))[0] == 10223
 
     @pytest.mark.parametrize(
         "target", ["-", "", "elsewhere", "{name}.*", "{name}.>", "{name}.plan.a", "{name}..x"]
     )
-    def test_target(self, planner: Planner, name: str, target: str) -> None:
+    def test_an_invalid_target_is_refused(self, planner: Planner, name: str, target: str) -> None:
         answer = planner.plan(PAST, Nats_Schedule_Target=target.format(name=name))
         assert error_of(answer) == (10190, "message schedules target is invalid")
 
     @pytest.mark.parametrize("source", ["elsewhere", "{name}.*", "{name}.plan.a", "{name}.out"])
-    def test_source(self, planner: Planner, name: str, source: str) -> None:
+    def test_an_invalid_source_is_refused(self, planner: Planner, name: str, source: str) -> None:
         answer = planner.plan(PAST, Nats_Schedule_Source=source.format(name=name))
         assert error_of(answer) == (10203, "message schedules source is invalid")
 
     @pytest.mark.parametrize("ttl", ["x", "1ms"])
-    def test_ttl(self, planner: Planner, ttl: str) -> None:
+    def test_an_invalid_schedule_ttl_is_refused(self, planner: Planner, ttl: str) -> None:
         assert error_of(planner.plan(PAST, Nats_Schedule_TTL=ttl))[0] == 10191
 
-    def test_ttl_disabled(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_schedule_ttl_needs_allow_msg_ttl(self, client: Client, make_stream: Make, name: str) -> None:
         make_stream(allow_msg_schedules=True)
         assert error_of(Planner(client, name).plan(PAST, Nats_Schedule_TTL="5s"))[0] == 10166
 
     @pytest.mark.parametrize("field", [{"Nats_Schedule_Rollup": "all"}, {"Nats_Rollup": "all"}])
-    def test_rollup(self, planner: Planner, field: dict[str, str]) -> None:
+    def test_an_invalid_rollup_is_refused(self, planner: Planner, field: dict[str, str]) -> None:
         assert error_of(planner.plan(PAST, **field))[0] == 10192
 
     def test_rollup_of_its_own(self, planner: Planner) -> None:
@@ -306,7 +308,9 @@ class TestRefusals:
             {"Nats-Scheduler": "{name}.plain", "Nats-Schedule-Next": "purge"},
         ],
     )
-    def test_scheduler(self, planner: Planner, name: str, headers: dict[str, str]) -> None:
+    def test_a_forged_scheduler_header_is_refused(
+        self, planner: Planner, name: str, headers: dict[str, str]
+    ) -> None:
         planner.client.store(f"{name}.plain", "no schedule")
         filled = {key: value.format(name=name) for key, value in headers.items()}
         assert error_of(planner.client.store(f"{name}.x", "", filled)) == (
@@ -314,7 +318,9 @@ class TestRefusals:
             "message schedules invalid scheduler",
         )
 
-    def test_disabled(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_stream_without_schedules_refuses_them(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         make_stream()
         planner = Planner(client, name)
         assert error_of(planner.plan(PAST)) == (10188, "message schedules is disabled")
@@ -322,11 +328,13 @@ class TestRefusals:
         headers = {"Nats-Scheduler": f"{name}.plan", "Nats-Schedule-Next": "purge"}
         assert error_of(client.store(f"{name}.x", "", headers))[0] == 10188
 
-    def test_in_a_batch(self, planner: Planner) -> None:
+    def test_an_invalid_schedule_in_a_batch_is_refused(self, planner: Planner) -> None:
         fields = {"Nats_Batch_Id": "b", "Nats_Batch_Sequence": "1", "Nats_Batch_Commit": "1"}
         assert error_of(planner.plan("x", **fields))[0] == 10189
 
-    def test_configuration(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_schedules_refuse_contradicting_stream_options(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         base = {"name": name, "allow_msg_schedules": True}
         answer = client.api(f"STREAM.CREATE.{name}", {**base, "discard": "new"})
         assert error_of(answer) == (10052, "message scheduling cannot use discard new")

@@ -43,7 +43,7 @@ async def test_requests_are_answered(nc: NatsClient, name: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["PING", "INFO", "STATS"])
-async def test_discovery(nc: NatsClient, name: str, verb: str) -> None:
+async def test_services_answer_ping_info_and_stats(nc: NatsClient, name: str, verb: str) -> None:
     services = [await _serve(nc, name) for _ in range(2)]
     inbox = nc.new_inbox()
     answers = await nc.subscribe(inbox)

@@ -10,10 +10,10 @@ import pytest
 
 from conformance.client import Client, error_of
 from conformance.conftest import Launch
-from conformance.copying import SOURCE, Copying
-from conformance.reading import SECOND, eventually
+from conformance.consumer_client import SECOND, eventually
 from conformance.servers import Setup
-from headrace.api.names import short_hash
+from conformance.sourcing import SOURCE, Copying
+from headrace.jetstream_api.names import short_hash
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ class TestMirror:
         three.until("M", 3)
         assert {m.subject for m in three.all("M")} == {"two.x"}
 
-    def test_headers(self, copying: Copying) -> None:
+    def test_a_source_adds_the_stream_source_header(self, copying: Copying) -> None:
         """5"""
         copying.made("O")
         origin = f"{copying.name}O"
@@ -163,7 +163,7 @@ class TestMirror:
         copying.until("A", 2)
         assert all("Batch" not in m.header for m in copying.all("A"))
 
-    def test_lifetimes(self, copying: Copying) -> None:
+    def test_a_mirror_follows_ttls_only_if_it_allows_them(self, copying: Copying) -> None:
         """6"""
         copying.made("O", allow_msg_ttl=True)
         origin = f"{copying.name}O"
@@ -183,7 +183,7 @@ class TestMirror:
         assert stored.header == "NATS/1.0\r\nNats-TTL: 1s\r\n\r\n"
         assert copying.state("A")[0] == 2
 
-    def test_roll_ups(self, copying: Copying) -> None:
+    def test_a_mirror_follows_rollups_only_if_it_allows_them(self, copying: Copying) -> None:
         copying.made("O", allow_rollup_hdrs=True)
         origin = f"{copying.name}O"
         copying.made("M", mirror={"name": origin})
@@ -206,7 +206,7 @@ class TestMirror:
         three.until("M", 2)
         assert three.data("M") == ["c", "d"]
 
-    def test_promotion(self, three: Copying) -> None:
+    def test_a_mirror_can_become_a_stream(self, three: Copying) -> None:
         three.made("M", mirror={"name": f"{three.name}O"})
         three.until("M", 3)
         info = three.update("M")
@@ -240,7 +240,7 @@ class TestMirror:
         assert answer.payload == b"a"
         assert answer.headers["Nats-Stream"] == f"{copying.name}M"
 
-    def test_chains(self, three: Copying) -> None:
+    def test_mirrors_and_sources_can_be_chained(self, three: Copying) -> None:
         three.made("M", mirror={"name": f"{three.name}O"})
         three.made("N", mirror={"name": f"{three.name}M"})
         three.made("A", sources=[{"name": f"{three.name}N"}])
@@ -285,7 +285,7 @@ class TestSource:
             (f"{origin}.9", f"{origin} 3 {both} {origin}.9 {identity}"),
         ]
 
-    def test_headers(self, copying: Copying) -> None:
+    def test_a_source_adds_the_stream_source_header(self, copying: Copying) -> None:
         copying.made("O")
         origin = f"{copying.name}O"
         copying.put("O", "a", Nats_Msg_Id="1", Nats_Expected_Stream=origin, Own="x")
@@ -365,7 +365,7 @@ class TestSource:
         assert three.data("A") == ["c"]
         assert three.data("B") == ["b", "c"]
 
-    def test_changes(self, three: Copying) -> None:
+    def test_sources_may_be_added_removed_and_added_again(self, three: Copying) -> None:
         """Unchanged entries go on, removed ones stop, and an entry that comes back goes on where it was."""
         three.made("P")
         o, p = {"name": f"{three.name}O"}, {"name": f"{three.name}P"}
@@ -471,7 +471,7 @@ class TestWorkQueueOrigin:
         copying.delete("A")
         eventually(lambda: not copying.consumers("W"))
 
-    def test_a_mirror(self, copying: Copying) -> None:
+    def test_a_mirror_consumes_a_workqueue(self, copying: Copying) -> None:
         copying.made("W", retention="workqueue")
         copying.put("W", "a", "b", "c")
         copying.made("M", mirror={"name": f"{copying.name}W"})

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from conformance.client import Client
 from conformance.servers import Server
-from headrace.net.conf import parse
-from headrace.net.settings import interpret
+from headrace.config.config_parser import parse_config
+from headrace.config.schema import interpret
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sourcing.md").read_text()
 
@@ -20,7 +20,7 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
-def test_the_program(server: Server, tmp_path: Path) -> None:
+def test_the_program_of_the_sourcing_docs_runs(server: Server, tmp_path: Path) -> None:
     (block,) = blocks("python")
     script = tmp_path / "block.py"
     script.write_text(block.replace("127.0.0.1:4222", f"127.0.0.1:{server.port}"))
@@ -30,7 +30,7 @@ def test_the_program(server: Server, tmp_path: Path) -> None:
     assert (done.stderr, done.returncode) == ("", 0)
 
 
-def test_the_streams(server: Server) -> None:
+def test_the_streams_of_the_sourcing_docs_are_accepted(server: Server) -> None:
     configs = [
         json.loads(line) for block in blocks("json") for line in re.findall(r"^\{.*?\}$", block, re.M | re.S)
     ]
@@ -41,12 +41,12 @@ def test_the_streams(server: Server) -> None:
             client.api(f"STREAM.DELETE.{config['name']}")
 
 
-def test_the_two_configurations() -> None:
+def test_the_configurations_of_the_sourcing_docs_are_accepted() -> None:
     """They stand side by side on the page."""
     (block,) = [each for each in blocks("") if each.startswith("# the hub")]
     lines = block.splitlines()
     column = lines[0].index("# the edge")
     for text in ("\n".join(line[:column] for line in lines), "\n".join(line[column:] for line in lines)):
-        draft = interpret(parse(text, "page.conf", lambda path: "", {}))
-        assert draft.settings["leafnodes"].wanted
+        draft = interpret(parse_config(text, "page.conf", lambda path: "", {}))
+        assert draft.settings["leafnodes"].enabled
         assert draft.warnings == []

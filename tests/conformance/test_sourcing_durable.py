@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from conformance.copying import Copying
-from conformance.reading import SECOND, eventually
+from conformance.consumer_client import SECOND, eventually
+from conformance.sourcing import Copying
 
 
 def entry(copying: Copying, tail: str = "O", **consumer: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def user_made(copying: Copying, tail: str = "O", **config: Any) -> None:
 
 class TestUserManaged:
     @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
-    def test_a_source(self, copying: Copying, retention: str) -> None:
+    def test_a_source_uses_the_users_consumer(self, copying: Copying, retention: str) -> None:
         copying.made("O", retention=retention)
         user_made(copying)
         copying.put("O", "a", "b", "c")
@@ -38,7 +38,9 @@ class TestUserManaged:
         assert copying.consumers("O") == ["D"]
 
     @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
-    def test_a_mirror(self, copying: Copying, retention: str) -> None:
+    def test_a_mirror_with_a_server_managed_consumer_drains_a_workqueue(
+        self, copying: Copying, retention: str
+    ) -> None:
         copying.made("O", retention=retention)
         user_made(copying)
         copying.put("O", "a", "b", "c")
@@ -102,7 +104,7 @@ class TestUserManaged:
         copying.put("O", "new")
         copying.until("M", 3)
 
-    def test_paused(self, copying: Copying) -> None:
+    def test_a_paused_server_managed_consumer_stops_the_copy(self, copying: Copying) -> None:
         copying.made("O")
         user_made(copying)
         copying.put("O", "a")
@@ -218,7 +220,7 @@ class TestServerManaged:
         copying.until("A", 1)
         assert copying.all("A")[0].origin.split(" ")[1] == "4"
 
-    def test_a_mirror(self, copying: Copying) -> None:
+    def test_a_mirror_with_a_server_managed_consumer_drains_a_workqueue(self, copying: Copying) -> None:
         copying.made("O", retention="workqueue")
         copying.put("O", "a", "b")
         copying.made("M", mirror=entry(copying, server_managed=True))
@@ -226,7 +228,9 @@ class TestServerManaged:
         eventually(lambda: copying.state("O")[0] == 0)
 
     @pytest.mark.parametrize("mirror", [False, True], ids=["source", "mirror"])
-    def test_migration(self, copying: Copying, mirror: bool) -> None:
+    def test_switching_the_kind_of_consumer_loses_and_doubles_nothing(
+        self, copying: Copying, mirror: bool
+    ) -> None:
         """Ephemeral, server-managed, user-managed and back: nothing twice, nothing lost."""
         copying.made("O")
         plain = {"name": f"{copying.name}O"}
@@ -245,7 +249,7 @@ class TestServerManaged:
             copying.until("A", len(sent), 40)
         assert copying.data("A") == sent
 
-    def test_paused(self, copying: Copying) -> None:
+    def test_a_paused_server_managed_consumer_stops_the_copy(self, copying: Copying) -> None:
         copying.made("O", retention="workqueue")
         copying.made("A", sources=[entry(copying, server_managed=True)])
         eventually(lambda: copying.consumers("O") == ["D"])

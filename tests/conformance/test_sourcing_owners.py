@@ -8,10 +8,10 @@ import pytest
 
 from conformance import backups
 from conformance.client import Client
-from conformance.copying import Copying
-from conformance.joined import HUB, LEAF, await_joined, joined, leaf_setup
-from conformance.reading import eventually
+from conformance.consumer_client import eventually
+from conformance.leafnode_pair import HUB, LEAF, await_joined, joined, leaf_setup
 from conformance.servers import OURS, REFERENCE, Server
+from conformance.sourcing import Copying
 from support.ports import free_port
 
 MANAGED = {"name": "D", "server_managed": True}

@@ -59,7 +59,7 @@ NAME_RULE = r"stream name is required and can not contain '.', '*', '>', '\', '/
         ({"Max_Msgs": 5}, {"max_msgs": 5}),
     ],
 )
-def test_create_shows(make_stream: Make, config: dict[str, Any], shown: dict[str, Any]) -> None:
+def test_create_applies_defaults(make_stream: Make, config: dict[str, Any], shown: dict[str, Any]) -> None:
     answer = make_stream(**config)
     assert {key: answer["config"].get(key) for key in shown} == shown
 
@@ -178,7 +178,7 @@ def test_metadata_says_the_level(make_stream: Make, config: dict[str, Any], leve
         ({"subjects": "a"}, 10025, None),
     ],
 )
-def test_create_refuses(
+def test_create_refuses_invalid_configurations(
     client: Client, name: str, config: dict[str, Any], code: int, text: str | None
 ) -> None:
     base = {"name": name, "subjects": [f"{name}.>"]}
@@ -208,7 +208,9 @@ def test_create_refuses_a_republish_to_itself(client: Client, name: str) -> None
         ("X", b"[]", 10025, None),
     ],
 )
-def test_names(client: Client, subject: str, body: Any, code: int, text: str | None) -> None:
+def test_invalid_stream_names_are_refused(
+    client: Client, subject: str, body: Any, code: int, text: str | None
+) -> None:
     answer = client.api(f"STREAM.CREATE.{subject}", body)
     assert error_of(answer) == (code, text or answer["error"]["description"])
 
@@ -225,7 +227,9 @@ class TestExisting:
         assert "error" not in client.api(f"STREAM.CREATE.{name}", config)
         assert "error" not in client.api(f"STREAM.UPDATE.{name}", config)
 
-    def test_another_configuration(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_creating_with_another_configuration_is_refused(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         make_stream()
         answer = client.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "max_msgs": 5})
         assert error_of(answer)[0] == 10058

@@ -39,7 +39,7 @@ MINUTE = 60 * SECOND
         ({}, {"max_age": 5}, "max age needs to be >= 100ms"),
     ],
 )
-def test_refused(
+def test_invalid_updates_are_refused(
     client: Client,
     make_stream: Make,
     name: str,
@@ -69,7 +69,7 @@ def test_refused(
         ({}, {"allow_msg_ttl": True}),
     ],
 )
-def test_accepted(
+def test_valid_updates_are_applied(
     client: Client, make_stream: Make, name: str, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     make_stream(**before)
@@ -112,7 +112,7 @@ def test_lower_limits_trim_at_once(client: Client, make_stream: Make, name: str)
     assert client.api(f"STREAM.INFO.{name}")["state"]["first_seq"] == 9
 
 
-def test_sealing(client: Client, make_stream: Make, name: str) -> None:
+def test_sealing_a_stream_denies_every_change(client: Client, make_stream: Make, name: str) -> None:
     make_stream(max_age=MINUTE, allow_rollup_hdrs=True)
     client.store(f"{name}.a")
     sealed = client.api(

@@ -40,7 +40,9 @@ class TestInfo:
         assert info["cluster"]["leader"] == client.info["server_name"]
         assert "did_create" not in info
 
-    def test_counts(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_info_counts_messages_bytes_and_subjects(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         make_stream()
         for i in range(5):
             client.store(f"{name}.{i % 2}", "12345")
@@ -71,7 +73,7 @@ class TestInfo:
             ("{}.z", None),
         ],
     )
-    def test_subjects(
+    def test_subjects_filter_lists_matching_subjects(
         self, client: Client, make_stream: Make, name: str, pattern: str, found: dict[str, int] | None
     ) -> None:
         make_stream()
@@ -90,7 +92,9 @@ class TestInfo:
         assert (info["total"], info["offset"], info["limit"]) == (5, 3, 100_000)
         assert sorted(info["state"]["subjects"]) == [f"{name}.3", f"{name}.4"]
 
-    def test_deleted_details(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_deleted_details_lists_deleted_sequences(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         make_stream()
         for _ in range(6):
             client.store(f"{name}.a")
@@ -144,7 +148,9 @@ class TestLists:
         assert client.api("STREAM.LIST", {"subject": f"{name}zz"})["streams"] == []
 
     @pytest.mark.parametrize("body", [None, {}, {"offset": 0}, b"text"])
-    def test_bodies(self, client: Client, make_stream: Make, name: str, body: Any) -> None:
+    def test_lists_accept_every_form_of_empty_request(
+        self, client: Client, make_stream: Make, name: str, body: Any
+    ) -> None:
         make_stream()
         assert name in client.api("STREAM.NAMES", body)["streams"]
 
@@ -162,7 +168,7 @@ class TestPages:
                 client.api(f"STREAM.CREATE.S{i:03}", {"name": f"S{i:03}", "storage": "memory"})
             yield client
 
-    def test_all_names(self, crowd: Client) -> None:
+    def test_names_come_in_one_page_of_1024(self, crowd: Client) -> None:
         answer = crowd.api("STREAM.NAMES")
         assert answer["streams"] == [f"S{i:03}" for i in range(self.COUNT)]
         assert (answer["total"], answer["offset"], answer["limit"]) == (self.COUNT, 0, 1024)
@@ -171,17 +177,17 @@ class TestPages:
         ("offset", "first", "count"),
         [(0, "S000", 256), (256, "S256", 44), (299, "S299", 1), (-5, "S000", 256)],
     )
-    def test_list(self, crowd: Client, offset: int, first: str, count: int) -> None:
+    def test_lists_come_in_pages_of_256(self, crowd: Client, offset: int, first: str, count: int) -> None:
         answer = crowd.api("STREAM.LIST", {"offset": offset})
         assert (answer["total"], answer["offset"], answer["limit"]) == (self.COUNT, max(offset, 0), 256)
         assert (answer["streams"][0]["config"]["name"], len(answer["streams"])) == (first, count)
 
-    def test_beyond_the_end(self, crowd: Client) -> None:
+    def test_an_offset_beyond_the_end_lists_nothing(self, crowd: Client) -> None:
         answer = crowd.api("STREAM.NAMES", {"offset": 1000})
         assert (answer["total"], answer["offset"]) == (self.COUNT, self.COUNT)
         assert not answer["streams"]
 
-    def test_account(self, crowd: Client) -> None:
+    def test_account_info_counts_all_streams(self, crowd: Client) -> None:
         assert crowd.api("INFO")["streams"] == self.COUNT
 
 
@@ -195,12 +201,16 @@ class TestDelete:
         assert make_stream()["state"]["last_seq"] == 0
 
     @pytest.mark.parametrize("body", [{}, b"{}", b""])
-    def test_empty_bodies(self, client: Client, make_stream: Make, name: str, body: Any) -> None:
+    def test_delete_accepts_every_form_of_empty_request(
+        self, client: Client, make_stream: Make, name: str, body: Any
+    ) -> None:
         make_stream()
         assert client.api(f"STREAM.DELETE.{name}", body)["success"] is True
 
     @pytest.mark.parametrize("body", [b"x", b"[]", {"a": 1}])
-    def test_other_bodies(self, client: Client, make_stream: Make, name: str, body: Any) -> None:
+    def test_delete_refuses_a_request_body(
+        self, client: Client, make_stream: Make, name: str, body: Any
+    ) -> None:
         make_stream()
         assert error_code(client.api(f"STREAM.DELETE.{name}", body)) == 10038
 
@@ -275,7 +285,7 @@ class TestManners:
             ("STREAM.LIST", {"bogus": 1}),
         ],
     )
-    def test_unknown_fields(
+    def test_unknown_fields_are_refused_by_name(
         self, client: Client, make_stream: Make, name: str, operation: str, body: dict[str, Any]
     ) -> None:
         make_stream()

@@ -12,7 +12,7 @@ from cryptography import x509
 
 from conformance.client import EOF, Wire
 from conformance.servers import Server, Setup
-from support.authority import Authority
+from support.certificate_authority import Authority
 
 Launch = Callable[[Setup], Server]
 VIOLATION = b"-ERR 'Authorization Violation'\r\n"

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.client import Client
 from conformance.servers import REFERENCE, Server
-from headrace.api.transforms import compile_transform
+from headrace.jetstream_api.subject_transform import compile_transform
 
 SUBJECTS = ["foo.bar", "a-b.c", "-x-y--z-.12345", "1.22", "abcdefg.0", "é.ü"]
 DESTS = [

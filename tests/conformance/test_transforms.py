@@ -35,7 +35,7 @@ def stored_subject(client: Client, name: str, seq: int) -> str:
         ("{n}.*", "s.{{{{right(1,2)}}}}", "{n}.abcde", "s.de"),
     ],
 )
-def test_subject_transform(
+def test_a_subject_transform_renames_stored_messages(
     client: Client, make_stream: Make, name: str, src: str, dest: str, subject: str, expected: str
 ) -> None:
     make_stream(subject_transform={"src": src.format(n=name), "dest": dest.format(n=name)})
@@ -94,7 +94,9 @@ class TestRepublish:
         )
         assert [c.headers["Nats-Last-Sequence"] for c in copies] == ["0", "0", "1"]
 
-    def test_headers_only(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_headers_only_republishes_the_size_instead_of_the_payload(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         make_stream(republish={"src": ">", "dest": f"copy.{name}.>", "headers_only": True})
         sid = client.subscribe(f"copy.{name}.>")
         client.store(f"{name}.a", "12345")

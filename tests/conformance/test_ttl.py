@@ -1,6 +1,6 @@
 """Per-message TTL and subject delete markers: every row of the tables in the specification, on both servers.
 
-What needs real seconds is done for many streams at once; `test_ttl_time.py` has the same rules in virtual time.
+What needs real seconds is done for many streams at once; `sim/test_ttl.py` has the same rules in virtual time.
 """
 
 from __future__ import annotations
@@ -96,12 +96,14 @@ def stored(client: Client, name: str, subject: str) -> bytes:
 
 class TestHeader:
     @pytest.mark.parametrize("value", ACCEPTED)
-    def test_accepted(self, client: Client, make_stream: Make, name: str, value: str) -> None:
+    def test_valid_ttls_are_accepted(self, client: Client, make_stream: Make, name: str, value: str) -> None:
         make_stream(allow_msg_ttl=True)
         assert publish(client, f"{name}.a", f"Nats-TTL: {value}") == {"stream": name, "seq": 1}
 
     @pytest.mark.parametrize("value", REFUSED)
-    def test_refused(self, client: Client, make_stream: Make, name: str, value: str) -> None:
+    def test_invalid_marker_configurations_are_refused(
+        self, client: Client, make_stream: Make, name: str, value: str
+    ) -> None:
         make_stream(allow_msg_ttl=True)
         assert publish(client, f"{name}.a", f"Nats-TTL: {value}") == {
             "error": INVALID,
@@ -144,7 +146,9 @@ class TestHeader:
         assert stored(client, name, f"{name}.a") == b"NATS/1.0\r\nFoo: 1\r\nNats-TTL: 1h30m\r\nBar: 2\r\n"
 
     @pytest.mark.ours_only("A TTL is validated although nobody is interested")
-    def test_without_interest(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_an_invalid_ttl_is_refused_without_interest_too(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         make_stream(allow_msg_ttl=True, retention="interest")
         assert publish(client, f"{name}.a", "Nats-TTL: bad")["error"] == INVALID
 
@@ -152,13 +156,17 @@ class TestHeader:
 class TestFloor:
     """With markers and more than one message a subject no TTL is shorter than a marker's."""
 
-    def test_raised(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_a_short_ttl_is_raised_to_the_marker_ttl(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         make_stream(subject_delete_marker_ttl=60 * SECOND, allow_direct=True)
         publish(client, f"{name}.a", "Foo: 1", "Nats-TTL: 1", "Bar: 2")
         assert stored(client, name, f"{name}.a") == b"NATS/1.0\r\nFoo: 1\r\nBar: 2\r\nNats-TTL: 60\r\n"
 
     @pytest.mark.parametrize("value", ["never", "61s"])
-    def test_untouched(self, client: Client, make_stream: Make, name: str, value: str) -> None:
+    def test_a_longer_ttl_is_stored_as_sent(
+        self, client: Client, make_stream: Make, name: str, value: str
+    ) -> None:
         make_stream(subject_delete_marker_ttl=60 * SECOND, allow_direct=True)
         publish(client, f"{name}.a", f"Nats-TTL: {value}")
         assert stored(client, name, f"{name}.a") == b"NATS/1.0\r\nNats-TTL: %s\r\n" % value.encode()
@@ -191,7 +199,9 @@ CONFIGURATIONS = [
 
 class TestConfiguration:
     @pytest.mark.parametrize(("fields", "text"), CONFIGURATIONS)
-    def test_refused(self, client: Client, name: str, fields: dict[str, Any], text: str) -> None:
+    def test_invalid_marker_configurations_are_refused(
+        self, client: Client, name: str, fields: dict[str, Any], text: str
+    ) -> None:
         answer = client.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [name], **fields})
         assert answer["error"] == {"code": 500, "err_code": 10052, "description": text}
 
@@ -209,7 +219,9 @@ class TestConfiguration:
         )
         assert config["metadata"]["_nats.req.level"] == "1"
 
-    def test_updates(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_message_ttls_can_be_enabled_and_not_disabled(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         base = {"name": name, "subjects": [f"{name}.>"]}
         make_stream()
         update = f"STREAM.UPDATE.{name}"
@@ -221,7 +233,9 @@ class TestConfiguration:
             assert client.api(update, config)["config"].get("subject_delete_marker_ttl", 0) == ttl
 
     @pytest.mark.ours_only("subject_delete_markers is understood")
-    def test_the_other_spelling(self, client: Client, make_stream: Make, name: str) -> None:
+    def test_subject_delete_markers_sets_the_default_marker_ttl(
+        self, client: Client, make_stream: Make, name: str
+    ) -> None:
         config = make_stream(subject_delete_markers=True, allow_msg_ttl=True)["config"]
         assert config["subject_delete_markers"] is True
         assert config["subject_delete_marker_ttl"] == 900 * SECOND

@@ -164,7 +164,7 @@ class Raw:
 
 
 class TestHandshake:
-    def test_it_opens(self, server: Server) -> None:
+    def test_a_handshake_returns_the_accept_key(self, server: Server) -> None:
         with Raw(server) as raw:
             assert raw.ask() == "HTTP/1.1 101 Switching Protocols"
             accept = {name.lower(): value for name, value in raw.headers.items()}["sec-websocket-accept"]
@@ -194,12 +194,12 @@ class TestHandshake:
         with Raw(server) as raw:
             assert raw.ask(**headers).split()[1] == str(status)
 
-    def test_only_get(self, server: Server) -> None:
+    def test_a_handshake_must_be_a_get(self, server: Server) -> None:
         with Raw(server) as raw:
             assert raw.ask("POST").split()[1] == "405"
 
     @pytest.mark.parametrize(("path", "status"), [("/", 101), ("/any/path?x=1", 101), ("/mqtt", 404)])
-    def test_paths(self, server: Server, path: str, status: int) -> None:
+    def test_only_known_paths_are_upgraded(self, server: Server, path: str, status: int) -> None:
         with Raw(server) as raw:
             assert raw.ask("GET", path).split()[1] == str(status)
 
@@ -225,7 +225,7 @@ class TestHandshake:
 
 
 class TestFrames:
-    def test_a_conversation(self, server: Server) -> None:
+    def test_the_protocol_works_inside_frames(self, server: Server) -> None:
         with dial(server) as client:
             assert read_until(client, b"\r\n").startswith(b"INFO ")
             client.send(CONNECT + b"SUB a 1\r\nPUB a 5\r\nhello\r\nPING\r\n")
@@ -257,7 +257,7 @@ class TestFrames:
             assert raw.text() == b"PONG\r\n"
 
     @pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65535, 65536, 300_001])
-    def test_sizes(self, server: Server, size: int) -> None:
+    def test_payloads_of_every_frame_size_arrive(self, server: Server, size: int) -> None:
         payload = bytes(i % 251 for i in range(size))
         with Raw(server).open() as raw:
             raw.send(0x82, CONNECT + b"SUB a 1\r\n")
@@ -305,7 +305,9 @@ class TestFrames:
             (0x88, struct.pack("!H", 999), True),
         ],
     )
-    def test_broken_rules(self, server: Server, first: int, payload: bytes, masked: bool) -> None:
+    def test_invalid_frames_end_the_connection(
+        self, server: Server, first: int, payload: bytes, masked: bool
+    ) -> None:
         with Raw(server).open() as raw:
             raw.send(first, payload, masked=masked)
             raw.expect_end(1002)
@@ -321,7 +323,7 @@ class TestFrames:
             raw.send(0x82, b"PING\r\n")
             raw.expect_end(1002)
 
-    def test_an_impossible_length(self, server: Server) -> None:
+    def test_an_impossible_frame_length_ends_the_connection(self, server: Server) -> None:
         with Raw(server).open() as raw:
             raw.socket.sendall(bytes((0x82, 0xFF)) + b"\xff" * 8 + b"abcd")
             raw.expect_end(1002)
@@ -342,7 +344,7 @@ class TestCompression:
             expected = "permessage-deflate; server_no_context_takeover; client_no_context_takeover"
             assert answer["sec-websocket-extensions"] == expected
 
-    def test_both_ways(self, server: Server) -> None:
+    def test_both_sides_compress(self, server: Server) -> None:
         factory = ClientPerMessageDeflateFactory(
             server_no_context_takeover=True, client_no_context_takeover=True
         )
@@ -376,7 +378,7 @@ class TestCompression:
 
 
 class TestWhoMayCome:
-    def test_origins(self, launch: Launch) -> None:
+    def test_same_origin_refuses_other_origins(self, launch: Launch) -> None:
         options = "no_tls: true, same_origin: true"
         server = launch(Setup(config=f"websocket {{ listen: '127.0.0.1:-1', {options} }}", jetstream=False))
         for origin, status in (
@@ -390,7 +392,7 @@ class TestWhoMayCome:
             with Raw(server) as raw:
                 assert raw.ask(Origin=origin).split()[1] == str(status), origin
 
-    def test_listed_origins(self, launch: Launch) -> None:
+    def test_only_allowed_origins_are_accepted(self, launch: Launch) -> None:
         options = "no_tls: true, allowed_origins: ['http://good.example', 'https://good.example:8443']"
         server = launch(Setup(config=f"websocket {{ listen: '127.0.0.1:-1', {options} }}", jetstream=False))
         for origin, status in (
@@ -403,7 +405,7 @@ class TestWhoMayCome:
             with Raw(server) as raw:
                 assert raw.ask(Origin=origin).split()[1] == str(status), origin
 
-    def test_passwords(self, launch: Launch) -> None:
+    def test_a_wrong_password_is_refused(self, launch: Launch) -> None:
         users = "authorization { user: a, password: b }"
         server = launch(Setup(config=f"{OPEN}\n{users}", jetstream=False))
         with Raw(server).open() as raw:
@@ -425,7 +427,7 @@ class TestWhoMayCome:
                 raw.send(0x82, f'CONNECT {{"verbose":false,"user":"{user}","pass":"x"}}\r\nPING\r\n'.encode())
                 assert (raw.text(b"\r\n") == b"PONG\r\n") is good
 
-    def test_cookies(self, launch: Launch) -> None:
+    def test_cookies_authenticate(self, launch: Launch) -> None:
         config = """websocket { listen: '127.0.0.1:-1', no_tls: true, user_cookie: who, pass_cookie: secret }
                     authorization { user: a, password: b }"""
         server = launch(Setup(config=config, jetstream=False))
@@ -450,7 +452,7 @@ class TestWhoMayCome:
                 data += chunk
             assert data.endswith(b"-ERR 'Authorization Violation'\r\n")
 
-    def test_silence(self, launch: Launch) -> None:
+    def test_a_silent_client_is_closed_after_the_handshake_timeout(self, launch: Launch) -> None:
         config = "websocket { listen: '127.0.0.1:-1', no_tls: true, handshake_timeout: '200ms' }"
         server = launch(Setup(config=config, jetstream=False))
         with Raw(server) as raw:
@@ -471,7 +473,7 @@ def test_the_ports_file_names_it(launch: Launch, tmp_path: Path) -> None:
 
 
 class TestTls:
-    def test_secure(self, launch: Launch, tmp_path: Path) -> None:
+    def test_websockets_work_over_tls(self, launch: Launch, tmp_path: Path) -> None:
         papers = certificates.make(tmp_path)
         tls = f"tls {{ cert_file: '{papers.cert}', key_file: '{papers.key}' }}"
         server = launch(

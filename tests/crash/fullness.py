@@ -13,16 +13,16 @@ from functools import partial
 from itertools import count, islice, product
 from random import Random
 
-from headrace.errors import Full, StoreError
-from headrace.sim import BY_NAME, OUTCOMES, SimClock, SimDisk, Snapshot
-from headrace.sim.checks import Violation, demand
+from headrace.errors import StoreError, StoreFull
+from headrace.sim import OUTCOMES, OUTCOMES_BY_NAME, DiskSnapshot, SimClock, SimDisk
+from headrace.sim.checkers.store_invariants import Violation, require
+from headrace.sim.checkers.store_model import StoreState
 from headrace.sim.clock import EPOCH_NS, SECOND_NS
-from headrace.sim.driver import Driver
-from headrace.sim.model import State
-from headrace.store import StoreOptions
+from headrace.sim.workloads.store_driver import StoreDriver
+from headrace.storage import StoreOptions
 
-from .options import KIB, TINY
-from .points import KILL, Point, Trace, demand_sound
+from .crash_points import KILL, Point, Trace, demand_sound
+from .store_sizes import KIB, TINY
 from .workloads import SCRIPTED, Workload, prepare, spell, words
 
 #: Bytes kept free beyond what is waiting to be written: plenty; just a journal file and a checkpoint; and none, so that
@@ -36,7 +36,7 @@ STRIDE = 7
 KILLS = 5
 
 
-class CrampedDriver(Driver):
+class CrampedDriver(StoreDriver):
     """Goes on where the disk is full: a message that is refused is in neither the store nor the model."""
 
     refused = 0
@@ -46,7 +46,7 @@ class CrampedDriver(Driver):
     ) -> int:
         try:
             return super().append(name, subject, size, header, ttl_s)
-        except Full:
+        except StoreFull:
             self.refused += 1
             return 0
 
@@ -73,51 +73,51 @@ def largest(story: Workload, seed: str, options: StoreOptions) -> tuple[int, int
     """Bytes in use when a store was just made, and at most while a workload runs on a large disk."""
     disk = SimDisk(0)
     driver = CrampedDriver(disk, options)
-    driver.settle()
+    driver.run_until_idle()
     first = most = disk.used()
 
     def look(op: tuple) -> None:
         nonlocal most
         most = max(most, disk.used())
 
-    disk.before = look
+    disk.before_op = look
     story(driver, Random(seed))
     return first, most
 
 
-def grow(driver: Driver, rng: Random) -> None:
+def grow(driver: StoreDriver, rng: Random) -> None:
     """Publishes to full, with removals, deletions and large messages on the way."""
     for name in "ABC":
         driver.create(name)
     for number in range(60):
         name = rng.choice("AAB")
         driver.append(name, rng.choice((b"a", b"b.c", b"d")), rng.choice((40, 300, 900, 5_000)))
-        if rng.random() < 0.2 and driver.modelled(name).messages:
-            driver.remove(name, rng.choice(sorted(driver.modelled(name).messages)))
+        if rng.random() < 0.2 and driver.get_model(name).messages:
+            driver.remove(name, rng.choice(sorted(driver.get_model(name).messages)))
         if rng.random() < 0.1:
             driver.put(b"k%d" % rng.randrange(4), b"v" * rng.randrange(60))
         if number == 40:
-            driver.remove_below("B", driver.modelled("B").last_seq)
-        driver.tick() if rng.random() < 0.7 else driver.seal()
-    driver.settle()
+            driver.remove_below("B", driver.get_model("B").last_seq)
+        driver.commit_and_wait() if rng.random() < 0.7 else driver.commit()
+    driver.run_until_idle()
 
 
-def acknowledge(driver: Driver, rng: Random) -> None:
+def acknowledge(driver: StoreDriver, rng: Random) -> None:
     """Fills the disk, then only notes are written, as acknowledgements are."""
     driver.create("A")
     for _ in range(30):
         driver.append("A", b"a", rng.choice((300, 900)))
-        driver.tick()
+        driver.commit_and_wait()
     for number in range(60):
-        driver.note(b"ack%d" % (number % 3), b"x" * 200)
-        driver.tick()
-    driver.settle()
+        driver.merge(b"ack%d" % (number % 3), b"x" * 200)
+        driver.commit_and_wait()
+    driver.run_until_idle()
 
 
 STORIES: dict[str, Workload] = {**SCRIPTED, "grow": grow, "acknowledge": acknowledge}
 
 
-def run_word(word: str, driver: Driver, rng: Random) -> None:
+def run_word(word: str, driver: StoreDriver, rng: Random) -> None:
     """A small workload, after what all of them find."""
     prepare(driver)
     spell(driver, word)
@@ -135,19 +135,19 @@ def record(label: str, headroom: int, level: float) -> Trace:
 
     def before(op: tuple) -> None:
         history = driver.history if driver else None
-        acked, admitted = (history.acked, history.admitted) if history else (0, 0)
+        acked, admitted = (history.acked_index, history.newest_index) if history else (0, 0)
         points.append(Point(disk.snapshot(), acked, admitted, op[:2]))
 
     driver = CrampedDriver(disk, options)
-    driver.settle()
+    driver.run_until_idle()
     disk.capacity = first + int((most - first) * level) + headroom // 2
-    disk.before = before
+    disk.before_op = before
     try:
         story(driver, Random(label))
     except (StoreError, IndexError):
         pass  # a frame or a pin finds no room, or there is no message to choose from
     before(("end",))
-    disk.before = None
+    disk.before_op = None
     name = f"{label}@{headroom}@{level}"
     return Trace(name, driver.history.states, points, options, disk.capacity)
 
@@ -198,18 +198,18 @@ class FullChecker:
         label = f"{self.trace.label}:{number}:{outcome}:{spare}"
         point = self.trace.points[number]
         after = point.snapshot
-        if outcome in BY_NAME:
-            after = after.power_loss(BY_NAME[outcome], Random(label))
+        if outcome in OUTCOMES_BY_NAME:
+            after = after.power_loss(OUTCOMES_BY_NAME[outcome], Random(label))
         self.tally.points += 1
         try:
             self._trial(point, after, spare, Random(label))
         except Exception as error:
-            replay = f"python -m tests.crash.enumerate --full '{label}'"
+            replay = f"python -m tests.crash.enumerate_crash_points --full '{label}'"
             raise Violation(
                 f"{type(error).__name__}: {error}\nbefore {point.op} at {label}\nreplay: {replay}"
             ) from error
 
-    def _trial(self, point: Point, after: Snapshot, spare: str, rng: Random) -> None:
+    def _trial(self, point: Point, after: DiskSnapshot, spare: str, rng: Random) -> None:
         disk = self._disk(after, spare, rng)
         if rng.random() < 0.3:
             disk = self._kill_recoveries(disk, point, rng)
@@ -218,7 +218,7 @@ class FullChecker:
             how = rng.choice(("kill", *(outcome.name for outcome in OUTCOMES)))
             snapshot = disk.snapshot()
             if how != "kill":
-                snapshot = snapshot.power_loss(BY_NAME[how], Random(rng.random()))
+                snapshot = snapshot.power_loss(OUTCOMES_BY_NAME[how], Random(rng.random()))
             self._recover(self._disk(snapshot, spare, rng), point, found)
         if rng.random() < 0.3:
             self._relieve(driver, rng)
@@ -228,18 +228,18 @@ class FullChecker:
     def _relieve(self, driver: CrampedDriver, rng: Random) -> None:
         """Somebody frees space: the store takes messages again, and is whole after another crash."""
         driver.disk.capacity = None
-        driver.store.idle()
+        driver.store.on_idle()
         self._rest(driver)
-        demand(not driver.store.full, "there is space, and the store is full")
+        require(not driver.store.full, "there is space, and the store is full")
         for name in sorted(driver.model.logs):
             driver.append(name)
         self._rest(driver)
         if rng.random() < 0.5:
             driver.checkpoint()
-        demand(not driver.refused, "there is space, and a message was refused")
-        self._demand_found(driver.disk, driver.model.freeze(), rng)
+        require(not driver.refused, "there is space, and a message was refused")
+        self._demand_found(driver.disk, driver.model.to_state(), rng)
 
-    def _demand_found(self, disk: SimDisk, expected: State, rng: Random) -> None:
+    def _demand_found(self, disk: SimDisk, expected: StoreState, rng: Random) -> None:
         """After another crash the store holds this and reports no damage."""
         snapshot = disk.snapshot()
         if rng.random() < 0.5:
@@ -247,22 +247,22 @@ class FullChecker:
         again = SimDisk(rng.randrange(1 << 30), snapshot=snapshot)
         again.capacity = disk.capacity
         driver = CrampedDriver(again, self.trace.options)
-        demand(driver.history.states[0] == expected, "not what was acknowledged")
+        require(driver.history.states[0] == expected, "not what was acknowledged")
         demand_sound(driver)
 
-    def _disk(self, snapshot: Snapshot, spare: str, rng: Random) -> SimDisk:
+    def _disk(self, snapshot: DiskSnapshot, spare: str, rng: Random) -> SimDisk:
         disk = SimDisk(rng.randrange(1 << 30), snapshot=snapshot)
         disk.capacity = disk.used() if spare == "none" else self.capacity
         return disk
 
     def _recover(self, disk: SimDisk, point: Point, found: int | None = None) -> tuple[CrampedDriver, int]:
         driver = CrampedDriver(disk, self.trace.options, SimClock(EPOCH_NS + 1_000 * SECOND_NS))
-        state: State = driver.history.states[0]
+        state: StoreState = driver.history.states[0]
         low, high = (point.acked, point.admitted) if found is None else (found, found)
         for index in range(high, low - 1, -1):
             if self.trace.states[index] == state:
                 demand_sound(driver)
-                self.tally.in_place += driver.store.checkpoints.proven > 0
+                self.tally.in_place += driver.store.checkpointer.durable_number > 0
                 return driver, index
         raise Violation("neither the acknowledged state nor a later one")
 
@@ -270,8 +270,8 @@ class FullChecker:
         """Recoveries that are killed at some operation, one after another: the space in use does not grow."""
         allowed, used = max(disk.capacity or 0, disk.used()), []
         for _ in range(KILLS):
-            taken: list[Snapshot] = []
-            disk.before = lambda op, disk=disk, taken=taken: taken.append(disk.snapshot())
+            taken: list[DiskSnapshot] = []
+            disk.before_op = lambda op, disk=disk, taken=taken: taken.append(disk.snapshot())
             self._recover(disk, point)
             taken.append(disk.snapshot())
             capacity = disk.capacity
@@ -279,15 +279,15 @@ class FullChecker:
             disk.capacity = capacity
             used.append(disk.used())
             self.tally.kills += 1
-        demand(max(used) <= allowed, f"recoveries use more than there is: {used}")
+        require(max(used) <= allowed, f"recoveries use more than there is: {used}")
         return disk
 
     def _rest(self, driver: CrampedDriver) -> None:
         """Lets the store do all it can do now, as a broker does that looks after it every second."""
         for _ in range(4):
-            driver.settle()
-            driver.store.idle()
-        driver.settle()
+            driver.run_until_idle()
+            driver.store.on_idle()
+        driver.run_until_idle()
 
     def _purge(self, driver: CrampedDriver, rng: Random) -> None:
         """An operator empties or deletes everything: that is durable, and the files go."""
@@ -297,28 +297,28 @@ class FullChecker:
             if rng.random() < 0.2:
                 driver.delete(name)
             elif rng.random() < 0.2:
-                for seq in sorted(driver.modelled(name).messages):
+                for seq in sorted(driver.get_model(name).messages):
                     driver.remove(name, seq)
             else:
-                driver.remove_below(name, driver.modelled(name).last_seq + 1)
-        expected = driver.model.freeze()
+                driver.remove_below(name, driver.get_model(name).last_seq + 1)
+        expected = driver.model.to_state()
         try:
             self._rest(driver)
-        except Full:
-            demand(not self.trace.options.headroom_bytes, "the journal has no room for a purge")
+        except StoreFull:
+            require(not self.trace.options.headroom_bytes, "the journal has no room for a purge")
             self.tally.exhausted += 1
             disk.capacity = disk.used() + 4 * TINY.journal_bytes
-            driver.store.idle()
+            driver.store.on_idle()
             self._rest(driver)
-        demand(driver.store.poisoned is None, "the store is poisoned")
+        require(driver.store.poisoned is None, "the store is poisoned")
         left = [path for path in disk.walk("streams") if path.endswith(".seg") and disk.size(path)]
         held = {
             segment.path
-            for log in driver.store.file_logs()
-            for segment in log.files()
+            for log in driver.store.iter_file_logs()
+            for segment in log.list_segments()
             if segment.columns.alive or not driver.store.full
         }
-        demand(not driver.store.full or set(left) <= held, f"files are left after a purge: {left}")
+        require(not driver.store.full or set(left) <= held, f"files are left after a purge: {left}")
         self._demand_found(disk, expected, rng)
 
 

@@ -11,30 +11,22 @@ from random import Random
 from typing import Any
 
 from headrace.sim import Fault
-from headrace.store import (
-    behind,
-    checkpoint,
-    columnfile,
-    compaction,
-    filelog,
-    format,
-    journal,
-    recovery,
-    replay,
-    restore,
-    roots,
-    segments,
-    synced,
-    trash,
-)
-from headrace.store import store as stores
-from headrace.store.log import Log
-from headrace.store.store import Store
-from support.planting import Mutant, Patch, main
+from headrace.storage import format
+from headrace.storage import store as stores
+from headrace.storage.checkpoint import checkpoint_writer, load
+from headrace.storage.journal import journal_writer, sync_marker
+from headrace.storage.log import file_log
+from headrace.storage.log.log import StreamLog
+from headrace.storage.maintenance import compaction, flush, gc
+from headrace.storage.recovery import load_stream, recovery, replay
+from headrace.storage.segments import column_file
+from headrace.storage.segments import segment as segments
+from headrace.storage.store import Store
+from support.mutation import Mutant, Patch, main
 
-from .failing import calls, goes_silent, run, survives
-from .points import Checker, trace_of
-from .rotting import build, examine, flipped
+from .bit_rot import build, examine, flipped
+from .crash_points import Checker, trace_of
+from .disk_fault_runs import calls, goes_silent, run, survives
 from .workloads import words
 
 Op = tuple[Any, ...]
@@ -93,7 +85,9 @@ def rot() -> Iterator[int]:
 
 
 def ack_before_sync(patch: Patch) -> None:
-    patch(journal.Journal, "ops", lambda old: lambda self, *a: without(old(self, *a), "sync"))
+    patch(
+        journal_writer.Journal, "make_frame_ops", lambda old: lambda self, *a: without(old(self, *a), "sync")
+    )
 
 
 def witness_before_sync(patch: Patch) -> None:
@@ -102,17 +96,17 @@ def witness_before_sync(patch: Patch) -> None:
     def mutate(old: Any) -> Any:
         def ops(self: Any, *a: Any) -> list[Any]:
             found = old(self, *a)
-            witness = [op for op in found if op[1] == synced.PATH]
+            witness = [op for op in found if op[1] == sync_marker.PATH]
             return [*found[:-2], *witness, found[-2]] if witness else found
 
         return ops
 
-    patch(journal.Journal, "ops", mutate)
+    patch(journal_writer.Journal, "make_frame_ops", mutate)
 
 
 def witness_not_heard(patch: Patch) -> None:
     """A bad frame at the end is a tear, whoever says that it was synced."""
-    patch(recovery, "heard", lambda old: lambda *a: None)
+    patch(recovery, "read_latest", lambda old: lambda *a: None)
 
 
 def head_outside_the_checksum(patch: Patch) -> None:
@@ -122,36 +116,36 @@ def head_outside_the_checksum(patch: Patch) -> None:
         head = format._BLOCK.pack(format.BLOCK_MAGIC, len(data), offset, first_seq, records, 0)
         return head[:-4] + format._U32.pack(format.crc32(data, seed))
 
-    def check(data: Any, at: int, seed: int, offset: int) -> format.Block | None:
+    def check(data: Any, at: int, seed: int, offset: int) -> format.BlockHeader | None:
         block = _unverified(data, at, seed, offset)
         if block is None:
             return None
-        start = at + format.BLOCK_BYTES
+        start = at + format.BLOCK_HEADER_BYTES
         (crc,) = format._U32.unpack_from(data, start - 4)
         return block if format.crc32(memoryview(data)[start : start + block.length], seed) == crc else None
 
-    for module in (behind, compaction):
+    for module in (flush, compaction):
         patch(
             module,
-            "block_parts",
+            "encode_block",
             lambda old: lambda segment, block: [_head(segment, block, seal), block.view],
         )
-    for module in (segments, restore):
-        patch(module, "open_block", lambda old: check)
+    for module in (segments, load_stream):
+        patch(module, "parse_block", lambda old: check)
 
 
 def _head(segment: Any, block: Any, seal: Any) -> bytes:
     return bytes(seal(segment.seed, block.offset, block.first_seq, block.records, block.view))
 
 
-def _unverified(data: Any, at: int, seed: int, offset: int) -> format.Block | None:
+def _unverified(data: Any, at: int, seed: int, offset: int) -> format.BlockHeader | None:
     """What a block says of itself, without a look at its checksum."""
-    if at + format.BLOCK_BYTES > len(data):
+    if at + format.BLOCK_HEADER_BYTES > len(data):
         return None
     magic, length, place, first_seq, records, _ = format._BLOCK.unpack_from(data, at)
-    if magic != format.BLOCK_MAGIC or place != offset or at + format.BLOCK_BYTES + length > len(data):
+    if magic != format.BLOCK_MAGIC or place != offset or at + format.BLOCK_HEADER_BYTES + length > len(data):
         return None
-    return format.Block(offset, length, first_seq, records)
+    return format.BlockHeader(offset, length, first_seq, records)
 
 
 def cut_in_mid_log(patch: Patch) -> None:
@@ -159,23 +153,25 @@ def cut_in_mid_log(patch: Patch) -> None:
 
     def mutate(old: Any) -> Any:
         def replayed(self: Any, store: Any, replay: Any, after: int) -> int:
-            numbers = sorted(frame.number for scanned in self.files for frame in scanned.frames)
+            numbers = sorted(frame.number for scanned in self.scanned_files for frame in scanned.frames)
             good = after
             for number in numbers:
                 if number == good + 1 or (good == after and number == numbers[0]):
                     good = number
-            for scanned in self.files:
+            for scanned in self.scanned_files:
                 scanned.frames = [frame for frame in scanned.frames if frame.number <= good]
             return int(old(self, store, replay, after))
 
         return replayed
 
-    patch(recovery._Recovery, "_replay", mutate)
+    patch(recovery._Recovery, "_replay_journal", mutate)
 
 
 def journal_folder_not_synced(patch: Patch) -> None:
-    patch(journal, "_made", lambda old: lambda *a: without(old(*a), "syncdir"))
-    patch(journal.Journal, "_turn", lambda old: lambda self, *a: without(old(self, *a), "syncdir"))
+    patch(journal_writer, "_create_ops", lambda old: lambda *a: without(old(*a), "syncdir"))
+    patch(
+        journal_writer.Journal, "_switch_file", lambda old: lambda self, *a: without(old(self, *a), "syncdir")
+    )
     patch(
         recovery._Recovery,
         "_start_journal",
@@ -195,8 +191,8 @@ def _without_in_run(self: Any, old: Any, folder: str, *arguments: Any) -> None:
 
 
 def streams_folder_not_synced(patch: Patch) -> None:
-    patch(checkpoint, "sync_ops", lambda old: lambda unsynced: without(old(unsynced), "syncdir"))
-    patch(stores, "large_ops", lambda old: lambda *a: without(old(*a), "syncdir"))
+    patch(checkpoint_writer, "sync_ops", lambda old: lambda unsynced: without(old(unsynced), "syncdir"))
+    patch(stores, "large_message_ops", lambda old: lambda *a: without(old(*a), "syncdir"))
 
 
 def sequence_reuse(patch: Patch) -> None:
@@ -205,17 +201,17 @@ def sequence_reuse(patch: Patch) -> None:
     def mutate(old: Any) -> Any:
         def restored(*arguments: Any) -> Any:
             log = old(*arguments)
-            log.last_seq = log.prev(None, log.last_seq) or log.last_seq
+            log.last_seq = log.find_prev(None, log.last_seq) or log.last_seq
             return log
 
         return restored
 
-    patch(recovery, "restore_log", mutate)
+    patch(recovery, "load_log", mutate)
 
 
 def snapshot_over_journal(patch: Patch) -> None:
     """Live bits of the checkpoint are believed; removals in the journal after it are not."""
-    patch(replay.Replay, "_removals", lambda old: lambda self, ident, data: None)
+    patch(replay.Replay, "_apply_removals", lambda old: lambda self, ident, data: None)
 
 
 def retried_sync(patch: Patch) -> None:
@@ -226,12 +222,12 @@ def retried_sync(patch: Patch) -> None:
             if error is None:
                 old(self, tick, logs, larges, mark, None)
             else:
-                again = [("sync", format.journal_path(self.journal._file))]
+                again = [("sync", format.journal_path(self.journal._current_file))]
                 self.disk.submit("commit", again, lambda _: old(self, tick, logs, larges, mark, None))
 
         return done
 
-    patch(Store, "_done", mutate)
+    patch(Store, "_on_committed", mutate)
 
 
 def error_ignored(patch: Patch) -> None:
@@ -247,12 +243,12 @@ def unlinked_too_early(patch: Patch) -> None:
         if disk.exists(path):
             disk.submit("behind", [("unlink", path)], lambda error: None)
 
-    patch(trash.Trash, "add", lambda old: add)
+    patch(gc.FileGarbageCollector, "add", lambda old: add)
 
 
 def bitmap_of_another_generation(patch: Patch) -> None:
     """Live bits once packed are used for ever."""
-    patch(segments.Segment, "live_bits", lambda old: lambda self: self.bits or old(self))
+    patch(segments.Segment, "live_bits", lambda old: lambda self: self.cached_live_bits or old(self))
 
 
 def predecessor_ignored(patch: Patch) -> None:
@@ -275,19 +271,21 @@ def serving_before_synced(patch: Patch) -> None:
 
         return run_now
 
-    patch(checkpoint.Checkpointer, "run_now", mutate)
+    patch(checkpoint_writer.Checkpointer, "run_blocking", mutate)
 
 
 def mark_before_synced(patch: Patch) -> None:
     """The mark goes to the journal while the checkpoint's files are only written."""
     patch(
-        checkpoint.Checkpointer, "_write_ops", lambda old: lambda self: without(old(self), "sync", "syncdir")
+        checkpoint_writer.Checkpointer,
+        "_make_write_ops",
+        lambda old: lambda self: without(old(self), "sync", "syncdir"),
     )
 
 
 def segments_not_synced(patch: Patch) -> None:
     """A checkpoint names blocks that are only in the cache."""
-    patch(checkpoint, "sync_ops", lambda old: lambda unsynced: without(old(unsynced), "sync"))
+    patch(checkpoint_writer, "sync_ops", lambda old: lambda unsynced: without(old(unsynced), "sync"))
 
 
 def journal_released_too_early(patch: Patch) -> None:
@@ -296,44 +294,44 @@ def journal_released_too_early(patch: Patch) -> None:
     def mutate(old: Any) -> Any:
         def begin(self: Any, *arguments: Any, **options: Any) -> None:
             old(self, *arguments, **options)
-            self._store.journal.release(self._store.journal.number)
+            self._store.journal.release_through(self._store.journal.last_frame)
 
         return begin
 
-    patch(checkpoint.Checkpointer, "begin", mutate)
+    patch(checkpoint_writer.Checkpointer, "start", mutate)
 
 
 def block_not_verified(patch: Patch) -> None:
-    for module in (segments, restore):
-        patch(module, "open_block", lambda old: _unverified)
+    for module in (segments, load_stream):
+        patch(module, "parse_block", lambda old: _unverified)
 
 
 def large_not_synced(patch: Patch) -> None:
     """The frame that refers to a large message is durable before the message."""
-    patch(stores, "large_ops", lambda old: lambda *a: without(old(*a), "sync"))
+    patch(stores, "large_message_ops", lambda old: lambda *a: without(old(*a), "sync"))
 
 
 def checkpoint_of_an_open_frame(patch: Patch) -> None:
     """Sections are taken of what the frame under construction is changing."""
 
     def take(self: Any) -> None:
-        while self._todo:
-            self._take_all()
-        self._tick = self._store.frame - 1
-        self._ticket = self._store.behind.added
+        while self._to_capture:
+            self._capture_next()
+        self._captured_frame = self._store.frame_number - 1
+        self._flush_target = self._store.flusher.added_count
 
-    patch(checkpoint.Checkpointer, "_take", lambda old: take)
+    patch(checkpoint_writer.Checkpointer, "_capture_sections", lambda old: take)
 
 
 def replayed_twice(patch: Patch) -> None:
     """Frames that a section already holds are applied again."""
-    patch(replay.Replay, "_fresh", lambda old: lambda self, key: True)
+    patch(replay.Replay, "_is_newer_than_shard", lambda old: lambda self, key: True)
 
 
 def identity_outside_the_checksum(patch: Patch) -> None:
     """A block is good wherever it lies: files can be swapped."""
-    patch(segments, "identity", lambda old: lambda store, ident, segment: 0)
-    patch(restore, "is_segment", lambda old: lambda *a: True)
+    patch(segments, "compute_segment_seed", lambda old: lambda store, ident, segment: 0)
+    patch(load_stream, "is_segment_header", lambda old: lambda *a: True)
 
 
 def watermarks_left_out(patch: Patch) -> None:
@@ -341,12 +339,12 @@ def watermarks_left_out(patch: Patch) -> None:
 
     def mutate(old: Any) -> Any:
         def close_frame(self: Any, kind: int) -> Any:
-            self._marks = b""
+            self._prev_watermarks = b""
             return old(self, kind)
 
         return close_frame
 
-    patch(Store, "_close_frame", mutate)
+    patch(Store, "_build_frame", mutate)
 
 
 def deleted_at_once(patch: Patch) -> None:
@@ -357,7 +355,7 @@ def deleted_at_once(patch: Patch) -> None:
         names = [f"{folder}/{name}" for name in disk.list(folder)]
         disk.submit("behind", [("unlink", name) for name in names], lambda error: None)
 
-    patch(trash.Trash, "add_folder", lambda old: add_folder)
+    patch(gc.FileGarbageCollector, "add_folder", lambda old: add_folder)
 
 
 def sections_not_verified(patch: Patch) -> None:
@@ -372,22 +370,22 @@ def sections_not_verified(patch: Patch) -> None:
 
         return read
 
-    patch(roots, "_read_section", mutate)
+    patch(load, "_read_section", mutate)
 
 
 def dead_again_alive(patch: Patch) -> None:
     """What died while its segment was merged lives in the merged one."""
-    patch(compaction._Job, "_bury", lambda old: lambda self, old_segments: None)
+    patch(compaction._CompactionJob, "_tombstone_removed", lambda old: lambda self, old_segments: None)
 
 
 def stale_columns_trusted(patch: Patch) -> None:
     """A cache is believed without its checksum."""
-    patch(columnfile, "crc32", lambda old: lambda data, start=0: 0)
+    patch(column_file, "crc32", lambda old: lambda data, start=0: 0)
 
 
 def ids_of_another_generation(patch: Patch) -> None:
     """Subjects get other ids, and columns with the old ones pass for new."""
-    patch(filelog.FileLog, "forget_subjects", lambda real: Log.forget_subjects)
+    patch(file_log.FileLog, "drop_dead_subjects", lambda real: StreamLog.drop_dead_subjects)
 
 
 def counted_before_its_turn(patch: Patch) -> None:
@@ -397,20 +395,20 @@ def counted_before_its_turn(patch: Patch) -> None:
         def take(self: Any) -> Any:
             taken = old(self)
             while self._queue and (
-                self._queue[0].log.gone
-                or (self._queue[0].block is None and not self._wants_columns(self._queue[0]))
+                self._queue[0].log.is_deleted
+                or (self._queue[0].block is None and not self._needs_columns(self._queue[0]))
             ):
                 self._skip(self._queue.popleft())
             return taken
 
         return take
 
-    patch(behind.Behind, "_next", mutate)
+    patch(flush.SegmentFlusher, "_take_batch", mutate)
 
 
 def deletion_before_its_frame(patch: Patch) -> None:
     """A checkpoint without a stream is durable before the frame that ends it."""
-    patch(checkpoint.Checkpointer, "_ended", lambda old: lambda self: 0)
+    patch(checkpoint_writer.Checkpointer, "_get_delete_frame", lambda old: lambda self: 0)
 
 
 def scripted(*labels: str) -> Callable[[], Iterator[int]]:

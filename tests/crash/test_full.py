@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from headrace.sim import SimDisk
-from headrace.sim.driver import Driver
+from headrace.sim.workloads.store_driver import StoreDriver
 
 from .fullness import HEADROOMS, LEVELS, STORIES, FullChecker, record
-from .options import TINY
+from .store_sizes import TINY
 from .workloads import prepare
 
 pytestmark = pytest.mark.timeout(600)
@@ -30,29 +30,29 @@ def test_a_crash_on_a_full_disk(name: str, headroom: int, record_property: Recor
 
 def test_opening_needs_no_space_at_all() -> None:
     disk = SimDisk()
-    driver = Driver(disk, TINY)
+    driver = StoreDriver(disk, TINY)
     prepare(driver)
     for _ in range(20):
         driver.append("A", b"a", 900)
         driver.append("B", b"b", 6_000)
-        driver.tick()
+        driver.commit_and_wait()
     after = disk.kill()
     after.capacity = after.used()
-    again = Driver(after, TINY)
-    assert again.history.states[0] == driver.model.freeze()
+    again = StoreDriver(after, TINY)
+    assert again.history.states[0] == driver.model.to_state()
     assert after.used() <= (after.capacity or 0)
 
 
 def test_recoveries_that_are_killed_do_not_fill_the_disk() -> None:
     disk = SimDisk()
-    driver = Driver(disk, TINY)
+    driver = StoreDriver(disk, TINY)
     prepare(driver)
     for _ in range(20):
         driver.append("A", b"a", 900)
-        driver.tick()
+        driver.commit_and_wait()
     used = []
     for _ in range(8):
         disk = disk.kill()
-        Driver(disk, TINY)  # killed before its first frame
+        StoreDriver(disk, TINY)  # killed before its first frame
         used.append(disk.used())
     assert max(used[2:]) <= max(used[:2])

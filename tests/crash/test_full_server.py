@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance.client import Client
-from conformance.reading import eventually
+from conformance.consumer_client import eventually
 from conformance.servers import OURS, Server
 
 MIB = 1 << 20

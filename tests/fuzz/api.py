@@ -10,15 +10,15 @@ import json
 from typing import Any, NamedTuple
 
 from conformance import config_samples as samples
-from headrace.broker.door import find
+from headrace.broker.handlers.api_dispatch import match_endpoint
 from headrace.broker.jetstream import ENDPOINTS
 from headrace.protocol import subjects
 from headrace.sim import SimDisk
-from headrace.sim.broker import SimBroker
-from headrace.store import StoreOptions
+from headrace.sim.sim_broker import SimBroker
+from headrace.storage import StoreOptions
 
 from .headers import make as header_block
-from .making import NUMBERS, Maker
+from .input_generator import NUMBERS, Maker
 from .target import Pair
 
 KIB = 1 << 10
@@ -228,7 +228,7 @@ def _overhearing(configs: list[Any]) -> set[str]:
 
 def _overhears(config: Any, others: set[str]) -> bool:
     origins = {source.name for source in (*config.sources, *([config.mirror] if config.mirror else []))}
-    heard = any(subjects.collides(subject.encode(), b"$JS.EVENT.>") for subject in config.subjects)
+    heard = any(subjects.overlaps(subject.encode(), b"$JS.EVENT.>") for subject in config.subjects)
     return heard or bool(origins & others)
 
 
@@ -260,12 +260,14 @@ class Room:
         for subject in ("q", "q.a", "o.1", "w.1", "a.1", "q"):
             broker.publish(subject, b"x")
         self.heard: list[tuple[bytes, bytes]] = []
-        broker.hub.subscribe_internal(_INBOX + b"*", self)
-        broker.hub.publish(b"$JS.API.CONSUMER.MSG.NEXT.Q.C", _INBOX + b"0", b"", b"2")
-        broker.settle()
+        broker.router.subscribe_internal(_INBOX + b"*", self)
+        broker.router.publish(b"$JS.API.CONSUMER.MSG.NEXT.Q.C", _INBOX + b"0", b"", b"2")
+        broker.run_until_idle()
         self.seen = self._state()
 
-    def offer(self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+    def on_message(
+        self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes
+    ) -> None:
         self.heard.append((subject, payload))
 
     def _state(self) -> Any:
@@ -291,8 +293,8 @@ class Room:
         broker = self.broker
         self.heard.clear()
         reply = _INBOX + b"%d" % self._left
-        broker.hub.publish(case.subject, reply, case.header, case.body)
-        broker.settle()
+        broker.router.publish(case.subject, reply, case.header, case.body)
+        broker.run_until_idle()
         if case.wait_ns:
             broker.advance(case.wait_ns)
         assert broker.store.poisoned is None, "the store is poisoned"
@@ -301,12 +303,12 @@ class Room:
         if not case.subject.startswith(b"$JS.API."):
             return
         words = case.subject.decode("utf-8", "replace").removeprefix("$JS.API.").split(".")
-        endpoint, _ = find(ENDPOINTS, words)
-        if endpoint is None or not subjects.valid(case.subject) or not subjects.literal(case.subject):
+        endpoint, _ = match_endpoint(ENDPOINTS, words)
+        if endpoint is None or not subjects.is_valid(case.subject) or not subjects.is_literal(case.subject):
             return
         assert len(answers) == 1, f"{len(answers)} answers"
         told = json.loads(answers[0])
-        assert endpoint.kind in told["type"], told
+        assert endpoint.response_type in told["type"], told
         if "error" in told:
             assert {"code", "err_code", "description"} <= set(told["error"]), told
             assert case.wait_ns or self.seen == before, f"refused with {told['error']}, it changed something"

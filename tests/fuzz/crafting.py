@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.store import columnfile
-from headrace.store import format as fmt
-from headrace.store.states import Root
+from headrace.storage import format as fmt
+from headrace.storage.checkpoint_schema import CheckpointRoot
+from headrace.storage.segments import column_file
 
-from .making import Maker
+from .input_generator import Maker
 
 Change = Callable[[bytes], bytes]
 
@@ -73,20 +73,20 @@ def _store_of(files: dict[str, bytes]) -> int:
 def _journal(maker: Maker, content: bytes) -> bytes | None:
     """Other bodies of one frame or a few; the chain of checksums is made again."""
     view, made = memoryview(content), bytearray(content)
-    places = [at for at in range(0, len(content), fmt.ALIGN) if fmt.open_frame(view, at) is not None]
+    places = [at for at in range(0, len(content), fmt.ALIGN) if fmt.parse_frame(view, at) is not None]
     if not places:
         return None
     wanted = {maker.pick(places) for _ in range(1 + maker.below(2))}
     crcs: dict[int, int] = {}  # frame number -> its checksum now
     for at in places:
-        frame = fmt.open_frame(view, at)
+        frame = fmt.parse_frame(view, at)
         assert frame is not None
-        body = content[at + fmt.FRAME_BYTES : at + fmt.FRAME_BYTES + frame.length]
+        body = content[at + fmt.FRAME_HEADER_BYTES : at + fmt.FRAME_HEADER_BYTES + frame.length]
         if at in wanted:
             body = change_numbers(maker, body) if maker.chance(0.8) else body[: maker.below(len(body) + 1)]
-        prev = crcs.get(frame.number - 1, frame.prev)
-        head, crcs[frame.number] = fmt.frame_head(
-            frame.kind, frame.store, frame.file, frame.number, [body], prev
+        prev = crcs.get(frame.number - 1, frame.prev_crc)
+        head, crcs[frame.number] = fmt.encode_frame_header(
+            frame.kind, frame.store_id, frame.file_number, frame.number, [body], prev
         )
         made[at : at + len(head) + len(body)] = head + body
     return bytes(made)
@@ -95,36 +95,36 @@ def _journal(maker: Maker, content: bytes) -> bytes | None:
 def _segment(maker: Maker, path: str, content: bytes, store: int) -> bytes | None:
     match = _SEGMENT.fullmatch(path)
     assert match is not None
-    seed = fmt.identity(store, int(match[1], 16), int(match[2], 16))
+    seed = fmt.compute_segment_seed(store, int(match[1], 16), int(match[2], 16))
     places = [
         at
         for at in range(fmt.SEGMENT_HEADER_BYTES, len(content), fmt.ALIGN)
-        if fmt.open_block(content, at, seed, at) is not None
+        if fmt.parse_block(content, at, seed, at) is not None
     ]
     if not places:
         return None
     at = maker.pick(places)
-    block = fmt.open_block(content, at, seed, at)
+    block = fmt.parse_block(content, at, seed, at)
     assert block is not None
-    start = at + fmt.BLOCK_BYTES
+    start = at + fmt.BLOCK_HEADER_BYTES
     data = change_numbers(maker, content[start : start + block.length])
     first, records = block.first_seq, block.records
     if maker.chance(0.2):
         first, records = maker.pick(NUMBERS), maker.pick(NUMBERS) & 0xFFFFFFFF
-    head = fmt.block_head(seed, at, first, records, data)
+    head = fmt.encode_block_header(seed, at, first, records, data)
     return content[:at] + head + data + content[start + block.length :]
 
 
 def seal_columns(header: list[Any], body: bytes) -> bytes:
     """A file of columns with these fields in its header, the checksums made anew."""
     fields = [*header[:-2], fmt.crc32(body), 0]
-    head = columnfile._HEADER.pack(*fields)[:-4]
-    return (head + struct.pack("<I", fmt.crc32(head))).ljust(columnfile.HEADER_BYTES, b"\0") + body
+    head = column_file._HEADER.pack(*fields)[:-4]
+    return (head + struct.pack("<I", fmt.crc32(head))).ljust(column_file.HEADER_BYTES, b"\0") + body
 
 
 def _columns(maker: Maker, content: bytes) -> bytes:
-    header = list(columnfile._HEADER.unpack_from(content))
-    body = content[columnfile.HEADER_BYTES :]
+    header = list(column_file._HEADER.unpack_from(content))
+    body = content[column_file.HEADER_BYTES :]
     if maker.chance(0.3):
         at = 4 + maker.below(7)
         header[at] = maker.pick(NUMBERS) & (0xFFFFFFFF if at > 5 else (1 << 64) - 1)
@@ -133,9 +133,9 @@ def _columns(maker: Maker, content: bytes) -> bytes:
 
 def _subjects(maker: Maker, content: bytes) -> bytes:
     made, at = b"", 0
-    while at + columnfile._CHUNK.size <= len(content):
-        magic, first, count, length, _ = columnfile._CHUNK.unpack_from(content, at)
-        at += columnfile._CHUNK.size
+    while at + column_file._CHUNK.size <= len(content):
+        magic, first, count, length, _ = column_file._CHUNK.unpack_from(content, at)
+        at += column_file._CHUNK.size
         body = content[at : at + length]
         at += length
         if maker.chance(0.5):
@@ -149,7 +149,7 @@ def _subjects(maker: Maker, content: bytes) -> bytes:
 
 def _checkpoint(maker: Maker, content: bytes) -> bytes | None:
     """Other values in the root or in a section of it; references and trailer fit again."""
-    trailer = fmt.open_trailer(content[-fmt.TRAILER_BYTES :])
+    trailer = fmt.parse_trailer(content[-fmt.TRAILER_BYTES :])
     if trailer is None:
         return None
     store, number, offset, length, _ = trailer
@@ -159,16 +159,16 @@ def _checkpoint(maker: Maker, content: bytes) -> bytes | None:
         ref = maker.pick(own)
         fresh = _other_leaf(maker, sections[ref[1] : ref[1] + ref[2]])
         sections = sections.ljust(-(-len(sections) // 8) * 8, b"\0")
-        ref[1:] = [len(sections), len(fresh), fmt.section_crc(store, fresh)]
+        ref[1:] = [len(sections), len(fresh), fmt.compute_section_crc(store, fresh)]
         sections += fresh
     raw = msgspec.msgpack.encode(root)
     if maker.chance(0.25):
         raw = _other_leaf(maker, raw)
-    return sections + raw + fmt.trailer(store, number, len(sections), raw)
+    return sections + raw + fmt.encode_trailer(store, number, len(sections), raw)
 
 
 def _own_refs(root: list[Any], number: int) -> list[list[Any]]:
-    fields = Root.__struct_fields__
+    fields = CheckpointRoot.__struct_fields__
     entries = root[fields.index("streams")] + root[fields.index("shards")]
     return [entry[-1] for entry in entries if entry[-1][0] == number]
 

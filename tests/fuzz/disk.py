@@ -11,21 +11,21 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from tests.crash import rotting
-from tests.crash.options import TINY
+from tests.crash import bit_rot
+from tests.crash.store_sizes import TINY
 
+from headrace._native import records_pure
 from headrace.errors import StoreError
-from headrace.kernel import records_pure
 from headrace.sim import SimClock, SimDisk
-from headrace.store import Log, Store
-from headrace.store.records import Columns, Subjects
+from headrace.storage import Store, StreamLog
+from headrace.storage.native_records import SegmentIndex, SubjectIndex
 
 from .crafting import NUMBERS, change_numbers, craft
-from .making import Maker
+from .input_generator import Maker
 from .target import Pair
 
 KINDS = ("closed", "idle", "killed")
-_HEAD = records_pure._HEAD
+_HEAD = records_pure._RECORD_HEADER
 
 
 class Case(NamedTuple):
@@ -41,7 +41,7 @@ def make(maker: Maker) -> Case:
     if maker.chance(0.5):
         return Case("", {"block": _block(maker)})
     kind = maker.pick(KINDS)
-    files = rotting.build(kind).files
+    files = bit_rot.build(kind).files
     crafted: dict[str, bytes] = {}
     for _ in range(1 + maker.below(3)):
         path = maker.pick(_paths(kind))
@@ -58,7 +58,7 @@ def make(maker: Maker) -> Case:
 @cache
 def _paths(kind: str) -> list[str]:
     """Every file once, and those that are read by row more often."""
-    paths = sorted(rotting.build(kind).files)
+    paths = sorted(bit_rot.build(kind).files)
     return paths + [path for path in paths if path.endswith((".col", ".seg"))] * 3
 
 
@@ -77,47 +77,47 @@ def check(case: Case) -> None:
     if not case.kind:
         _check_block(case.crafted["block"])
         return
-    rotten = rotting.build(case.kind)
+    rotten = bit_rot.build(case.kind)
     disk = SimDisk(snapshot=rotten.snapshot)
     for path, content in case.crafted.items():
-        disk.rot(path, content)
+        disk.corrupt(path, content)
     # Subjects that only a forged file has are added to the table of subjects, a cache.
     kept = {path: data for path, data in {**rotten.files, **case.crafted}.items() if "/subjects." not in path}
     try:
         store = Store.open(disk, SimClock(), TINY)
     except StoreError:
-        rotting.check_untouched(disk, kept)
+        bit_rot.check_untouched(disk, kept)
         return
-    rotting.check_untouched(disk, kept, store.report())
+    bit_rot.check_untouched(disk, kept, store.report())
     with contextlib.suppress(StoreError):
         for log in list(store.logs.values()):
             _use(log)
-            store.seal() if store.dirty else None
+            store.commit() if store.dirty else None
             disk.drain()
         store.close()
 
 
-def _use(log: Log) -> None:
+def _use(log: StreamLog) -> None:
     """Ask everything, remove by everything, append."""
-    names = [name for name, _ in log.subjects(None)][:4]
+    names = [name for name, _ in log.iter_subject_counts(None)][:4]
     for name in names:
         with contextlib.suppress(StoreError):
-            wanted = log.filter((name,))
-            log.next(wanted, log.first_seq)
-            log.prev(wanted, log.last_seq)
-            log.count(wanted, log.first_seq + 1)
-            log.last_per_subject(wanted, max(log.last_seq - 1, 0))
-            log.first_of(name)
-    seqs = log.seqs(None, log.first_seq, log.last_seq)
+            wanted = log.get_filter((name,))
+            log.find_next(wanted, log.first_seq)
+            log.find_prev(wanted, log.last_seq)
+            log.count_from(wanted, log.first_seq + 1)
+            log.find_last_per_subject(wanted, max(log.last_seq - 1, 0))
+            log.get_first_seq(name)
+    seqs = log.find_seqs(None, log.first_seq, log.last_seq)
     for seq in seqs[:200].tolist():
         with contextlib.suppress(StoreError):
             log.get(seq)
-            log.view(seq, 1000)
-    log.rows(log.first_seq, log.last_seq)
+            log.read_view(seq, 1000)
+    log.find_times_and_ttls(log.first_seq, log.last_seq)
     log.append(b"new", b"", b"x", 1)
     log.remove_many(seqs[::2])
     if names:
-        log.remove_many(log.seqs(log.filter((names[0],)), log.first_seq, log.last_seq))
+        log.remove_many(log.find_seqs(log.get_filter((names[0],)), log.first_seq, log.last_seq))
     if len(seqs):
         log.remove_below(int(seqs[len(seqs) // 3]))
 
@@ -125,7 +125,8 @@ def _use(log: Log) -> None:
 def _check_block(data: bytes) -> None:
     """Both kernels find the same in a block, and a log loads it alike."""
     found = [
-        _scanned(*twin, data) for twin in ((Columns, Subjects), (records_pure.Columns, records_pure.Subjects))
+        _scanned(*twin, data)
+        for twin in ((SegmentIndex, SubjectIndex), (records_pure.SegmentIndex, records_pure.SubjectIndex))
     ]
     assert found[0] == found[1], "the kernels differ"
     seqs = np.array([number for number in NUMBERS if number < 1 << 63], np.uint64)
@@ -135,7 +136,7 @@ def _check_block(data: bytes) -> None:
 
 def _scanned(kind: Any, table: Any, data: bytes) -> tuple[Any, ...]:
     columns, subjects = kind(), table()
-    count = columns.scan(subjects, data, 0, len(data), 544)
+    count = columns.index_block(subjects, data, 0, len(data), 544)
     rows = [columns.row(i) for i in range(columns.rows)]
     return (
         count,
@@ -147,12 +148,12 @@ def _scanned(kind: Any, table: Any, data: bytes) -> tuple[Any, ...]:
 
 def _unpacked(module: Any, data: bytes, at: int) -> Any:
     try:
-        return module.unpack(data, at)
+        return module.decode_record(data, at)
     except ValueError as error:
         return str(error)
 
 
 def _unpacked_here(data: bytes, at: int) -> Any:
-    from headrace.store import records
+    from headrace.storage import native_records
 
-    return _unpacked(records, data, at)
+    return _unpacked(native_records, data, at)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headrace.kernel import arrivals_pure
+from headrace._native import ingest_state_pure
 from headrace.protocol import headers
-from support.twins import load
+from support.native_and_pure import load
 
-from .making import NUMBERS, Maker
+from .input_generator import NUMBERS, Maker
 from .target import Pair
 
 _NAMES = (
@@ -65,8 +65,8 @@ _FIRST = (
     b"",
 )
 _WORDS = (*_NAMES, *_FIRST, b"\r\n", b"\r\n\r\n", b":")
-_compiled = load("compiled").nats_headers
-_pure = arrivals_pure.nats_headers
+_compiled = load("compiled").parse_nats_headers
+_pure = ingest_state_pure.parse_nats_headers
 
 
 def start(maker: Maker) -> Pair:
@@ -88,7 +88,7 @@ def make(maker: Maker) -> bytes:
 def check(block: bytes) -> None:
     found = _compiled(block)
     assert found == _pure(block), "the kernels differ"
-    pairs = headers.pairs(block)
+    pairs = headers.parse_pairs(block)
     for name in (b"Nats-TTL", b"Nats-Msg-Id", b"A"):
         first = headers.get(block, name)
         same = [value for key, value in pairs if key == name]
@@ -109,6 +109,6 @@ def _change(block: bytes) -> None:
     assert b"Nats-Stream: S\r\n" in longer
     if block.startswith(b"NATS/1.0\r\n") and block.endswith(b"\r\n\r\n"):
         again = headers.replace(block, b"Nats-TTL", b"7")
-        set_to = [value for name, value in headers.pairs(again) if name == b"Nats-TTL"]
+        set_to = [value for name, value in headers.parse_pairs(again) if name == b"Nats-TTL"]
         assert set_to == [b"7"], "replaced, it is not what it was set to"
         assert _compiled(again)[b"Nats-TTL"] == _pure(again)[b"Nats-TTL"] == b"7"

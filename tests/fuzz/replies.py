@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.kernel import frames_pure, twin
+from headrace._native import load_native, reply_scanner_pure
 
-from .making import NUMBERS, Maker
+from .input_generator import NUMBERS, Maker
 from .target import Pair
 
-_kernel = twin("frames")
+_kernel = load_native("reply_scanner")
 _LINES = (
     b"Nats-Stream: ", b"Nats-Subject: ", b"Nats-Sequence: ", b"Nats-Time-Stamp: ", b"Nats-Num-Pending: ",
     b"Nats-Last-Sequence: ",
@@ -70,7 +70,7 @@ def _frame(maker: Maker) -> bytes:
 
 def check(case: Case) -> None:
     found = _read(_kernel, case.pieces)
-    assert found == _read(frames_pure, case.pieces), "the kernels differ"
+    assert found == _read(reply_scanner_pure, case.pieces), "the kernels differ"
     rows, at = found[0], found[2]
     for begin, head, total, seq, time_ns, subject, length, own in rows:
         assert 0 <= begin <= own <= begin + head <= begin + total <= at
@@ -81,7 +81,7 @@ def check(case: Case) -> None:
 
 def _read(kernel: Any, pieces: list[bytes]) -> tuple[list[list[int]], bytes, int, str]:
     """Rows, status, where it stands, and the error, when the answers come in pieces."""
-    frames, buffer, failure = kernel.Frames(b"I"), bytearray(), ""
+    frames, buffer, failure = kernel.ReplyScanner(b"I"), bytearray(), ""
     for piece in pieces:
         buffer += piece
         try:
@@ -90,5 +90,5 @@ def _read(kernel: Any, pieces: list[bytes]) -> tuple[list[list[int]], bytes, int
         except ValueError as error:
             failure = str(error)
             break
-    rows = np.frombuffer(frames.table(), np.int64).reshape(-1, kernel.WIDTH).tolist()
-    return rows, frames.status, frames.at, failure
+    rows = np.frombuffer(frames.packed_rows(), np.int64).reshape(-1, kernel.FIELDS_PER_MESSAGE).tolist()
+    return rows, frames.status, frames.position, failure

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.kernel import blocks_pure, twin
+from headrace._native import load_native, snappy_pure
 
-from .making import Maker
+from .input_generator import Maker
 from .target import Pair
 
 SIZE_MAX = 70_000
-_kernel = twin("blocks")
+_kernel = load_native("snappy")
 _LENGTHS = (0, 1, 4, 5, 59, 60, 61, 62, 63, 64, 255, 256, 65_535, 65_536, 69_999, 1 << 28, (1 << 35) - 1)
 
 
@@ -21,9 +21,9 @@ def start(maker: Maker) -> Pair:
 def make(maker: Maker) -> bytes:
     if maker.chance(0.3):
         return _entries(maker)
-    made: bytes = blocks_pure.varint(maker.pick(_LENGTHS) if maker.chance(0.3) else maker.below(300))
+    made: bytes = snappy_pure.encode_varint(maker.pick(_LENGTHS) if maker.chance(0.3) else maker.below(300))
     if maker.chance(0.2):
-        made = _kernel.shrink(maker.pick((b"abcd" * 40, maker.bytes(300), b"\0" * 3000)))
+        made = _kernel.compress(maker.pick((b"abcd" * 40, maker.bytes(300), b"\0" * 3000)))
     for _ in range(maker.below(8)):
         made += _element(maker)
     return (
@@ -50,18 +50,20 @@ def _entries(maker: Maker) -> bytes:
             numbers[maker.below(5)] = maker.pick(
                 (0, 127, 128, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
             )
-        made += b"".join(map(blocks_pure.varint, numbers)) + name + header + payload
+        made += b"".join(map(snappy_pure.encode_varint, numbers)) + name + header + payload
     return maker.damaged(made, (b"\xff" * 9, b"\x80", b"\x00")) if maker.chance(0.5) else made
 
 
 def check(data: bytes) -> None:
     for limits in ((SIZE_MAX,), (100,)):
-        assert _outcome(_kernel.expand, data, *limits) == _outcome(blocks_pure.expand, data, *limits)
+        assert _outcome(_kernel.decompress, data, *limits) == _outcome(snappy_pure.decompress, data, *limits)
     for arguments in ((0, 64, 1 << 20, 10), (1, 5, 30, 2), (0, (1 << 63) - 1, (1 << 63) - 1, 3)):
-        assert _outcome(_kernel.parse, data, *arguments) == _outcome(blocks_pure.parse, data, *arguments)
-    assert _kernel.crc32c(data) == blocks_pure.crc32c(data)
+        assert _outcome(_kernel.parse_entries, data, *arguments) == _outcome(
+            snappy_pure.parse_entries, data, *arguments
+        )
+    assert _kernel.crc32c(data) == snappy_pure.crc32c(data)
     piece = data[:65_536]
-    assert blocks_pure.expand(_kernel.shrink(piece), SIZE_MAX) == piece
+    assert snappy_pure.decompress(_kernel.compress(piece), SIZE_MAX) == piece
 
 
 def _outcome(function: Any, *arguments: Any) -> Any:

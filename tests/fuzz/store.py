@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.crash import rotting
-from tests.crash.options import TINY
+from tests.crash import bit_rot
+from tests.crash.store_sizes import TINY
 
 from headrace.errors import StoreError
 from headrace.sim import SimClock, SimDisk
-from headrace.sim.checks import demand
-from headrace.store import Store
-from headrace.store.synced import PATH
+from headrace.sim.checkers.store_invariants import require
+from headrace.storage import Store
+from headrace.storage.journal.sync_marker import PATH
 
-from .making import NUMBERS, Maker
+from .input_generator import NUMBERS, Maker
 from .target import Pair
 
 KINDS = ("closed", "idle", "killed")
@@ -48,7 +48,7 @@ def start(maker: Maker) -> Pair:
 
 def make(maker: Maker) -> Case:
     kind = maker.pick(KINDS)
-    files = rotting.build(kind).files
+    files = bit_rot.build(kind).files
     paths = sorted(files)
     if maker.chance(0.15):
         return Case("", {}, [], _made_up(maker, files, paths))
@@ -93,12 +93,12 @@ def _mutated(maker: Maker, content: bytes, other: bytes) -> bytes:
 
 def check(case: Case) -> None:
     if case.kind and not case.gone and not case.extra and (case.kind == "closed" or PATH not in case.damaged):
-        rotting.examine(rotting.build(case.kind), case.damaged, confined=False)
+        bit_rot.examine(bit_rot.build(case.kind), case.damaged, confined=False)
         return
-    rotten = rotting.build(case.kind) if case.kind else None
+    rotten = bit_rot.build(case.kind) if case.kind else None
     disk = SimDisk(snapshot=rotten.snapshot if rotten else None)
     for path, content in case.damaged.items():
-        disk.rot(path, content)
+        disk.corrupt(path, content)
     disk.run([("unlink", path) for path in case.gone])
     for path, content in case.extra.items():
         _write(disk, path, content)
@@ -106,14 +106,14 @@ def check(case: Case) -> None:
     try:
         store = Store.open(disk, SimClock(), TINY)
     except StoreError:
-        rotting.check_untouched(disk, before)
+        bit_rot.check_untouched(disk, before)
         return
-    rotting.check_untouched(disk, before, store.report())
+    bit_rot.check_untouched(disk, before, store.report())
     for name, log in store.logs.items():
-        for seq in log.seqs(None, log.first_seq, log.last_seq).tolist()[:2000]:
+        for seq in log.find_seqs(None, log.first_seq, log.last_seq).tolist()[:2000]:
             found = _read(log, seq)
             if found is not None and rotten is not None:
-                demand(found == rotten.ever.get((name, seq)), f"{name} {seq} is not what was written")
+                require(found == rotten.ever.get((name, seq)), f"{name} {seq} is not what was written")
 
 
 def _read(log: object, seq: int) -> tuple[int, bytes, bytes, bytes, int] | None:

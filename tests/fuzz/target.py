@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .making import Maker
+from .input_generator import Maker
 
 Make = Callable[[Maker], Any]
 Check = Callable[[Any], None]

@@ -1,15 +1,26 @@
 """The table of fuzz targets: what each is called, and its part of all inputs."""
 
-from . import api, conf, disk, headers, leaf, replies, snappy, store, websocket, wire
+from . import (
+    api,
+    client_protocol,
+    config_files,
+    disk,
+    headers,
+    leafnode_protocol,
+    replies,
+    snappy,
+    store,
+    websocket,
+)
 from .target import Start
 
 TARGETS: dict[str, tuple[Start, float]] = {
-    "wire": (wire.start, 0.26),
+    "wire": (client_protocol.start, 0.26),
     "headers": (headers.start, 0.3),
     "websocket": (websocket.start, 0.14),
-    "leaf": (leaf.start, 0.14),
+    "leaf": (leafnode_protocol.start, 0.14),
     "api": (api.start, 0.05),
-    "conf": (conf.start, 0.03),
+    "conf": (config_files.start, 0.03),
     "replies": (replies.start, 0.036),
     "snappy": (snappy.start, 0.03),
     "store": (store.start, 0.008),

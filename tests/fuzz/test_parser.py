@@ -8,7 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from support.twins import TWINS, Desk, load
+from headrace.protocol import leafnode
+from headrace.protocol.leafnode import LeafnodeParser
+from support.native_and_pure import TWINS, Desk, load
+
+from .leafnode_protocol import Recorder
 
 LINE_MAX = 64
 PAYLOAD_MAX = 40
@@ -63,7 +67,7 @@ def outcome(twin: str, data: bytes, cuts: list[int], connected: bool = True) -> 
     heard = speaker.say(greeting)
     for start, stop in itertools.pairwise([0, *sorted(cuts), len(data)]):
         heard += speaker.say(data[start:stop])
-        assert speaker.parser.held <= LINE_MAX * 2 + PAYLOAD_MAX + 16
+        assert speaker.parser.buffered_bytes <= LINE_MAX * 2 + PAYLOAD_MAX + 16
         if speaker.ended:
             break
     return heard, listener.heard(), speaker.session.in_msgs
@@ -102,9 +106,9 @@ def test_both_twins_do_the_same(case: tuple[bytes, list[int]], connected: bool) 
 def test_whatever_comes_before_authentication_little_is_held(twin: str, chunks: list[bytes]) -> None:
     client = Desk(twin).client(b"", ready=False)
     for chunk in chunks:
-        client.say(b"CONNECT " + chunk if client.parser.held == 0 else chunk)
-        assert client.parser.held <= 64 * 1024
-        if client.ended or client.session.ready:
+        client.say(b"CONNECT " + chunk if client.parser.buffered_bytes == 0 else chunk)
+        assert client.parser.buffered_bytes <= 64 * 1024
+        if client.ended or client.session.authenticated:
             return
 
 
@@ -149,3 +153,21 @@ def test_a_cached_route_is_what_the_patterns_say(twin: str, history: list[tuple[
 
 def test_the_twins_are_two() -> None:
     assert load("compiled").Parser is not load("pure").Parser
+
+
+@pytest.mark.parametrize("mark", [b"\x0b", b"\x0c"])
+def test_a_word_ends_at_a_blank_and_nowhere_else(mark: bytes) -> None:
+    """In plain Python a subject with a vertical tab became two words: on a leafnode a subject and a reply."""
+    subject = b"a" + mark + b"b"
+    for twin in TWINS:
+        client = Desk(twin).client()
+        assert client.say(b"SUB > 1\r\nPUB %s 1\r\nx\r\n" % subject) == b"MSG %s 1 1\r\nx\r\n" % subject
+        assert b"MSG x %s 0\r\n" % subject in client.say(b"SUB x %s\r\nPUB x 0\r\n\r\n" % subject)
+    told = Recorder(True)
+    LeafnodeParser(told, 100).feed(
+        leafnode.encode_msg(subject, b"r" + mark, (), b"", b"x") + b"LS+ %s\r\n" % subject
+    )
+    assert told.told == [
+        ("on_message", subject, b"r" + mark, (), b"", b"x"),
+        ("on_interest", subject, None, 1),
+    ]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from headrace.protocol import websocket as ws
 
-from .making import Maker
+from .input_generator import Maker
 from .target import Pair
 
 INFLATED_MAX = 4096
@@ -96,7 +96,7 @@ def check(case: bytes | Case) -> None:
 
 
 def _outcome(compress: bool, pieces: list[bytes]) -> Any:
-    frames = ws.Frames(compress=compress, inflated_max=INFLATED_MAX)
+    frames = ws.WebSocketCodec(compress=compress, inflated_max=INFLATED_MAX)
     got = bytearray()
     try:
         for piece in pieces:
@@ -104,22 +104,22 @@ def _outcome(compress: bool, pieces: list[bytes]) -> Any:
                 assert len(plain) <= max(len(piece), CHUNK), f"{len(plain)} bytes at once"
                 got += plain
     except ws.WebSocketError as error:
-        ws.closing(error.status, str(error))
+        ws.encode_close(error.status, str(error))
         if error.status in (ws.TOO_BIG, ws.INVALID_DATA):
             # How much of a bad compressed message comes out before it is found bad depends on the cuts.
-            return bytes(frames.answers), "a bad compressed message"
-        return bytes(got), bytes(frames.answers), str(error)
-    return bytes(got), bytes(frames.answers), frames.ended
+            return bytes(frames.replies), "a bad compressed message"
+        return bytes(got), bytes(frames.replies), str(error)
+    return bytes(got), bytes(frames.replies), frames.close_received
 
 
 def _greet(head: bytes) -> None:
     try:
-        request = ws.read_request(head)
-        ws.check(request)
+        request = ws.parse_request(head)
+        ws.check_handshake(request)
         ws.check_origin(request, same=True, allowed=(), secure=False)
         ws.check_origin(request, same=False, allowed=("http://a:1", "x"), secure=False)
-    except ws.Refusal as refusal:
-        refusal.answer()
+    except ws.HandshakeRejected as refusal:
+        refusal.encode_response()
         return
     request.cookies()
-    assert ws.accept(request, compress=ws.wants_deflate(request)).endswith(b"\r\n\r\n")
+    assert ws.encode_accept(request, compress=ws.offers_deflate(request)).endswith(b"\r\n\r\n")

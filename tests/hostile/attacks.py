@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 
-from .scene import GOOD, PATIENCE_S, Peer, Scene, together
+from .attacked_server import GOOD, PATIENCE_S, Peer, Scene, together
 
 #: What is said before authentication, and the answer; lines are limited to 1,024 bytes. b"" is an end without a word.
 MALFORMED: tuple[tuple[bytes, bytes], ...] = (

@@ -7,39 +7,33 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
-from headrace.broker import (
-    arrivals,
-    batches,
-    consumer,
-    counters,
-    expiry,
-    fast_batches,
-    permissions,
-    progress,
-    readers,
-    retention,
-    schedules,
-)
-from headrace.broker.duplicates import DuplicateWindow
-from headrace.broker.needs import needs
-from headrace.broker.ticks import Ticker
+from headrace.broker.commit.group_commit import GroupCommit
+from headrace.broker.consumers import ack_state, consumer, consumer_set
+from headrace.broker.consumers.retention_interest import still_needed_mask
+from headrace.broker.routing import permissions
+from headrace.broker.sourcing import upstream_receiver
+from headrace.broker.streams import atomic_batch, counters, fast_ingest, retention, schedules, ttl
+from headrace.broker.streams.dedup import StreamDedupWindow
 from headrace.protocol import subjects
-from support.planting import Mutant, Patch, main
-from unit.broker.test_permission_model import test_publishing, test_subscribing_with_one_rule_each
+from support.mutation import Mutant, Patch, main
+from unit.broker.routing.test_permission_model import (
+    test_publish_permissions_match_the_model,
+    test_subscribing_with_one_rule_each,
+)
 
-from .test_sourcing_pair import Copying, crash_in_mid_write
-from .worlds import run, world
+from .run_simulations import make_simulation, run
+from .test_sourcing_two_servers import Copying, crash_in_mid_write
 
 SEEDS = 200
 
 
-def worlds(*, pair: bool | None = None, need: str = "") -> Callable[[], Iterator[int]]:
+def run_simulations(*, pair: bool | None = None, need: str = "") -> Callable[[], Iterator[int]]:
     """Seeds one after the other; only those with the other server, or with a kind of event, where that is asked for."""
 
     def trial() -> Iterator[int]:
         for seed in range(SEEDS):
-            options = world(seed).options
-            if (pair is None or options.pair == pair) and need in ("", *options.actions):
+            options = make_simulation(seed).options
+            if (pair is None or options.two_servers == pair) and need in ("", *options.actions):
                 run(seed)
                 yield 1
 
@@ -63,19 +57,19 @@ def told_before_it_is_durable(patch: Patch) -> None:
     """Answers leave when the frame is sealed, not when it is written."""
 
     def tick(old: Any) -> Any:
-        def early(self: Ticker) -> None:
-            self._hub.publish_many(self.outbox.held)
-            self.outbox.held.clear()
+        def early(self: GroupCommit) -> None:
+            self._publisher.publish_many(self.pending_replies.messages)
+            self.pending_replies.messages.clear()
             old(self)
 
         return early
 
-    patch(Ticker, "tick", tick)
+    patch(GroupCommit, "commit", tick)
 
 
 def ids_forgotten_at_a_restart(patch: Patch) -> None:
     patch(
-        DuplicateWindow,
+        StreamDedupWindow,
         "__init__",
         lambda old: lambda self, facts, key, window: old(self, None, key, window),
     )
@@ -83,7 +77,9 @@ def ids_forgotten_at_a_restart(patch: Patch) -> None:
 
 def a_batch_lacks_a_member(patch: Patch) -> None:
     patch(
-        batches.Batches, "_keep_plain", lambda old: lambda self, members: old(self, members[:2] + members[3:])
+        atomic_batch.AtomicBatches,
+        "_store_plain",
+        lambda old: lambda self, members: old(self, members[:2] + members[3:]),
     )
 
 
@@ -93,12 +89,12 @@ def a_batch_over_two_frames(patch: Patch) -> None:
     def halves(old: Any) -> Any:
         def keep(self: Any, members: list[Any]) -> int:
             if len(members) > 1:
-                self._stream.jetstream.later(lambda: old(self, members[1:]))
+                self._stream.jetstream.call_soon(lambda: old(self, members[1:]))
             return int(old(self, members[:1])) + len(members) - 1
 
         return keep
 
-    patch(batches.Batches, "_keep_plain", halves)
+    patch(atomic_batch.AtomicBatches, "_store_plain", halves)
 
 
 def lifetimes_forgotten_at_a_restart(patch: Patch) -> None:
@@ -109,37 +105,37 @@ def lifetimes_forgotten_at_a_restart(patch: Patch) -> None:
 
         return forget
 
-    patch(expiry.Deadlines, "__init__", start)
+    patch(ttl.TtlIndex, "__init__", start)
 
 
 def a_second_too_early(patch: Patch) -> None:
     patch(
-        expiry.Deadlines,
-        "due",
+        ttl.TtlIndex,
+        "pop_due",
         lambda old: lambda self, now_ns, most: old(self, now_ns + 1_000_000_000, most),
     )
 
 
 def confirmed_before_it_is_durable(patch: Patch) -> None:
     def confirm(old: Any) -> Any:
-        return lambda self, reply: self.hub.publish(reply, b"", b"", b"")
+        return lambda self, reply: self.router.publish(reply, b"", b"", b"")
 
-    patch(consumer.Consumer, "confirm", confirm)
+    patch(consumer.Consumer, "reply_when_durable", confirm)
 
 
 def acknowledgements_not_written_down(patch: Patch) -> None:
     def delta(old: Any) -> Any:
         def forgetful(self: Any, *arguments: Any) -> bytes:
-            self._acked = []
+            self._unsaved_acks = []
             return bytes(old(self, *arguments))
 
         return forgetful
 
-    patch(progress.Progress, "delta", delta)
+    patch(ack_state.AckState, "encode_delta", delta)
 
 
 def about_to_be_delivered_again_forgotten(patch: Patch) -> None:
-    patch(progress.Progress, "overdue", lambda old: lambda self: [])
+    patch(ack_state.AckState, "find_without_deadline", lambda old: lambda self: [])
 
 
 def one_passed_over_after_a_restart(patch: Patch) -> None:
@@ -150,15 +146,19 @@ def one_passed_over_after_a_restart(patch: Patch) -> None:
 
         return skip
 
-    patch(progress.Progress, "apply", apply)
+    patch(ack_state.AckState, "apply_delta", apply)
 
 
 def done_but_still_in_the_queue(patch: Patch) -> None:
-    patch(readers.Readers, "release", lambda old: lambda self, seqs, **more: old(self, seqs[1:], **more))
+    patch(
+        consumer_set.ConsumerSet,
+        "mark_acked",
+        lambda old: lambda self, seqs, **more: old(self, seqs[1:], **more),
+    )
 
 
 def one_too_many_dropped(patch: Patch) -> None:
-    patch(retention.Retention, "_drop_oldest", lambda old: lambda self, count: old(self, count + 1))
+    patch(retention.Retention, "_remove_oldest", lambda old: lambda self, count: old(self, count + 1))
 
 
 def purge_ignores_its_filter(patch: Patch) -> None:
@@ -172,7 +172,7 @@ def purge_ignores_its_filter(patch: Patch) -> None:
 def two_kept_of_a_subject(patch: Patch) -> None:
     patch(
         retention.Retention,
-        "_keep_newest",
+        "_trim_to_newest",
         lambda old: lambda self, subject, most: old(self, subject, most + 1),
     )
 
@@ -180,9 +180,9 @@ def two_kept_of_a_subject(patch: Patch) -> None:
 def origin_told_before_the_copy_is_durable(patch: Patch) -> None:
     def hasty(self: Any, reply: bytes) -> None:
         block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
-        self._jetstream.hub.publish(reply, b"", block % self._done, b"")
+        self._jetstream.router.publish(reply, b"", block % self._stored_position, b"")
 
-    patch(arrivals.Arrivals, "_flow_request", lambda old: hasty)
+    patch(upstream_receiver.UpstreamReceiver, "_on_flow_request", lambda old: hasty)
 
 
 def a_denial_lost_for_queue_groups(patch: Patch) -> None:
@@ -194,7 +194,7 @@ def a_denial_lost_for_queue_groups(patch: Patch) -> None:
 
 
 def a_narrower_denial_not_withheld(patch: Patch) -> None:
-    patch(permissions.Permissions, "withheld", lambda old: lambda self, subject, queue=None: False)
+    patch(permissions.Permissions, "denies_delivery", lambda old: lambda self, subject, queue=None: False)
 
 
 def allowed_before_it_is_denied(patch: Patch) -> None:
@@ -208,7 +208,7 @@ def allowed_before_it_is_denied(patch: Patch) -> None:
 
         return wrong
 
-    patch(permissions.Permissions, "_decide", decide)
+    patch(permissions.Permissions, "_is_publish_allowed", decide)
 
 
 def a_queue_looked_through_at_a_restart(patch: Patch) -> None:
@@ -218,35 +218,37 @@ def a_queue_looked_through_at_a_restart(patch: Patch) -> None:
         def look(self: Any) -> None:
             old(self)
             log = self.stream.log
-            behind = log.seqs(self.filter, log.first_seq, self.progress.next_seq - 1)
+            behind = log.find_seqs(self.filter, log.first_seq, self.ack_state.next_seq - 1)
             if self.stream.config.retention == "workqueue":
-                self.stream.readers.release(behind[~needs(self, behind)].tolist() if len(behind) else [])
+                self.stream.consumer_set.mark_acked(
+                    behind[~still_needed_mask(self, behind)].tolist() if len(behind) else []
+                )
 
         return look
 
-    patch(consumer.Consumer, "reconcile", reconcile)
+    patch(consumer.Consumer, "recover", reconcile)
 
 
 def one_reader_done_is_enough(patch: Patch) -> None:
-    patch(readers.Readers, "_unneeded", lambda old: lambda self, seqs: seqs)
+    patch(consumer_set.ConsumerSet, "_removable", lambda old: lambda self, seqs: seqs)
 
 
 def a_schedule_ends_in_a_later_frame(patch: Patch) -> None:
     def stored(old: Any) -> Any:
         def late(self: Any, subject: bytes, header: bytes, seq: int, time_ns: int) -> None:
-            found = self.learn(subject, header, seq, time_ns)
+            found = self.update_from_message(subject, header, seq, time_ns)
             if b"Nats-Scheduler" in found:
                 purge = self._stream.retention.purge
                 self._stream.jetstream.timers.after(1, lambda: purge(found[b"Nats-Scheduler"], 0, 0))
 
         return late
 
-    patch(schedules.Schedules, "stored", stored)
+    patch(schedules.MessageSchedules, "on_stored", stored)
 
 
 def schedules_forgotten_at_a_restart(patch: Patch) -> None:
     patch(
-        schedules.Schedules,
+        schedules.MessageSchedules,
         "__init__",
         lambda old: lambda self, stream, facts, key: old(self, stream, None, key),
     )
@@ -256,23 +258,26 @@ def a_sum_that_begins_anew(patch: Patch) -> None:
     def look_up(old: Any) -> Any:
         def stale(self: Any, subject: bytes) -> Any:
             log = self._stream.log
-            return old(self, subject) if log.count_of(subject) < 9 else (Decimal(0), {})
+            return old(self, subject) if log.get_subject_count(subject) < 9 else (Decimal(0), {})
 
         return stale
 
-    patch(counters.Totals, "_look_up", look_up)
+    patch(counters.CounterTotals, "_get_total", look_up)
 
 
 def a_fast_batch_told_before_it_is_durable(patch: Patch) -> None:
     def answer(old: Any) -> Any:
-        return lambda self, reply, text: self._stream.jetstream.hub.publish(reply, b"", b"", text)
+        return lambda self, reply, text: self._stream.jetstream.router.publish(reply, b"", b"", text)
 
-    patch(fast_batches.FastBatches, "_answer", answer)
+    patch(fast_ingest.FastIngestBatches, "_reply_after_commit", answer)
 
 
 def permission_rules() -> Iterator[int]:
     """Every small set of rules against the plain model."""
-    for judge in (test_publishing, lambda: test_subscribing_with_one_rule_each(True)):
+    for judge in (
+        test_publish_permissions_match_the_model,
+        lambda: test_subscribing_with_one_rule_each(True),
+    ):
         judge()
         yield 1
 
@@ -280,27 +285,27 @@ def permission_rules() -> Iterator[int]:
 MUTANTS: dict[str, Mutant] = {
     mutant.plant.__name__.replace("_", " "): mutant
     for mutant in (
-        Mutant(told_before_it_is_durable, (worlds(),), True),
-        Mutant(ids_forgotten_at_a_restart, (worlds(need="id"),)),
-        Mutant(a_batch_lacks_a_member, (worlds(need="batch"),), True),
-        Mutant(a_batch_over_two_frames, (worlds(need="batch"),)),
-        Mutant(lifetimes_forgotten_at_a_restart, (worlds(need="ttl"),)),
-        Mutant(a_second_too_early, (worlds(need="ttl"),)),
-        Mutant(confirmed_before_it_is_durable, (worlds(),), True),
-        Mutant(acknowledgements_not_written_down, (worlds(),)),
-        Mutant(about_to_be_delivered_again_forgotten, (worlds(need="kill"),)),
-        Mutant(one_passed_over_after_a_restart, (worlds(),), True),
-        Mutant(done_but_still_in_the_queue, (worlds(),)),
-        Mutant(one_too_many_dropped, (worlds(),), True),
-        Mutant(purge_ignores_its_filter, (worlds(need="purge"),)),
-        Mutant(two_kept_of_a_subject, (worlds(),), True),
+        Mutant(told_before_it_is_durable, (run_simulations(),), True),
+        Mutant(ids_forgotten_at_a_restart, (run_simulations(need="id"),)),
+        Mutant(a_batch_lacks_a_member, (run_simulations(need="batch"),), True),
+        Mutant(a_batch_over_two_frames, (run_simulations(need="batch"),)),
+        Mutant(lifetimes_forgotten_at_a_restart, (run_simulations(need="ttl"),)),
+        Mutant(a_second_too_early, (run_simulations(need="ttl"),)),
+        Mutant(confirmed_before_it_is_durable, (run_simulations(),), True),
+        Mutant(acknowledgements_not_written_down, (run_simulations(),)),
+        Mutant(about_to_be_delivered_again_forgotten, (run_simulations(need="kill"),)),
+        Mutant(one_passed_over_after_a_restart, (run_simulations(),), True),
+        Mutant(done_but_still_in_the_queue, (run_simulations(),)),
+        Mutant(one_too_many_dropped, (run_simulations(),), True),
+        Mutant(purge_ignores_its_filter, (run_simulations(need="purge"),)),
+        Mutant(two_kept_of_a_subject, (run_simulations(),), True),
         Mutant(origin_told_before_the_copy_is_durable, (copies("user-managed", "workqueue"),)),
-        Mutant(a_queue_looked_through_at_a_restart, (worlds(need="rearrange"),)),
-        Mutant(one_reader_done_is_enough, (worlds(need="heed"),), True),
-        Mutant(a_schedule_ends_in_a_later_frame, (worlds(need="plan"),)),
-        Mutant(schedules_forgotten_at_a_restart, (worlds(need="plan"),), True),
-        Mutant(a_sum_that_begins_anew, (worlds(need="count"),), True),
-        Mutant(a_fast_batch_told_before_it_is_durable, (worlds(need="stream"),)),
+        Mutant(a_queue_looked_through_at_a_restart, (run_simulations(need="rearrange"),)),
+        Mutant(one_reader_done_is_enough, (run_simulations(need="heed"),), True),
+        Mutant(a_schedule_ends_in_a_later_frame, (run_simulations(need="plan"),)),
+        Mutant(schedules_forgotten_at_a_restart, (run_simulations(need="plan"),), True),
+        Mutant(a_sum_that_begins_anew, (run_simulations(need="count"),), True),
+        Mutant(a_fast_batch_told_before_it_is_durable, (run_simulations(need="stream"),)),
         Mutant(a_denial_lost_for_queue_groups, (permission_rules,), True),
         Mutant(a_narrower_denial_not_withheld, (permission_rules,), True),
         Mutant(allowed_before_it_is_denied, (permission_rules,), True),

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.sim import OUTCOMES, SimClock, SimDisk
-from headrace.sim.broker import SimBroker
-from headrace.sim.outcome import Outcome
+from headrace.sim.disk.crash_outcomes import Outcome
+from headrace.sim.sim_broker import SimBroker
 
-from .options import SIZES
+from .store_sizes import SIZES
 
 SECOND = 1_000_000_000
 
@@ -26,8 +26,8 @@ def start(disk: SimDisk, clock: SimClock | None = None) -> SimBroker:
 def values(broker: SimBroker, name: str) -> dict[bytes, int]:
     log = broker.jetstream.streams[name].log
     found: dict[bytes, int] = {}
-    for subject, _ in log.subjects(None):
-        message: Any = log.get(log.last_of(subject))
+    for subject, _ in log.iter_subject_counts(None):
+        message: Any = log.get(log.get_last_seq(subject))
         found[subject] = int(json.loads(message[3])["val"])
     return found
 

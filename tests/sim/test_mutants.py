@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.planting import in_child
+from support.mutation import in_child
 
 from .mutants import MUTANTS
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from headrace.api import times
+from headrace.jetstream_api import times
 from headrace.protocol import headers
 from headrace.sim import OUTCOMES, SimClock, SimDisk
-from headrace.sim.broker import SimBroker
-from headrace.sim.outcome import Outcome
+from headrace.sim.disk.crash_outcomes import Outcome
+from headrace.sim.sim_broker import SimBroker
 
-from .options import SIZES
+from .store_sizes import SIZES
 
 SECOND = 1_000_000_000
 CONFIG = {"name": "P", "subjects": ["p.>"], "allow_msg_schedules": True, "allow_msg_ttl": True}
@@ -22,7 +22,7 @@ CONFIG = {"name": "P", "subjects": ["p.>"], "allow_msg_schedules": True, "allow_
 def start(disk: SimDisk | None = None, clock: SimClock | None = None, **config: Any) -> SimBroker:
     broker = SimBroker(disk or SimDisk(), SIZES[0], clock)
     broker.start()
-    broker.settle()
+    broker.run_until_idle()
     if "P" not in broker.jetstream.streams:
         answer = broker.call("STREAM.CREATE.P", **CONFIG, **config)
         assert "error" not in answer, answer
@@ -38,24 +38,25 @@ def plan(
     broker: SimBroker, pattern: str, subject: str = "p.plan", target: str = "p.out", **fields: str
 ) -> None:
     number = broker.publish(subject, b"x", Nats_Schedule=pattern, Nats_Schedule_Target=target, **fields)
-    broker.settle()
-    assert "error" not in broker.answers[number].json, broker.answers[number].json
+    broker.run_until_idle()
+    assert "error" not in broker.replies[number].json, broker.replies[number].json
 
 
 def at(broker: SimBroker, seconds: float) -> str:
-    return "@at " + times.text(broker.clock.now_ns() + int(seconds * SECOND))
+    return "@at " + times.format_time(broker.clock.now_ns() + int(seconds * SECOND))
 
 
 def fired(broker: SimBroker, subject: bytes = b"p.out") -> list[int]:
     """When the copies on a subject were published."""
     log = broker.jetstream.streams["P"].log
     return [
-        log.time_of(seq) for seq in log.seqs(log.filter((subject,)), log.first_seq, log.last_seq).tolist()
+        log.get_time_ns(seq)
+        for seq in log.find_seqs(log.get_filter((subject,)), log.first_seq, log.last_seq).tolist()
     ]
 
 
 def count(broker: SimBroker, subject: bytes) -> int:
-    return broker.jetstream.streams["P"].log.count_of(subject)
+    return broker.jetstream.streams["P"].log.get_subject_count(subject)
 
 
 def test_once_and_on_time() -> None:
@@ -82,11 +83,11 @@ def test_every_so_often() -> None:
     assert count(broker, b"p.plan") == 1
 
 
-def test_by_the_calendar() -> None:
+def test_a_cron_schedule_fires_daily_in_its_time_zone() -> None:
     broker = start()
     plan(broker, "0 0 3 * * *", Nats_Schedule_Time_Zone="Europe/Vienna")
     broker.advance(3 * 86_400 * SECOND)
-    shown = [times.text(moment)[11:19] for moment in fired(broker)]
+    shown = [times.format_time(moment)[11:19] for moment in fired(broker)]
     assert len(shown) == 3
     assert set(shown) <= {"01:00:00", "02:00:00"}
 
@@ -134,11 +135,11 @@ def test_a_plain_message_ends_it_for_good() -> None:
     broker = start()
     plan(broker, "@every 5s")
     broker.publish("p.plan", b"plain")
-    broker.settle()
+    broker.run_until_idle()
     broker = again(broker)
     broker.advance(60 * SECOND)
     assert fired(broker) == []
-    assert list(broker.store.facts.items(b"schedule/")) == []
+    assert list(broker.store.metadata.items(b"schedule/")) == []
 
 
 def test_a_schedule_may_expire() -> None:
@@ -146,7 +147,7 @@ def test_a_schedule_may_expire() -> None:
     plan(broker, "@every 5s", Nats_TTL="12")
     broker.advance(60 * SECOND)
     assert len(fired(broker)) == 2
-    assert list(broker.store.facts.items(b"schedule/")) == []
+    assert list(broker.store.metadata.items(b"schedule/")) == []
 
 
 def test_a_deleted_stream_leaves_nothing() -> None:
@@ -154,7 +155,7 @@ def test_a_deleted_stream_leaves_nothing() -> None:
     plan(broker, "@every 5s")
     broker.call("STREAM.DELETE.P")
     broker.advance(20 * SECOND)
-    assert list(broker.store.facts.items(b"schedule/")) == []
+    assert list(broker.store.metadata.items(b"schedule/")) == []
 
 
 def test_a_sealed_stream_is_silent() -> None:
@@ -166,7 +167,7 @@ def test_a_sealed_stream_is_silent() -> None:
     assert fired(broker) == []
 
 
-def test_nobody_interested() -> None:
+def test_a_fired_message_without_interest_is_not_kept() -> None:
     """The copy is not kept, and the schedule is done with."""
     broker = start(retention="interest")
     answer = broker.call(
@@ -185,11 +186,11 @@ def test_a_full_disk_puts_it_off() -> None:
     broker = start()
     plan(broker, at(broker, 2))
     broker.disk.capacity = broker.disk.used() + 1000
-    broker.store._measure()
+    broker.store._update_space()
     broker.advance(5 * SECOND)
     assert fired(broker) == []
     broker.disk.capacity = None
-    broker.store._measure()
+    broker.store._update_space()
     broker.advance(5 * SECOND)
     assert len(fired(broker)) == 1
 
@@ -219,7 +220,7 @@ def test_a_crash_at_any_moment(outcome: Outcome) -> None:
                 Nats_Schedule=at(broker, rng.randrange(1, 9) / 4),
                 Nats_Schedule_Target=f"p.out.{number}",
             )
-        broker.settle()
+        broker.run_until_idle()
         planned += range(life * 20, life * 20 + 20)
         for _ in range(rng.randrange(40)):
             broker.clock.advance(SECOND // 50)
@@ -240,10 +241,10 @@ def test_the_copy_says_where_it_comes_from() -> None:
     plan(broker, at(broker, 1), Nats_Schedule_TTL="60", Own="kept")
     broker.advance(2 * SECOND)
     log = broker.jetstream.streams["P"].log
-    message = log.get(log.last_of(b"p.out"))
+    message = log.get(log.get_last_seq(b"p.out"))
     assert message is not None
     assert message[4] == 60
-    assert headers.pairs(message[2]) == [
+    assert headers.parse_pairs(message[2]) == [
         (b"Own", b"kept"),
         (b"Nats-Scheduler", b"p.plan"),
         (b"Nats-Schedule-Next", b"purge"),

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.ownership import Owner, owner_of
-from headrace.sim.broker import SimBroker
-from headrace.sim.pair import SimPair
+from headrace.broker.sourcing.consumer_ownership import ConsumerOwner, parse_owner
+from headrace.sim.network.two_servers import TwoServers
+from headrace.sim.sim_broker import SimBroker
 
-from .options import SIZES
+from .store_sizes import SIZES
 
 SECOND = 1_000_000_000
 MANAGED = {"consumer": {"name": "D", "server_managed": True}}
@@ -25,10 +25,10 @@ class Clash:
 
     def __init__(self, seed: str, retention: str) -> None:
         random.seed(seed)
-        self.pair = SimPair(seed, SIZES[1])
+        self.pair = TwoServers(seed, SIZES[1])
         self.rng = self.pair.rng
-        self.pair.join()
-        self.pair.settle()
+        self.pair.connect()
+        self.pair.run_until_idle()
         self.call(self.near, "STREAM.CREATE.O", name="O", subjects=["o.>"], retention=retention)
         self.make_first()
         self.pair.advance(5 * SECOND)
@@ -38,11 +38,11 @@ class Clash:
 
     @property
     def near(self) -> SimBroker:
-        return self.pair.near
+        return self.pair.local
 
     @property
     def far(self) -> SimBroker:
-        return self.pair.far
+        return self.pair.remote
 
     def call(self, broker: SimBroker, endpoint: str, **body: Any) -> Any:
         answer = self.pair.call(broker, endpoint, **body)
@@ -65,7 +65,7 @@ class Clash:
             self.waiting[self.near.publish(f"o.{self.number % 3}", data)] = data
 
     def confirm(self) -> None:
-        answers = self.near.answers
+        answers = self.near.replies
         self.acked += [self.waiting.pop(each) for each in list(self.waiting) if each in answers]
 
     def error(self, broker: SimBroker, name: str) -> dict[str, Any] | None:
@@ -74,7 +74,7 @@ class Clash:
 
     def stored(self, broker: SimBroker, name: str) -> list[bytes]:
         log = broker.jetstream.streams[name].log
-        found = [log.get(seq) for seq in log.seqs(None, log.first_seq, log.last_seq).tolist()]
+        found = [log.get(seq) for seq in log.find_seqs(None, log.first_seq, log.last_seq).tolist()]
         return [message[3] for message in found if message is not None]
 
 
@@ -98,13 +98,13 @@ def test_crashes(seed: int, clash: Clash) -> None:
         choice = rng.randrange(4)
         if choice == 0:
             clash.waiting.clear()
-            clash.pair.crash_near()
+            clash.pair.crash_local()
         elif choice == 1:
-            clash.pair.crash_far()
+            clash.pair.crash_remote()
         elif choice == 2:
-            clash.pair.cut()
-        if not clash.pair.joined:
-            clash.pair.join()
+            clash.pair.disconnect()
+        if not clash.pair.is_connected:
+            clash.pair.connect()
     clash.pair.advance(200 * SECOND)
     clash.confirm()
     copied = clash.stored(clash.far, "A")
@@ -137,10 +137,10 @@ def test_the_second_goes_on_when_the_first_is_gone(clash: Clash) -> None:
 
 def test_a_stream_that_was_away_takes_its_consumer_over(clash: Clash) -> None:
     """Deleted while its origin could not be reached, so that the consumer stayed, and created again."""
-    clash.pair.cut()
+    clash.pair.disconnect()
     clash.call(clash.far, "STREAM.DELETE.A")
     clash.make_first()
-    clash.pair.join()
+    clash.pair.connect()
     clash.publish(20)
     clash.pair.advance(60 * SECOND)
     assert len(clash.stored(clash.far, "A")) == 20
@@ -149,9 +149,9 @@ def test_a_stream_that_was_away_takes_its_consumer_over(clash: Clash) -> None:
 @pytest.mark.parametrize("is_bound", [False, True])
 def test_a_server_with_a_new_store(is_bound: bool) -> None:
     """Its consumer names a server that is no more; it is taken over, unless somebody listens to it."""
-    pair = SimPair(f"owners/heir/{is_bound}", SIZES[1])
+    pair = TwoServers(f"owners/heir/{is_bound}", SIZES[1])
     try:
-        near = pair.near
+        near = pair.local
         pair.call(near, "STREAM.CREATE.O", name="O", subjects=["o.>"])
         about = {"acc": near.jetstream.account, "stream": "B", "domain": near.jetstream.domain}
         metadata = {f"_nats.src.{key}": value for key, value in about.items()}
@@ -163,7 +163,7 @@ def test_a_server_with_a_new_store(is_bound: bool) -> None:
         }
         pair.call(near, "CONSUMER.CREATE.O.D", stream_name="O", config=config)
         if is_bound:
-            near.hub.subscribe_internal(b"deliver.d", _Listener())
+            near.router.subscribe_internal(b"deliver.d", _Listener())
         near.publish("o.1", b"1")
         pair.call(near, "STREAM.CREATE.B", name="B", sources=[{"name": "O", **MANAGED}])
         pair.advance(20 * SECOND)
@@ -177,7 +177,7 @@ def test_a_server_with_a_new_store(is_bound: bool) -> None:
 class _Listener:
     """Somebody who takes what a consumer delivers."""
 
-    def offer(self, *_: object) -> None:
+    def on_message(self, *_: object) -> None:
         """Nothing is done with it."""
 
 
@@ -185,10 +185,10 @@ class _Listener:
 @pytest.mark.parametrize("is_described", [False, True])
 def test_a_consumer_that_names_no_server(is_bound: bool, is_described: bool) -> None:
     """Made by an earlier version, by nats-server or by hand: it gets the server's id, unless somebody listens to it."""
-    pair = SimPair(f"owners/unnamed/{is_bound}/{is_described}", SIZES[1])
-    near = pair.near
+    pair = TwoServers(f"owners/unnamed/{is_bound}/{is_described}", SIZES[1])
+    near = pair.local
     pair.call(near, "STREAM.CREATE.O", name="O", subjects=["o.>"], retention="workqueue")
-    owner = Owner(near.jetstream.account, near.jetstream.domain, "B")
+    owner = ConsumerOwner(near.jetstream.account, near.jetstream.domain, "B")
     config = {
         "durable_name": "D",
         "ack_policy": "flow_control",
@@ -197,13 +197,13 @@ def test_a_consumer_that_names_no_server(is_bound: bool, is_described: bool) -> 
     }
     pair.call(near, "CONSUMER.CREATE.O.D", stream_name="O", config=config)
     if is_bound:
-        near.hub.subscribe_internal(b"deliver.d", _Listener())
+        near.router.subscribe_internal(b"deliver.d", _Listener())
     pair.call(near, "STREAM.CREATE.B", name="B", sources=[{"name": "O", **MANAGED}])
     pair.advance(20 * SECOND)
     near.publish("o.1", b"1")
     pair.advance(20 * SECOND)
     info = pair.call(near, "STREAM.INFO.B")
-    found = owner_of(pair.call(near, "CONSUMER.INFO.O.D")["config"]["metadata"])
+    found = parse_owner(pair.call(near, "CONSUMER.INFO.O.D")["config"]["metadata"])
     assert info["state"]["messages"] == (0 if is_bound else 1)
     assert info["sources"][0].get("error", {}).get("err_code") == (10013 if is_bound else None)
     assert bool(found and found.server) == (not is_bound)

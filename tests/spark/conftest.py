@@ -23,8 +23,8 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from typer.testing import CliRunner
 
 from conformance.servers import KINDS, OURS, Server, Setup
-from headrace.cli import pipeline as commands
-from headrace.spark.link import Address, Link, drop_link
+from headrace.cli import spark_jobs as commands
+from headrace.reader.blocking_connection import BlockingConnection, ServerAddress, drop_connection
 from support.ports import free_port
 
 Query = TypeVar("Query", bound=DataSourceStreamReader)
@@ -138,12 +138,12 @@ class Broker:
         self.link.close()
         self.link = self._linked()
 
-    def _linked(self) -> Link:
-        return Link(Address(servers=(self.server.url,), timeout_s=PATIENCE_S))
+    def _linked(self) -> BlockingConnection:
+        return BlockingConnection(ServerAddress(servers=(self.server.url,), timeout_s=PATIENCE_S))
 
     def close(self) -> None:
         self.link.close()
-        drop_link(Address(servers=(self.server.url,)))
+        drop_connection(ServerAddress(servers=(self.server.url,)))
         self.server.close()
 
 
@@ -237,7 +237,7 @@ def pipeline(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     def shared(_: str) -> Iterator[SparkSession]:
         yield spark
 
-    monkeypatch.setattr(commands, "session", shared)
+    monkeypatch.setattr(commands, "spark_session", shared)
 
     def run(*arguments: str) -> str:
         done = CliRunner().invoke(commands.pipeline, list(arguments))

@@ -15,15 +15,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.claims import ClaimConfig, Claims, Ttl
-from headrace.claims.reference import key_of
-from headrace.claims.stores import Plain
-from headrace.claims.wire import NoAnswer
+from headrace.claims.jetstream_client import RequestTimeout
+from headrace.claims.reference import make_key
+from headrace.claims.stores import StaticAttributes
+from headrace.reader.blocking_connection import ServerAddress
+from headrace.reader.options import OptionError
+from headrace.reader.stream_admin import StreamError
 from headrace.spark import jobs
-from headrace.spark.jobs.auditing import claim_lives
-from headrace.spark.jobs.collecting import _Row, _Worker
-from headrace.spark.link import Address
-from headrace.spark.options import OptionError
-from headrace.spark.streams import StreamError
+from headrace.spark.jobs.audit_claims import claim_lifetimes
+from headrace.spark.jobs.collect_claims import _CollectTask, _JoinedRow
 from spark.conftest import PATIENCE_S, Broker
 
 LARGE = b"x" * 5000
@@ -71,12 +71,12 @@ def test_what_nobody_needs_is_collected(
             sent = await claims.producer.publish(f"{name}.{each}", LARGE)
             assert sent.reference is not None
             ids.append(sent.reference.claim_id)
-        await claims.wire.api(f"STREAM.MSG.DELETE.{name}", {"seq": 2})
-        stream = claims.wire.connection.jetstream()
+        await claims.jetstream.api_request(f"STREAM.MSG.DELETE.{name}", {"seq": 2})
+        stream = claims.jetstream.connection.jetstream()
         (message,) = await (await stream.pull_subscribe_bind("c", name)).fetch(1, timeout=PATIENCE_S)
         assert await claims.consumer.handle(message, _nothing)
-        await claims.store.put(f"{name}/old/2020010100/old", b"x", Plain())
-        await claims.store.put(f"{name}/new/2999010100/new", b"x", Plain())
+        await claims.store.put(f"{name}/old/2020010100/old", b"x", StaticAttributes())
+        await claims.store.put(f"{name}/new/2999010100/new", b"x", StaticAttributes())
         return ids
 
     read, removed, waiting = claimed(broker, config, live)
@@ -125,7 +125,7 @@ def test_records_that_nobody_of_ours_wrote_delete_nothing_and_fail_no_job(
 ) -> None:
     broker.create(name, allow_msg_ttl=True)
     end, hour, claim_id = 1_700_000_000, "2023111422", "f0" * 16
-    own = key_of(name, "a", end, claim_id)
+    own = make_key(name, "a", end, claim_id)
     good = {
         "claim_id": claim_id,
         "namespace": name,
@@ -158,14 +158,14 @@ def test_records_that_nobody_of_ours_wrote_delete_nothing_and_fail_no_job(
             f"{name}/a/9999999999/x",
             f"{name}/x y/{hour}/z",
         ):
-            await claims.store.put(key, b"precious", Plain())
+            await claims.store.put(key, b"precious", StaticAttributes())
         for number, document in enumerate(broken):
             subject = claim_id if number == 2 else f"{number:032x}"
             text = json.dumps(document).encode() if document != "junk" else b"\xffjunk"
-            await claims.wire.publish(f"$CLAIMS.claim.{name}.{subject}", text)
+            await claims.jetstream.publish(f"$CLAIMS.claim.{name}.{subject}", text)
         for text in (b"junk", b"[]", b'{"key":"x"}', b'{"expires_at":%d}' % 10**18, b'{"size":"many"}'):
             event = f"$CLAIMS.audit.{name}.{len(text):032x}.created"
-            await claims.wire.publish(event, text)
+            await claims.jetstream.publish(event, text)
 
     claimed(broker, config, forged)
     source = {"servers": broker.url}
@@ -184,11 +184,11 @@ def test_a_claim_that_nobody_can_be_asked_about_fails_no_task(
 ) -> None:
     broker.create(name, allow_msg_ttl=True)
     end, hidden, far = 200_000_000_000, "f0" * 16, "0f" * 16
-    rows: list[_Row] = []
+    rows: list[_JoinedRow] = []
 
     async def collected(claims: Claims) -> dict[str, str]:
         for claim_id, stream in ((hidden, "SILENT"), (far, name)):
-            own = key_of(name, "a", end, claim_id)
+            own = make_key(name, "a", end, claim_id)
             facts = {
                 "claim_id": claim_id,
                 "namespace": name,
@@ -203,17 +203,19 @@ def test_a_claim_that_nobody_can_be_asked_about_fails_no_task(
                 "places": {stream: [99, "a"]},
             }
             text, subject = json.dumps(facts).encode(), f"$CLAIMS.claim.{name}.{claim_id}"
-            stored = await claims.wire.publish(subject, text)
-            rows.append(_Row(own, text, subject, int(stored["seq"]), 1, 1, None))
-        api = claims.wire.api
+            stored = await claims.jetstream.publish(subject, text)
+            rows.append(_JoinedRow(own, text, subject, int(stored["seq"]), 1, 1, None))
+        api = claims.jetstream.api_request
 
         async def answered(verb: str, body: Any = None) -> dict[str, Any]:
             if verb.endswith(".SILENT"):
-                raise NoAnswer("this user may not ask")
+                raise RequestTimeout("this user may not ask")
             return await api(verb, body)
 
-        monkeypatch.setattr(claims.wire, "api", answered)
-        worker = _Worker(Address(servers=(broker.url,)), config, vouched=False, dry_run=False)
+        monkeypatch.setattr(claims.jetstream, "api_request", answered)
+        worker = _CollectTask(
+            ServerAddress(servers=(broker.url,)), config, streams_complete=False, dry_run=False
+        )
         batch = await worker._collect(claims, rows)
         return dict(zip(batch["claim_id"].to_pylist(), batch["action"].to_pylist(), strict=True))
 
@@ -256,7 +258,7 @@ def test_who_vouches_for_a_stream_that_cannot_be_read_is_refused(
 
     async def forgotten(claims: Claims) -> None:
         """As after two attempts at once, of which one was undone."""
-        await claims.wire.api("STREAM.PURGE.CLAIMS", {"filter": f"$CLAIMS.claim.{name}.*"})
+        await claims.jetstream.api_request("STREAM.PURGE.CLAIMS", {"filter": f"$CLAIMS.claim.{name}.*"})
 
     claimed(ours, config, forgotten)
     streams = [name if kind == "without direct gets" else f"{name}s"]
@@ -283,14 +285,14 @@ def test_lives_of_claims_are_told(
     async def stored(claims: Claims) -> None:
         future, past = "2999010100", "2020010100"
         for hour, claim in ((future, "live"), (past, "overdue"), (past, "undeleted"), (past, "orphan")):
-            await claims.store.put(f"{name}/topic/{hour}/{claim}", b"x" * 100, Plain())
+            await claims.store.put(f"{name}/topic/{hour}/{claim}", b"x" * 100, StaticAttributes())
         for claim in ("live", "overdue", "undeleted", "ended", "vanished"):
             hour, end = (future, 32503680000) if claim in ("live", "vanished") else (past, 1577836800)
             facts = {"key": f"{name}/topic/{hour}/{claim}", "size": 200, "stored": 100, "expires_at": end}
-            await claims.audit.tell(name, claim, "created", **facts)
+            await claims.audit.record(name, claim, "created", **facts)
         for claim in ("undeleted", "ended"):
-            await claims.audit.tell(name, claim, "retrieved")
-            await claims.audit.tell(name, claim, "collected")
+            await claims.audit.record(name, claim, "retrieved")
+            await claims.audit.record(name, claim, "collected")
 
     claimed(ours, config, stored)
     settings = tmp_path / "claims.yaml"
@@ -321,12 +323,12 @@ def test_the_hour_of_a_key_is_utc_whatever_the_session_says(
         """Two objects that nobody knows, an upload under way and one that is overdue."""
         now = int(time.time())
         for end, claim in ((now + 5 * 3600, "young"), (now - 3 * 3600, "old")):
-            await claims.store.put(key_of(name, f"{name}.x", end, claim), b"x", Plain())
+            await claims.store.put(make_key(name, f"{name}.x", end, claim), b"x", StaticAttributes())
 
     claimed(ours, config, stored)
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:
-        lives = claim_lives(spark, {"servers": ours.url}, [config]).collect()
+        lives = claim_lifetimes(spark, {"servers": ours.url}, [config]).collect()
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert {row.claim_id: row.status for row in lives} == {"young": "live", "old": "orphan"}

@@ -37,11 +37,11 @@ def run(page: str, names: dict[str, Any], **replaced: str) -> int:
 _WORDS = {"url": "nats://127.0.0.1:4222", "images": "docs/images"}
 
 
-def test_the_page_runs(ours: Broker, spark: SparkSession) -> None:
+def test_the_spark_docs_run(ours: Broker, spark: SparkSession) -> None:
     assert run("spark.md", {"spark": spark}, url=ours.url) >= 6
 
 
-def test_the_tutorial_runs(ours: Broker, spark: SparkSession, tmp_path: Path) -> None:
+def test_the_spark_tutorial_runs(ours: Broker, spark: SparkSession, tmp_path: Path) -> None:
     """In the session that is there, which `getOrCreate` finds; its pictures are those that the page shows."""
     assert run("tutorial-spark.md", {}, url=ours.url, images=str(tmp_path)) >= 12
     shown = re.findall(r"!\[.*?\]\(images/(.*?)\)", (DOCS / "tutorial-spark.md").read_text())

@@ -16,23 +16,23 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from headrace.reader.blocking_connection import ServerAddress
+from headrace.reader.options import parse_read_options
+from headrace.spark import micro_batch_reader
 from headrace.spark import schema as schemas
-from headrace.spark import streaming
-from headrace.spark.batch import StreamReader
-from headrace.spark.link import Address
+from headrace.spark.batch_reader import JetStreamBatchReader
+from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
 from headrace.spark.offsets import DataLoss
-from headrace.spark.options import source_options
-from headrace.spark.publishing import AtomicPublisher, Target
-from headrace.spark.rows import Lot
-from headrace.spark.streaming import StreamStreamReader
+from headrace.spark.write.encode_rows import MessageColumns
+from headrace.spark.write.publisher import AtomicWriter, WriteTarget
 from spark.conftest import Begun, Broker, eventually
 
-SCHEMA = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
+SCHEMA = schemas.make_arrow_schema(schemas.STREAM_SCHEMA, schemas.STREAM_SCHEMA)
 
 
-def reader(broker: Broker, name: str, **options: Any) -> StreamReader:
+def reader(broker: Broker, name: str, **options: Any) -> JetStreamBatchReader:
     given = {"servers": broker.url, "stream": name, **options}
-    return StreamReader(source_options(given), SCHEMA)
+    return JetStreamBatchReader(parse_read_options(given), SCHEMA)
 
 
 def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
@@ -71,7 +71,7 @@ def test_what_the_server_takes_as_a_ttl_can_be_read(broker: Broker, name: str, t
     reply = broker.link.new_inbox()
     sizes = (name.encode(), reply, len(header), len(header) + 1, header)
     broker.link.send(b"HPUB %s.x %s %d %d\r\n%s1\r\n" % sizes)
-    if "error" in json.loads(broker.link.answer(reply, name).payload):
+    if "error" in json.loads(broker.link.receive_reply(reply, name).payload):
         return
     ways = [{}, {"path": broker.path}] if broker.server.is_ours else [{}]
     found = []
@@ -100,14 +100,14 @@ def test_what_is_removed_while_a_task_reads_is_missed(broker: Broker, name: str)
 
 
 def test_a_repeated_batch_reads_what_has_expired_since(
-    own_broker: Broker, name: str, begun: Begun[StreamStreamReader]
+    own_broker: Broker, name: str, begun: Begun[JetStreamMicroBatchReader]
 ) -> None:
     broker = own_broker
     broker.create(name, allow_msg_ttl=True)
 
-    def reading(path: str) -> StreamStreamReader:
+    def reading(path: str) -> JetStreamMicroBatchReader:
         given = {"servers": broker.url, "stream": name, "starting": "earliest", "path": path}
-        return begun(StreamStreamReader(source_options(given), SCHEMA))
+        return begun(JetStreamMicroBatchReader(parse_read_options(given), SCHEMA))
 
     def planned(path: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
         query = reading(path)
@@ -140,8 +140,8 @@ def test_what_comes_after_a_loss_is_read_where_loss_is_accepted(
     broker.reconnect()
     broker.fill(name, 10, 10)
     given = {"servers": broker.url, "stream": name, "path": broker.path, "failOnDataLoss": "false"}
-    query = StreamStreamReader(
-        source_options({**given, "starting": "earliest", "claimReader": "none"}), SCHEMA
+    query = JetStreamMicroBatchReader(
+        parse_read_options({**given, "starting": "earliest", "claimReader": "none"}), SCHEMA
     )
     start = query.initialOffset()
     positions = [start, query.latestOffset(start, ReadAllAvailable())]
@@ -162,15 +162,17 @@ def test_what_comes_after_a_loss_is_read_where_loss_is_accepted(
 
 
 def test_few_messages_wait_no_longer_than_the_delay(
-    ours: Broker, name: str, begun: Begun[StreamStreamReader], monkeypatch: pytest.MonkeyPatch
+    ours: Broker, name: str, begun: Begun[JetStreamMicroBatchReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
-    monkeypatch.setattr(streaming, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep))
+    monkeypatch.setattr(
+        micro_batch_reader, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep)
+    )
     ours.create(name)
     ours.fill(name, 5)
     waiting = {"minMessagesPerTrigger": "100", "maxTriggerDelay": "300ms", "wait": "0s"}
     given = {"servers": ours.url, "stream": name, "starting": "earliest", **waiting}
-    query = begun(StreamStreamReader(source_options(given), SCHEMA))
+    query = begun(JetStreamMicroBatchReader(parse_read_options(given), SCHEMA))
     start = query.initialOffset()
     now_s += 0.29
     assert query.latestOffset(start, ReadAllAvailable()) == start
@@ -217,16 +219,18 @@ def test_a_broker_that_restarts_while_a_task_writes_has_each_row_once(
 ) -> None:
     broker = own_broker
     broker.create(name, subjects=[f"{name}.>", f"_progress.{name}.>"], allow_atomic=True)
-    place = Target(Address(servers=(broker.url,)), "$JS.API", name, f"_progress.{name}", "q", 1, 0, 100)
+    place = WriteTarget(
+        ServerAddress(servers=(broker.url,)), "$JS.API", name, f"_progress.{name}", "q", 1, 0, 100
+    )
 
-    def lots() -> Iterator[Lot]:
+    def lots() -> Iterator[MessageColumns]:
         for start in range(0, 1000, 50):
             if start in (250, 700):
                 broker.server.restart(crash=crash)
             payloads = pa.array([b"%d" % n for n in range(start, start + 50)])
-            yield Lot(pa.repeat(pa.scalar(f"{name}.x".encode()), 50), None, payloads)
+            yield MessageColumns(pa.repeat(pa.scalar(f"{name}.x".encode()), 50), None, payloads)
 
-    AtomicPublisher(place).publish_lots(lots())
+    AtomicWriter(place).publish_columns(lots())
     broker.reconnect()
     query = reader(broker, name, subject=f"{name}.x")
     assert [row for part in query.partitions() for row in numbers(query.read(part))] == list(range(1000))

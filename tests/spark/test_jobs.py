@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.cli.pipeline import reason
+from headrace.cli.spark_jobs import get_error_line
+from headrace.reader.options import OptionError
 from headrace.spark import jobs
-from headrace.spark.jobs.snapshots import replace_table
+from headrace.spark.jobs.kv_snapshot import replace_table
 from headrace.spark.offsets import DataLoss
-from headrace.spark.options import OptionError
 from spark.conftest import Broker
 from spark.test_kv import bucket, changes
 from support.processes import headrace
@@ -35,7 +35,7 @@ def test_a_stream_is_landed_united_with_its_tail_and_replayed(
     assert f"500 rows in 2 batches landed in {target}, up to sequence 500" in told
     ours.fill(name, 100, start=500)
     live = {"servers": ours.url, "stream": name}
-    everything = sorted(int(row.data) for row in jobs.united(spark, live, target).collect())
+    everything = sorted(int(row.data) for row in jobs.read_with_tail(spark, live, target).collect())
     assert everything == list(range(600))
     shutil.rmtree(checkpoint / "commits")
     (checkpoint / "commits").mkdir()
@@ -75,12 +75,12 @@ def test_tables_and_streams_that_do_not_fit_are_not_united(
     ours.fill(name, 10, start=30)
     ours.api(f"STREAM.PURGE.{name}", {"seq": 36})
     with pytest.raises(DataLoss, match=r"the table ends at sequence 30 and stream .* begins at 36"):
-        jobs.united(spark, live, target)
-    assert jobs.united(spark, {**live, "failOnDataLoss": "false"}, target).count() == 35
+        jobs.read_with_tail(spark, live, target)
+    assert jobs.read_with_tail(spark, {**live, "failOnDataLoss": "false"}, target).count() == 35
     ours.api(f"STREAM.DELETE.{name}")
     ours.create(name)
     with pytest.raises(DataLoss, match="is not the one that was landed"):
-        jobs.united(spark, live, target)
+        jobs.read_with_tail(spark, live, target)
 
 
 def test_changes_of_a_bucket_are_landed_in_a_table_of_the_catalog(
@@ -134,8 +134,8 @@ def test_the_doctor_says_what_is_there(ours: Broker, monkeypatch: pytest.MonkeyP
 
 def test_an_error_of_spark_is_cut_to_what_it_says() -> None:
     quoted = "[PYTHON_DATA_SOURCE_ERROR] Failed:\n  File x\nheadrace.spark.streams.StreamError: no such stream\n SQLSTATE"
-    assert reason(RuntimeError(quoted)) == "no such stream"
-    assert reason(RuntimeError("plain")) == "plain"
+    assert get_error_line(RuntimeError(quoted)) == "no such stream"
+    assert get_error_line(RuntimeError("plain")) == "plain"
 
 
 class Written:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.spark.kv import KV, KvSource
+from headrace.spark.kv.kv_datasource import KV_SCHEMA, KvDataSource
 from spark.conftest import Broker, eventually
 
 
@@ -68,7 +68,7 @@ def test_a_table_has_the_live_keys(broker: Broker, spark: SparkSession, name: st
 
 def values(broker: Broker, name: str, **options: str) -> dict[str, tuple[int, bytes]]:
     """Revision and value of each key of a table, read as a task of Spark reads it."""
-    reader = KvSource({"servers": broker.url, "bucket": name, **options}).reader(KV)
+    reader = KvDataSource({"servers": broker.url, "bucket": name, **options}).reader(KV_SCHEMA)
     rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
     return {row["key"]: (row["revision"], row["value"]) for row in rows}
 
@@ -91,7 +91,7 @@ def test_a_key_that_is_rewritten_while_a_table_is_read_is_not_missed(
 ) -> None:
     bucket(broker, name, 1)
     broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"", b"1")])
-    reader = KvSource({"servers": broker.url, "bucket": name, "ending": ending}).reader(KV)
+    reader = KvDataSource({"servers": broker.url, "bucket": name, "ending": ending}).reader(KV_SCHEMA)
     (part,) = reader.partitions()
     broker.publish(f"KV_{name}", [(f"$KV.{name}.a", b"", b"2")])
     assert [value for batch in reader.read(part) for value in batch["value"].to_pylist()] == [b"2"]
@@ -108,7 +108,9 @@ def test_a_mirror_has_the_keys_of_its_origin(broker: Broker, name: str) -> None:
     for options in [{}, {"path": broker.path}] if broker.server.is_ours else [{}]:
         assert values(broker, copy, **options) == expected
         assert values(broker, copy, keys="d", **options) == {"d": (7, b"5")}
-    feed = KvSource({"servers": broker.url, "bucket": copy, "starting": "earliest"}).streamReader(KV)
+    feed = KvDataSource({"servers": broker.url, "bucket": copy, "starting": "earliest"}).streamReader(
+        KV_SCHEMA
+    )
     start = feed.initialOffset()
     parts = feed.partitions(start, feed.latestOffset(start))
     keys = [key for part in parts for batch in feed.read(part) for key in batch["key"].to_pylist()]

@@ -15,38 +15,38 @@ from pyspark.sql.datasource import InputPartition
 import headrace
 from conformance.servers import KINDS, REFERENCE, Server, Setup
 from headrace.client.context import JetStream
-from headrace.spark import blocks, streams, wire
+from headrace.reader import direct_get_decode, direct_get_reader, stream_admin
+from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, ServerAddress
+from headrace.reader.options import parse_read_options
+from headrace.reader.stream_admin import StreamError, parse_time_ns
 from headrace.spark import schema as schemas
-from headrace.spark.batch import StreamReader
-from headrace.spark.kv import KV, KvSource
-from headrace.spark.link import Address, Link, LinkError
+from headrace.spark.batch_reader import JetStreamBatchReader
+from headrace.spark.kv.kv_datasource import KV_SCHEMA, KvDataSource
 from headrace.spark.offsets import DataLoss
-from headrace.spark.options import source_options
-from headrace.spark.streams import StreamError, nanoseconds
 from spark.conftest import Broker, eventually
 from support.behind import DOMAIN, Behind
 from support.cluster import Cluster
 
-_SCHEMA = schemas.arrow_schema(schemas.STREAM, schemas.STREAM)
+_SCHEMA = schemas.make_arrow_schema(schemas.STREAM_SCHEMA, schemas.STREAM_SCHEMA)
 
 
-def reader(url: str, stream: str, **options: Any) -> StreamReader:
+def reader(url: str, stream: str, **options: Any) -> JetStreamBatchReader:
     given = {key: str(value) for key, value in options.items()}
-    return StreamReader(source_options({"servers": url, "stream": stream, **given}), _SCHEMA)
+    return JetStreamBatchReader(parse_read_options({"servers": url, "stream": stream, **given}), _SCHEMA)
 
 
-def rows(query: StreamReader) -> list[dict[str, Any]]:
+def rows(query: JetStreamBatchReader) -> list[dict[str, Any]]:
     return [row for part in query.partitions() for batch in query.read(part) for row in batch.to_pylist()]
 
 
-def numbers(query: StreamReader) -> list[int]:
+def numbers(query: JetStreamBatchReader) -> list[int]:
     return [int(row["data"]) for row in rows(query)]
 
 
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A responder that stays behind is given up after as many tries, but sooner."""
-    monkeypatch.setattr(wire, "_LAG_PAUSE_S", 0.001)
+    monkeypatch.setattr(direct_get_reader, "_LAG_PAUSE_S", 0.001)
 
 
 @pytest.fixture(params=["replica", "mirror"])
@@ -135,7 +135,7 @@ def test_a_bucket_has_its_newest_values(broker: Broker, name: str) -> None:
     with Behind(broker.url, stream) as behind:
         broker.publish(stream, [(f"$KV.{name}.{key}", b"", b"new") for key in "bcd"])
         given = {"servers": broker.url, "bucket": name, "domain": DOMAIN}
-        table = KvSource(given).reader(KV)
+        table = KvDataSource(given).reader(KV_SCHEMA)
         found = [
             row for part in table.partitions() for batch in table.read(part) for row in batch.to_pylist()
         ]
@@ -156,10 +156,12 @@ def test_large_rows_of_the_leader_come_in_blocks(
     sizes = [10] * 200 + [100_000] * 60 + [10] * 100
     with Behind(broker.url, name):
         broker.publish(name, [(f"{name}.{n % 7}", b"", b"x" * size) for n, size in enumerate(sizes)])
-        monkeypatch.setattr(wire, "_BLOCK_BYTES", 1 << 20)
+        monkeypatch.setattr(direct_get_reader, "_RESPONSE_BYTES_MAX", 1 << 20)
         taken: list[Any] = []
-        made = wire.block_of
-        monkeypatch.setattr(wire, "block_of", lambda messages: taken.append(messages) or made(messages))
+        made = direct_get_reader.block_of
+        monkeypatch.setattr(
+            direct_get_reader, "block_of", lambda messages: taken.append(messages) or made(messages)
+        )
         query = reader(
             broker.url, name, domain=DOMAIN, **({"subject": f"{name}{subject}"} if subject else {})
         )
@@ -177,9 +179,9 @@ def test_a_range_in_which_a_leader_is_elected(
     broker.create(name)
     broker.fill(name, 10)
     refused: list[str] = []
-    request = Link.request
+    request = BlockingConnection.request
 
-    def elected(link: Link, subject: str, *rest: Any, **options: Any) -> Any:
+    def elected(link: BlockingConnection, subject: str, *rest: Any, **options: Any) -> Any:
         answer = request(link, subject, *rest, **options)
         if subject.startswith(("$JS.API.STREAM.INFO", "$JS.API.STREAM.MSG.GET")) and subject not in refused:
             refused.append(subject)
@@ -196,11 +198,11 @@ def test_a_range_in_which_a_leader_is_elected(
     late = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     query = reader(broker.url, name, subject=f"{name}.0", reconnect="5s")
     parts = query.partitions()
-    monkeypatch.setattr(Link, "request", elected)
+    monkeypatch.setattr(BlockingConnection, "request", elected)
     assert _numbers_of(query, parts) == [0, 7]
     assert len(refused) >= 2
     refused[:] = [f"$JS.API.STREAM.INFO.{name}"]
-    assert streams.seq_at(query.options, nanoseconds(late)) is None
+    assert stream_admin.find_seq_at_time(query.options, parse_time_ns(late)) is None
     assert len(refused) >= 2
 
 
@@ -210,13 +212,13 @@ def test_an_end_of_a_bucket_that_is_not_there_yet(broker: Broker, name: str) -> 
     broker.publish(stream, [(f"$KV.{name}.{key}", b"", b"1") for key in "abc"])
     given = {"servers": broker.url, "bucket": name, "failOnDataLoss": "true", "reconnect": "20s"}
     started_s = time.monotonic()
-    table = KvSource({**given, "ending": "6"}).reader(KV)
+    table = KvDataSource({**given, "ending": "6"}).reader(KV_SCHEMA)
     parts = table.partitions()
     assert {row["key"] for part in parts for batch in table.read(part) for row in batch.to_pylist()} == set(
         "abc"
     )
     assert time.monotonic() - started_s < 10.0
-    table = KvSource({**given, "ending": "6", "failOnDataLoss": "false"}).reader(KV)
+    table = KvDataSource({**given, "ending": "6", "failOnDataLoss": "false"}).reader(KV_SCHEMA)
     parts = table.partitions()
     broker.publish(stream, [(f"$KV.{name}.{key}", b"", b"2") for key in "abc"])
     found = [row for part in parts for batch in table.read(part) for row in batch.to_pylist()]
@@ -224,11 +226,13 @@ def test_an_end_of_a_bucket_that_is_not_there_yet(broker: Broker, name: str) -> 
 
 
 def test_a_block_is_no_larger_than_an_array_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_BINARY_MAX", 100)
-    made = blocks.block_of([blocks.Message(n, 0, b"s", b"", b"x" * 30) for n in range(1, 5)])
-    assert len(made.columns(["data"], slice(0, 3))["data"]) == 3
+    monkeypatch.setattr(direct_get_decode, "_BINARY_MAX", 100)
+    made = direct_get_decode.block_of(
+        [direct_get_decode.Message(n, 0, b"s", b"", b"x" * 30) for n in range(1, 5)]
+    )
+    assert len(made.to_columns(["data"], slice(0, 3))["data"]) == 3
     with pytest.raises(OverflowError, match="4 messages"):
-        made.columns(["data"], slice(0, 4))
+        made.to_columns(["data"], slice(0, 4))
 
 
 def test_a_leader_that_does_not_answer_is_an_error(broker: Broker, name: str, behind: Behind) -> None:
@@ -236,7 +240,7 @@ def test_a_leader_that_does_not_answer_is_an_error(broker: Broker, name: str, be
     parts = query.partitions()
     behind.silent = (b"STREAM.MSG.GET.",)
     started_s = time.monotonic()
-    with pytest.raises(LinkError, match=r"STREAM\.MSG\.GET"):
+    with pytest.raises(ConnectionFailed, match=r"STREAM\.MSG\.GET"):
         list(query.read(parts[0]))
     assert time.monotonic() - started_s < 20.0
 
@@ -247,7 +251,7 @@ def test_a_user_who_may_not_ask_the_leader(kind: str, name: str) -> None:
     users = f"""{{ user: all, password: pw }}
         {{ user: some, password: pw, permissions: {{ publish: {allowed}, subscribe: ["_INBOX.>"] }} }}"""
     with Server(kind, Setup(config=f"authorization {{ users: [ {users} ] }}")) as server:
-        link = Link(Address(servers=(server.url,), user="all", password="pw"))
+        link = BlockingConnection(ServerAddress(servers=(server.url,), user="all", password="pw"))
         config = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True}
         link.request(f"$JS.API.STREAM.CREATE.{name}", config)
         for n in range(10):
@@ -325,7 +329,7 @@ def _clustered(cluster: Cluster, name: str) -> None:
     cluster.api(f"STREAM.CREATE.{name}", config)
 
 
-def _publish(link: Link, name: str, start: int, count: int) -> None:
+def _publish(link: BlockingConnection, name: str, start: int, count: int) -> None:
     """Messages that are stored when this returns."""
     waiting = {link.new_inbox(): n for n in range(start, start + count)}
     link.send(
@@ -334,7 +338,7 @@ def _publish(link: Link, name: str, start: int, count: int) -> None:
             for reply, n in waiting.items()
         )
     )
-    for frame in link.frames(30.0):
+    for frame in link.iter_messages(30.0):
         assert "error" not in json.loads(frame.payload)
         waiting.pop(frame.subject, None)
         if not waiting:
@@ -345,7 +349,7 @@ def test_a_follower_that_was_suspended(cluster: Cluster, name: str) -> None:
     """Read through a node that goes on after messages were stored without it."""
     _clustered(cluster, name)
     follower, leader = cluster.followers_of(name)[0], cluster.leader_of(name)
-    link = Link(leader.address)
+    link = BlockingConnection(leader.address)
     for start in range(0, 80_000, 8_000):
         end = start + 8_000
         follower.stop()
@@ -363,7 +367,7 @@ def test_a_follower_that_was_suspended(cluster: Cluster, name: str) -> None:
 def test_a_node_without_a_leader_ends_no_range(cluster: Cluster, name: str) -> None:
     _clustered(cluster, name)
     follower = cluster.followers_of(name)[0]
-    link = Link(follower.address)
+    link = BlockingConnection(follower.address)
     _publish(link, name, 0, 100)
     query = reader(follower.url, name, subject=f"{name}.0", timeout="300ms", reconnect="1s")
     parts = query.partitions()
@@ -371,7 +375,7 @@ def test_a_node_without_a_leader_ends_no_range(cluster: Cluster, name: str) -> N
     for node in others:
         node.stop()
     try:
-        with pytest.raises(LinkError):
+        with pytest.raises(ConnectionFailed):
             list(query.read(parts[0]))
     finally:
         for node in others:
@@ -381,13 +385,13 @@ def test_a_node_without_a_leader_ends_no_range(cluster: Cluster, name: str) -> N
     eventually(lambda: _try_numbers(query, parts) == list(range(0, 100, 3)))
 
 
-def _try_numbers(query: StreamReader, parts: Sequence[InputPartition]) -> list[int]:
+def _try_numbers(query: JetStreamBatchReader, parts: Sequence[InputPartition]) -> list[int]:
     try:
         return _numbers_of(query, parts)
-    except LinkError:
+    except ConnectionFailed:
         return []
 
 
-def _numbers_of(query: StreamReader, parts: Sequence[InputPartition]) -> list[int]:
+def _numbers_of(query: JetStreamBatchReader, parts: Sequence[InputPartition]) -> list[int]:
     batches = (batch for part in parts for batch in query.read(part))
     return [int(data) for batch in batches for data in batch["data"].to_pylist()]

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from headrace.spark.link import Address, Frame, Link, LinkError
+from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, Msg, ServerAddress
 
 DOMAIN = "BEHIND"
 _PREFIX = b"$JS.%s.API." % DOMAIN.encode()
@@ -26,7 +26,7 @@ class Behind:
     """Serves one stream's direct gets from a copy made when this was; `with` ends it."""
 
     def __init__(self, url: str, stream: str, *, as_mirror: bool = False) -> None:
-        self.address = Address(servers=(url,), timeout_s=_DEADLINE_S)
+        self.address = ServerAddress(servers=(url,), timeout_s=_DEADLINE_S)
         self.stream = stream
         # As long as the other, so that one can stand for the other in a header.
         self.copy = f"x{stream[1:]}"
@@ -39,7 +39,7 @@ class Behind:
         self._ended = threading.Event()
         self._replies: dict[bytes, bytes] = {}
         self._make_copy()
-        self._link = Link(self.address)
+        self._link = BlockingConnection(self.address)
         self._link.send(b"SUB %s> 2\r\n" % _PREFIX)
         self._link.request(f"$JS.API.STREAM.INFO.{stream}")  # so that it is subscribed
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -55,7 +55,7 @@ class Behind:
 
     def _make_copy(self) -> None:
         """Mirror the stream as it is now, then cut the mirror off."""
-        link = Link(self.address)
+        link = BlockingConnection(self.address)
         try:
             last = _call(link, f"STREAM.INFO.{self.stream}")["state"]["last_seq"]
             config = {"name": self.copy, "mirror": {"name": self.stream}, "allow_direct": True}
@@ -71,15 +71,15 @@ class Behind:
 
     def _serve(self) -> None:
         while not self._ended.is_set():
-            with contextlib.suppress(LinkError):
-                for frame in self._link.frames(0.1):
+            with contextlib.suppress(ConnectionFailed):
+                for frame in self._link.iter_messages(0.1):
                     self._pass_on(frame)
                     if self._ended.is_set():
                         return
             if self._link.closed:
                 return
 
-    def _pass_on(self, frame: Frame) -> None:
+    def _pass_on(self, frame: Msg) -> None:
         if frame.subject in self._replies:
             self._answer(frame)
             return
@@ -94,7 +94,7 @@ class Behind:
         sizes = (verb, reply, len(frame.payload), frame.payload)
         self._link.send(b"PUB $JS.API.%s %s %d\r\n%s\r\n" % sizes)
 
-    def _answer(self, frame: Frame) -> None:
+    def _answer(self, frame: Msg) -> None:
         header, payload = frame.header, frame.payload
         if not self._as_mirror:
             names = [b"Nats-Stream: %s\r\n" % name.encode() for name in (self.copy, self.stream)]
@@ -103,7 +103,7 @@ class Behind:
         self._link.send(b"HPUB %s %d %d\r\n%s%s\r\n" % sizes)
 
 
-def _call(link: Link, verb: str, body: Any = None) -> dict[str, Any]:
+def _call(link: BlockingConnection, verb: str, body: Any = None) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(link.request(f"$JS.API.{verb}", body).payload)
     assert "error" not in answer, answer["error"]
     return answer

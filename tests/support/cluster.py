@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.servers import reference_binary
-from headrace.spark.link import Address, Link, LinkError
+from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, ServerAddress
 from support.ports import free_port
 
 _DEADLINE_S = 60.0
@@ -42,8 +42,8 @@ class Node:
         return f"nats://127.0.0.1:{self.port}"
 
     @property
-    def address(self) -> Address:
-        return Address(servers=(self.url,), timeout_s=2.0)
+    def address(self) -> ServerAddress:
+        return ServerAddress(servers=(self.url,), timeout_s=2.0)
 
     @property
     def log(self) -> str:
@@ -142,13 +142,13 @@ class Cluster:
         """The answer by way of a node that is not suspended; {} if none came."""
         node = next(each for each in self.nodes if not each.is_stopped)
         try:
-            link = Link(node.address)
-        except LinkError:
+            link = BlockingConnection(node.address)
+        except ConnectionFailed:
             return {}
         try:
             answer: dict[str, Any] = json.loads(link.request(f"$JS.API.{verb}", body).payload)
             return answer
-        except LinkError:
+        except ConnectionFailed:
             return {}
         finally:
             link.close()
@@ -158,13 +158,13 @@ class Cluster:
         deadline = time.monotonic() + _DEADLINE_S
         while True:
             try:
-                link = Link(node.address)
+                link = BlockingConnection(node.address)
                 try:
                     if "error" not in json.loads(link.request("$JS.API.INFO").payload):
                         return
                 finally:
                     link.close()
-            except LinkError:
+            except ConnectionFailed:
                 pass
             assert time.monotonic() < deadline, f"no meta leader:\n{node.log}"
             time.sleep(_PAUSE_S)

@@ -10,7 +10,7 @@ import itertools
 import os
 import socket
 
-_FIRST, _SHARE, _SHARES = 10_100, 350, 8  # SeaweedFS begins at 13000: see claims.objects
+_FIRST, _SHARE, _SHARES = 10_100, 350, 8  # SeaweedFS begins at 13000: see claims.object_stores
 
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0)
 _numbers = itertools.count(os.getpid())  # not from the beginning: another run may use the same share

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from headrace.broker import Accounts
+from headrace.config.options import ServerOptions
 from headrace.net.listener import Listener
-from headrace.net.options import Options
-from headrace.net.tls import server_context
+from headrace.net.tls_context import make_server_context
 
 PATIENCE_S = 20
 CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"protocol":0,"headers":true,"no_responders":true}\r\n'
@@ -26,8 +26,8 @@ async def listeners() -> AsyncIterator[Start]:
     running: list[Listener] = []
 
     async def begin(**settings: Any) -> Listener:
-        options = Options(port=0, **settings)
-        listener = Listener(Accounts(), options, tls=server_context(options), server_id="N1")
+        options = ServerOptions(port=0, **settings)
+        listener = Listener(Accounts(), options, tls=make_server_context(options), server_id="N1")
         await listener.start()
         running.append(listener)
         return listener

@@ -16,6 +16,6 @@ async def test_a_step_that_fails_is_reported() -> None:
     async def act(server: object) -> str:
         raise AssertionError("not today")
 
-    outcome = await demo.perform(demo.Step("t", "s", act), None)  # type: ignore[arg-type]
-    assert outcome.mark == "failed"
-    assert "not today" in outcome.seen
+    outcome = await demo.run_step(demo.Step("t", "s", act), None)  # type: ignore[arg-type]
+    assert outcome.status == "failed"
+    assert "not today" in outcome.message

@@ -35,7 +35,7 @@ async def test_every_metric_that_is_watched_is_exported(tmp_path: Path) -> None:
         await js.add_stream(name="A", subjects=["a"])
         await js.add_stream(name="B", mirror=nats.js.api.StreamSource(name="A"))
         await js.add_consumer("A", durable_name="c", ack_policy="explicit")
-        text = prometheus.metrics(server.vitals(), server.accounts, "").decode()
+        text = prometheus.render_metrics(server.stats(), server.accounts, "").decode()
         await client.close()
     exported = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     for name in {name for expression in expressions() for name in _NAME.findall(expression)}:
@@ -43,7 +43,7 @@ async def test_every_metric_that_is_watched_is_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is missing: apt-get install prometheus")
-def test_promtool_agrees() -> None:
+def test_promtool_accepts_rules_and_their_tests() -> None:
     for line in (["check", "rules", "headrace.rules.yml"], ["test", "rules", "headrace.rules.test.yml"]):
         done = subprocess.run(["promtool", *line], cwd=DEPLOY, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from headrace.durations import Duration, duration_ns, size_bytes
+from headrace.durations import Duration, parse_duration_ns, parse_size
 
 S = 1_000_000_000
 
@@ -28,14 +28,14 @@ S = 1_000_000_000
         (timedelta(minutes=1), 60 * S),
     ],
 )
-def test_durations(duration: Duration, expected: int) -> None:
-    assert duration_ns(duration) == expected
+def test_durations_are_parsed(duration: Duration, expected: int) -> None:
+    assert parse_duration_ns(duration) == expected
 
 
 @pytest.mark.parametrize("text", ["", "1", "s", ".s", "1x", "1h 2m", "-1s", "1hh"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
-        duration_ns(text)
+        parse_duration_ns(text)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_what_is_no_duration(text: str) -> None:
         ("2gi", 2 << 30),
     ],
 )
-def test_sizes(text: str, expected: int) -> None:
-    assert size_bytes(text) == expected
+def test_sizes_are_parsed(text: str, expected: int) -> None:
+    assert parse_size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "k", "1x", "-1", "1.5k", "1kk"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
-        size_bytes(text)
+        parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_what_is_no_size(text: str) -> None:
 def test_what_is_none_is_told_at_once(text: str) -> None:
     begun = time.thread_time()
     with pytest.raises(ValueError, match="is not a duration"):
-        duration_ns(text)
+        parse_duration_ns(text)
     assert time.thread_time() - begun < 1

@@ -10,8 +10,8 @@ import nats
 import pytest
 
 import headrace
-from headrace.monitor.pages import pages
-from headrace.net.options import OptionsError
+from headrace.config.options import OptionsError
+from headrace.monitor.routes import make_pages
 from support import certificates
 
 
@@ -30,7 +30,8 @@ def test_what_belongs_to_streams_is_loaded_where_there_are_some() -> None:
 
         async def run():
             async with headrace.Server():
-                heavy = {"numpy", "headrace.store", "headrace.broker.jetstream", "headrace.net.trust", "headrace.net.web"}
+                heavy = {"numpy", "headrace.storage", "headrace.broker.jetstream"}
+                heavy |= {"headrace.auth.operator", "headrace.net.websocket_connection"}
                 print(sorted(heavy & set(sys.modules)))
 
         asyncio.run(run())
@@ -108,7 +109,7 @@ async def test_a_port_in_use_leaves_nothing_running() -> None:
         await round_trip(await nats.connect(server.url))
 
 
-async def test_ipv6() -> None:
+async def test_a_server_listens_on_ipv6() -> None:
     async with headrace.Server(host="::1") as server:
         assert server.url == f"nats://[::1]:{server.port}"
         await round_trip(await nats.connect(server.url))
@@ -121,7 +122,7 @@ async def test_user_and_password() -> None:
             await nats.connect(server.url, user="ada", password="wrong", allow_reconnect=False)
 
 
-async def test_token() -> None:
+async def test_only_the_right_token_connects() -> None:
     async with headrace.Server(token="secret") as server:
         await round_trip(await nats.connect(server.url, token="secret"))
         with pytest.raises(nats.errors.Error, match=r"(?i)authorization violation"):
@@ -135,21 +136,21 @@ def client_context(made: certificates.Certificates, *, certificate: bool = False
     return context
 
 
-async def test_tls(tmp_path: Path) -> None:
+async def test_a_server_serves_tls(tmp_path: Path) -> None:
     made = certificates.make(tmp_path)
     async with headrace.Server(tls_cert=made.cert, tls_key=made.key) as server:
         assert server.url.startswith("tls://")
         await round_trip(await nats.connect(server.url, tls=client_context(made)))
 
 
-async def test_tls_first(tmp_path: Path) -> None:
+async def test_a_server_serves_tls_handshake_first(tmp_path: Path) -> None:
     made = certificates.make(tmp_path)
     async with headrace.Server(tls_cert=made.cert, tls_key=made.key, tls_handshake_first=True) as server:
         client = await nats.connect(server.url, tls=client_context(made), tls_handshake_first=True)
         await round_trip(client)
 
 
-async def test_client_certificates(tmp_path: Path) -> None:
+async def test_required_client_certificates_are_checked(tmp_path: Path) -> None:
     made = certificates.make(tmp_path)
     settings = {"tls_cert": made.cert, "tls_key": made.key, "tls_ca": made.ca, "tls_verify": True}
     async with headrace.Server(**settings) as server:
@@ -169,19 +170,19 @@ async def test_a_server_that_silently_waits_for_tls_lets_go(tmp_path: Path) -> N
         writer.close()
 
 
-async def test_vitals() -> None:
+async def test_stats_count_connections_and_messages() -> None:
     async with headrace.Server() as server:
         client = await nats.connect(server.url)
         await client.subscribe("a")
         await client.publish("a", b"12345")
         await client.flush()
-        vitals = server.vitals()
+        vitals = server.stats()
         assert (vitals.connections, vitals.total_connections, vitals.subscriptions) == (1, 1, 1)
         assert (vitals.in_msgs, vitals.in_bytes, vitals.out_msgs, vitals.out_bytes) == (1, 5, 1, 5)
         await client.close()
         await round_trip(await nats.connect(server.url))
-        assert server.vitals().total_connections == 2
-        assert server.vitals().in_msgs == 2
+        assert server.stats().total_connections == 2
+        assert server.stats().in_msgs == 2
 
 
 async def test_time_passes_on_request_under_an_unmodified_client() -> None:
@@ -214,7 +215,7 @@ async def test_messages_grow_old_on_request(tmp_path: Path) -> None:
 
 async def test_a_store_that_cannot_write_shows_and_does_not_hinder_the_end(tmp_path: Path) -> None:
     async with headrace.Server(tmp_path) as server:
-        health = pages(server)["/healthz"]
+        health = make_pages(server)["/healthz"]
         assert health({}).status == 200
         assert server.jetstream is not None
         server.jetstream.store.fail(OSError(5, "Input/output error"))

@@ -20,7 +20,7 @@ def test_a_test_without_an_event_loop(headrace_server: HostedServer) -> None:
         await client.close()
 
     asyncio.run(publish())
-    assert headrace_server.server.vitals().in_msgs == 1
+    assert headrace_server.server.stats().in_msgs == 1
 
 
 async def test_a_test_in_an_event_loop(headrace_url: str) -> None:
@@ -39,7 +39,7 @@ def test_options_and_virtual_time_by_marker(headrace_server: HostedServer) -> No
     assert headrace_server.server.options.token == "t"
 
 
-def test_several_servers(headrace_factory: Callable[..., HostedServer]) -> None:
+def test_the_factory_starts_several_servers(headrace_factory: Callable[..., HostedServer]) -> None:
     one, two = headrace_factory(), headrace_factory(server_name="two")
     assert one.port != two.port
     assert two.server.server_name == "two"

@@ -38,6 +38,8 @@ TIMEOUT_S = 15.0
 #: What is found when, and what it follows.
 PHASES = (("opened", "after"), ("after", "restarted"), ("restarted", "accepted"))
 _ANSWERS = (b"", b"+ACK", b"-NAK", b"+TERM")
+#: What the version that wrote the directories calls an error that has another name now.
+_OLD_ERRORS = {"CorruptData": "Corrupt", "StorePoisoned": "Poisoned", "StoreFull": "Full"}
 _CONSUMER = ("config", "created", "num_ack_pending", "num_redelivered", "num_pending", "paused")
 
 
@@ -50,6 +52,12 @@ def unpack(archive: Path, folder: Path) -> None:
                 if key.startswith(_XATTR):
                     name = key.removeprefix(_XATTR)
                     os.setxattr(folder / member.name, name, value.encode("utf-8", "surrogateescape"))
+
+
+def error_name(error: StoreError) -> str:
+    """The class of an error, by the name that the stored outcomes have."""
+    name = type(error).__name__
+    return _OLD_ERRORS.get(name, name)
 
 
 def fold(found: Facts) -> Facts:
@@ -344,7 +352,7 @@ def read_files(folder: Path, plan: Facts) -> Facts:
             text = "".join(f"{seq} {subject}\n" for seq, subject in rows)
             found[f"{stream} {pin}"] = f"{table.num_rows} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
         except StoreError as error:
-            found[f"{stream} {pin}"] = type(error).__name__
+            found[f"{stream} {pin}"] = error_name(error)
     return found
 
 
@@ -360,7 +368,7 @@ async def outcome(folder: Path, plan: Facts, wanted: Facts | None = None) -> Fac
             found["said"] = await go_on(folder, accounts, plan)
             found["after"] = await settled(accounts, want.get("after"), quiet_s)
     except StoreError as error:
-        found["refused"] = type(error).__name__
+        found["refused"] = error_name(error)
         return found
     async with running(folder, plan) as accounts:
         found["restarted"] = await settled(accounts, want.get("restarted"), quiet_s)

@@ -305,7 +305,7 @@ async def buckets(world: World) -> None:
 
 async def claims(world: World) -> None:
     """Claims in a folder: registry, audit trail, a lease, and one that is long over."""
-    from headrace.claims import ClaimConfig, Claims
+    from headrace.claims import ClaimConfig, Claims  # noqa: I001 (as the old version has them)
     from headrace.claims.config import Ttl
     from headrace.claims.floors import register_reader
 

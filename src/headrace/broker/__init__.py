@@ -7,7 +7,7 @@ Seams for the parts of the server that are not clients:
 - `hub.publish(subject, reply, header, payload)`: send to whoever listens; returns how many received it.
   `hub.publish_many(parcels)` does it for many at once.
 - `hub.deliver(deliver_subject, shown_subject, reply, header, payload)`: the same, showing another subject.
-- `hub.interest(subject, queue=None)` and `hub.watch(subject, call)`: whether somebody listens, and when that
+- `router.has_interest(subject, queue=None)` and `hub.watch(subject, call)`: whether somebody listens, and when that
   changes.
 - `session.send(data)`: answer one client; `hub.dirty` lists the sessions with something to flush.
 - `Accounts`: the subject spaces of a server; `accounts.main.hub` is the one of `$G`, and a session or another kind
@@ -16,11 +16,12 @@ Seams for the parts of the server that are not clients:
 """
 
 from headrace.broker.accounts import GLOBAL, SYSTEM, Account, AccountLimits, Accounts
-from headrace.broker.entries import Sink
-from headrace.broker.permissions import Permissions
-from headrace.broker.router import Hub
-from headrace.broker.session import Identity, Limits, Owner, Session
-from headrace.broker.timers import Clock, Handle, Timers
+from headrace.broker.routing.permissions import Permissions
+from headrace.broker.routing.router import SubjectRouter
+from headrace.broker.routing.session import Session, SessionIdentity, SessionLimits, SessionTransport
+from headrace.broker.routing.subscription_trie import InternalSubscriber
+from headrace.broker.timers import TimerHandle, Timers
+from headrace.clock import Clock
 
 __all__ = [
     "GLOBAL",
@@ -29,13 +30,13 @@ __all__ = [
     "AccountLimits",
     "Accounts",
     "Clock",
-    "Handle",
-    "Hub",
-    "Identity",
-    "Limits",
-    "Owner",
+    "InternalSubscriber",
     "Permissions",
     "Session",
-    "Sink",
+    "SessionIdentity",
+    "SessionLimits",
+    "SessionTransport",
+    "SubjectRouter",
+    "TimerHandle",
     "Timers",
 ]

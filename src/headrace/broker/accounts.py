@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.router import Hub, Later
+from headrace.broker.routing.router import CallSoon, SubjectRouter
 
 if TYPE_CHECKING:
-    from headrace.broker.jetstream import JetStream
-    from headrace.broker.session import Session
+    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.routing.session import Session
 
 #: Where everybody is who belongs to no other account.
 GLOBAL = "$G"
@@ -39,19 +39,19 @@ UNLIMITED = AccountLimits()
 class Account:
     """One subject space: `hub` routes in it, `jetstream` keeps its streams (None: it has none)."""
 
-    __slots__ = ("hub", "jetstream", "limits", "name", "sessions", "title")
+    __slots__ = ("display_name", "jetstream", "limits", "name", "router", "sessions")
 
-    def __init__(self, name: str, hub: Hub) -> None:
+    def __init__(self, name: str, router: SubjectRouter) -> None:
         self.name = name
         #: What people call it, where the name is a key.
-        self.title = name
-        self.hub = hub
-        self.jetstream: JetStream | None = None
+        self.display_name = name
+        self.router = router
+        self.jetstream: AccountJetStream | None = None
         self.limits = UNLIMITED
         self.sessions: set[Session] = set()
 
     @property
-    def full(self) -> bool:
+    def at_max_connections(self) -> bool:
         """Whether one client more would be too many."""
         return 0 <= self.limits.connections <= len(self.sessions)
 
@@ -61,18 +61,18 @@ class Accounts:
 
     def __init__(self, system: str = SYSTEM) -> None:
         self._by_name: dict[str, Account] = {}
-        self._wake: Callable[[], None] | None = None
-        self._later: Later | None = None
+        self._wakeup: Callable[[], None] | None = None
+        self._call_soon: CallSoon | None = None
         self.dirty: list[Any] = []
-        self.main = self.make(GLOBAL)
-        self.system = self.make(system)
+        self.main = self.get_or_create(GLOBAL)
+        self.system = self.get_or_create(system)
 
-    def make(self, name: str) -> Account:
+    def get_or_create(self, name: str) -> Account:
         """The account of that name, made when it is not there."""
         account = self._by_name.get(name)
         if account is None:
-            account = self._by_name[name] = Account(name, Hub(dirty=self.dirty))
-            account.hub.wake_by(self._wake, self._later)
+            account = self._by_name[name] = Account(name, SubjectRouter(dirty=self.dirty))
+            account.router.set_wakeup(self._wakeup, self._call_soon)
         return account
 
     def get(self, name: str) -> Account | None:
@@ -84,18 +84,18 @@ class Accounts:
     def __iter__(self) -> Iterator[Account]:
         return iter(tuple(self._by_name.values()))
 
-    def wake_by(self, call: Callable[[], None] | None, later: Later | None = None) -> None:
-        """Call when the first session has output, whichever account it comes from; see `Hub.wake_by`."""
-        self._wake, self._later = call, later
+    def set_wakeup(self, call: Callable[[], None] | None, call_soon: CallSoon | None = None) -> None:
+        """Call when the first session has output, whichever account it comes from; see `SubjectRouter.set_wakeup`."""
+        self._wakeup, self._call_soon = call, call_soon
         for account in self:
-            account.hub.wake_by(call, later)
+            account.router.set_wakeup(call, call_soon)
 
     @property
     def subscriptions(self) -> int:
         """How many there are, in all accounts."""
-        return sum(account.hub.subscriptions for account in self)
+        return sum(account.router.subscriptions for account in self)
 
-    def streams(self) -> Iterator[JetStream]:
+    def jetstreams(self) -> Iterator[AccountJetStream]:
         """The JetStream of every account that has it."""
         for account in self:
             if account.jetstream is not None:

@@ -7,43 +7,53 @@ same frame as what it creates or changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.api import errors
-from headrace.api.configs import StreamConfig
-from headrace.api.limits import NO_LIMITS, Limits, Usage
-from headrace.broker import acks, consumer_api, contents, pin_api, restores, snapshots, stream_api
-from headrace.broker.acks import AckDoor
-from headrace.broker.advisories import Advisories
-from headrace.broker.batches import DEFAULT_LIMITS, BatchLimits, Staging
-from headrace.broker.consumer_facts import PROGRESS_KEY, decode_kept
-from headrace.broker.diary import Diary
-from headrace.broker.direct import DirectGet, MirrorGet
-from headrace.broker.domains import DomainDoor
-from headrace.broker.door import ApiDoor
-from headrace.broker.fast_batches import DEFAULT_LIMITS as FAST_LIMITS
-from headrace.broker.fast_batches import FastLimits, FastRoom
-from headrace.broker.flow import START_BYTES
-from headrace.broker.footprint import Footprint
-from headrace.broker.positions import KEY as ORIGINS_KEY
-from headrace.broker.positions import key_of as origins_key
-from headrace.broker.pressure import Pressure
-from headrace.broker.room import Room
-from headrace.broker.router import Hub
-from headrace.broker.schedules import KEY as SCHEDULES_KEY
-from headrace.broker.scribe import Scribe
+from headrace.broker.commit.advisories import Advisories
+from headrace.broker.commit.disk_backpressure import DiskBackpressure
+from headrace.broker.commit.event_history import EventHistory
+from headrace.broker.commit.group_commit import GroupCommit
+from headrace.broker.commit.server_quota import ServerQuota
+from headrace.broker.commit.storage_usage import StorageUsage
+from headrace.broker.consumers import ack_handling
+from headrace.broker.consumers.ack_handling import AckDispatcher
+from headrace.broker.consumers.consumer_flush import ConsumerFlusher
+from headrace.broker.consumers.consumer_storage import ACK_STATE_KEY, decode_kept
+from headrace.broker.consumers.delivery_scheduler import DeliveryScheduler
+from headrace.broker.consumers.flow_control import START_BYTES
+from headrace.broker.handlers import (
+    backup_send,
+    consumer_handlers,
+    restore_receiver,
+    restore_writer,
+    snapshot_leases,
+    stream_handlers,
+)
+from headrace.broker.handlers.api_dispatch import ApiDispatcher
+from headrace.broker.handlers.direct_get import DirectGet, MirrorDirectGet
+from headrace.broker.handlers.js_domain import DomainPrefix
+from headrace.broker.routing.router import SubjectRouter
+from headrace.broker.sourcing.source_positions import KEY as ORIGINS_KEY
+from headrace.broker.sourcing.source_positions import make_key as origins_key
 from headrace.broker.stream import Stream
-from headrace.broker.ticks import Ticker
-from headrace.broker.timers import Handle, Timers
+from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, AtomicBatchBudget, BatchLimits
+from headrace.broker.streams.fast_ingest import DEFAULT_LIMITS as FAST_LIMITS
+from headrace.broker.streams.fast_ingest import FastIngestBudget, FastIngestLimits
+from headrace.broker.streams.schedules import KEY as SCHEDULES_KEY
+from headrace.broker.timers import TimerHandle, Timers
+from headrace.clock import Clock
+from headrace.code_probes import sometimes
 from headrace.errors import RequestError, StoreError
-from headrace.probes import probe
+from headrace.jetstream_api import errors
+from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits, Usage
+from headrace.jetstream_api.configs import StreamConfig
 from headrace.protocol import subjects
-from headrace.store import Log, Store
+from headrace.storage import Store, StreamLog
 
 if TYPE_CHECKING:
-    from headrace.broker.link import Link
+    from headrace.broker.sourcing.replicator import Replicator
 
 _CONFIG = b"stream/"
 _DUPLICATES = b"ids/"
@@ -53,87 +63,85 @@ _FULL_NS = 1_000_000_000
 _CLOCK_JUMP_NS = 1_000_000_000
 
 ENDPOINTS = (
-    stream_api.ENDPOINTS
-    | consumer_api.ENDPOINTS
-    | pin_api.ENDPOINTS
-    | snapshots.ENDPOINTS
-    | restores.ENDPOINTS
+    stream_handlers.ENDPOINTS
+    | consumer_handlers.ENDPOINTS
+    | snapshot_leases.ENDPOINTS
+    | backup_send.ENDPOINTS
+    | restore_receiver.ENDPOINTS
 )
 
 
-class Clock(Protocol):
-    def now_ns(self) -> int: ...
-
-
-class Kept(msgspec.Struct):
+class StreamRecord(msgspec.Struct):
     """A stream's configuration as the store keeps it."""
 
     created_ns: int
     config: StreamConfig
 
 
-class JetStream:
+class AccountJetStream:
     """All streams of one account."""
 
     def __init__(
         self,
-        hub: Hub,
+        router: SubjectRouter,
         store: Store,
         clock: Clock,
         timers: Timers,
-        wake: Callable[[Callable[[], None]], object],
+        call_soon: Callable[[Callable[[], None]], object],
         *,
         server_name: str,
         account: str = "$G",
         domain: str = "",
-        strict: bool = True,
+        reject_unknown_fields: bool = True,
         pending_max: int = 64 * 1024 * 1024,
-        limits: Limits = NO_LIMITS,
+        limits: JetStreamLimits = NO_LIMITS,
         batch_limits: BatchLimits = DEFAULT_LIMITS,
-        fast_limits: FastLimits = FAST_LIMITS,
+        fast_limits: FastIngestLimits = FAST_LIMITS,
         flow_bytes: int = START_BYTES,
-        room: Room | None = None,
+        server_quota: ServerQuota | None = None,
     ) -> None:
-        self.hub = hub
+        self.router = router
         self.store = store
         self.timers = timers
         self.server_name = server_name
         self.account = account
         self.domain = domain
-        self.strict = strict  # whether a request with a key that nobody knows is refused
+        #: Whether a request with a key that nobody knows is refused.
+        self.reject_unknown_fields = reject_unknown_fields
         self.pending_max = pending_max
-        self.later = wake
-        self.ticker = Ticker(store, hub, wake, self._look_soon)
-        store.on_full = self._look_soon
-        self._idle_alarm: Handle | None = None
+        self.call_soon = call_soon
+        self.group_commit = GroupCommit(store, router, call_soon, self._schedule_idle)
+        store.on_full = self._schedule_idle
+        self._idle_timer: TimerHandle | None = None
         if store.full:
-            self._look_soon()
-        self.pressure = Pressure(store, timers)
+            self._schedule_idle()
+        self.disk_backpressure = DiskBackpressure(store, timers)
         self.advisories = Advisories(self)
-        self.diary = Diary()
-        self.staging = Staging(batch_limits)
-        self.fast_room = FastRoom(fast_limits)
+        self.event_history = EventHistory()
+        self.batch_budget = AtomicBatchBudget(batch_limits)
+        self.fast_ingest_budget = FastIngestBudget(fast_limits)
         self.flow_bytes = flow_bytes
         self.streams: dict[str, Stream] = {}
-        #: Which link reads with a durable consumer (subject of its origin's API, name): one at a time.
-        self.copiers: dict[tuple[bytes, str], Link] = {}
-        self.footprint = Footprint(self)
+        #: Which replicator reads with a durable consumer (subject of the upstream API, name): one at a time.
+        self.copiers: dict[tuple[bytes, str], Replicator] = {}
+        self.storage_usage = StorageUsage(self)
         self.limits = limits
-        self.room = room if room is not None else Room()
-        self.snapshots: set[snapshots.Snapshot] = set()
-        self.restores: dict[str, restores.Restore] = {}
-        self.leases: dict[str, Handle] = {}  # name of a pin that is held -> its end
+        self.server_quota = server_quota if server_quota is not None else ServerQuota()
+        self.backups: set[backup_send.BackupSender] = set()
+        self.restores: dict[str, restore_receiver.BackupRestore] = {}
+        self.pin_leases: dict[str, TimerHandle] = {}  # name of a pin that is held -> its end
         self.api_total = 0
         self.api_errors = 0
         self._clock = clock
         self._last_ns = 0
-        self._doors: dict[str, list[DirectGet]] = {}
-        self.ack_door = AckDoor()
-        self.scribe = Scribe(self)
-        store.facts.register(_DUPLICATES, self._fold_duplicates)
+        self._direct_gets: dict[str, list[DirectGet]] = {}
+        self.ack_dispatcher = AckDispatcher()
+        self.consumer_flusher = ConsumerFlusher(timers, self.group_commit)
+        self.delivery_scheduler = DeliveryScheduler(call_soon)
+        store.metadata.register_compactor(_DUPLICATES, self._compact_dedup)
         self._recover()
-        store.facts.register(PROGRESS_KEY, self._fold_progress)
-        store.facts.register(ORIGINS_KEY, self._fold_origins)
+        store.metadata.register_compactor(ACK_STATE_KEY, self._compact_ack_state)
+        store.metadata.register_compactor(ORIGINS_KEY, self._compact_source_positions)
 
     def now_ns(self) -> int:
         """The time for a new message: never the same twice, so that a time names one message at most."""
@@ -143,7 +151,7 @@ class JetStream:
         self._last_ns = now
         return now
 
-    def times_ns(self, count: int) -> int:
+    def reserve_times(self, count: int) -> int:
         """The first of so many times in a row, for messages that are stored together."""
         first = self.now_ns()
         self._last_ns = first + count - 1
@@ -155,31 +163,31 @@ class JetStream:
 
     # Rest
 
-    def _look_soon(self) -> None:
-        if self._idle_alarm is None:
-            self._idle_alarm = self.timers.after(_IDLE_NS, self._look_idle)
+    def _schedule_idle(self) -> None:
+        if self._idle_timer is None:
+            self._idle_timer = self.timers.after(_IDLE_NS, self._on_idle)
 
-    def _look_idle(self) -> None:
+    def _on_idle(self) -> None:
         """When nothing happened for a while a mark proves the last frame, so that rot can be told from a tear."""
-        self._idle_alarm = None
-        self.store.idle()
+        self._idle_timer = None
+        self.store.on_idle()
         if self.store.full:  # look again: space may be freed by others
-            probe("a full disk is looked at again")
-            self._idle_alarm = self.timers.after(_FULL_NS, self._look_idle)
+            sometimes("a full disk is looked at again")
+            self._idle_timer = self.timers.after(_FULL_NS, self._on_idle)
 
     @property
-    def settled(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether everything admitted is durable and told."""
         return not (self.store.dirty or self.store.in_flight)
 
     @property
-    def at_rest(self) -> bool:
+    def is_quiescent(self) -> bool:
         """Whether nothing more becomes durable by waiting."""
-        return self.settled or self.store.waits or self.store.poisoned is not None
+        return self.is_durable or self.store.waiting_for_space or self.store.poisoned is not None
 
     # Streams
 
-    def lookup(self, name: str) -> Stream:
+    def get_stream(self, name: str) -> Stream:
         """The stream of that name, or the API's error."""
         stream = self.streams.get(name)
         if stream is None:
@@ -191,7 +199,7 @@ class JetStream:
         found = [self.streams[name] for name in sorted(self.streams)]
         if not subject:
             return found
-        return [s for s in found if any(subjects.collides(subject.encode(), own) for own in s.subjects())]
+        return [s for s in found if any(subjects.overlaps(subject.encode(), own) for own in s.get_subjects())]
 
     def configs(self) -> dict[str, StreamConfig]:
         """The configuration of every stream."""
@@ -204,125 +212,125 @@ class JetStream:
         log = self.store.create(
             config.name, memory=config.storage == "memory", first_seq=max(config.first_seq, 1)
         )
-        return self.adopt_stream(config, log)
+        return self.register_stream(config, log)
 
-    def adopt_stream(
-        self, config: StreamConfig, log: Log, equip: Callable[[Stream], None] | None = None
+    def register_stream(
+        self, config: StreamConfig, log: StreamLog, restore_state: Callable[[Stream], None] | None = None
     ) -> Stream:
-        """A stream for a log; `equip` gives it what it had when it was backed up, before anybody sees it."""
+        """A stream for a log; `restore_state` gives it what it had when it was backed up, before anybody sees it."""
         stream = Stream(self, config, self.now_ns(), log)
         self.streams[config.name] = stream
-        self.footprint.forget()
-        if equip is not None:
-            equip(stream)
-        self._keep(stream)
-        self._open_doors(stream)
-        if equip is not None:
+        self.storage_usage.invalidate()
+        if restore_state is not None:
+            restore_state(stream)
+        self._persist_config(stream)
+        self._subscribe(stream)
+        if restore_state is not None:
             stream.retention.start()
-            stream.readers.open()
+            stream.consumer_set.open()
         stream.sourcing.configure(config)
         return stream
 
     def update_stream(self, stream: Stream, config: StreamConfig) -> None:
         """Give a stream a new, validated configuration; it is written down before it bites."""
         stream.retention.enforce()  # what was overdue by the old one is gone
-        was_kept = stream.config.retention != "interest"
+        kept_without_interest = stream.config.retention != "interest"
         stream.configure(config)
-        if was_kept and config.retention == "interest":
-            stream.readers.release_all()
-        self._keep(stream)
+        if kept_without_interest and config.retention == "interest":
+            stream.consumer_set.recheck_interest()
+        self._persist_config(stream)
         stream.retention.start()
-        self._open_doors(stream)
+        self._subscribe(stream)
         stream.sourcing.configure(config)
 
     def delete_stream(self, stream: Stream) -> None:
         """Remove a stream with all it holds."""
-        self._close_doors(stream)
+        self._unsubscribe(stream)
         stream.close()
         del self.streams[stream.name]
-        self.footprint.forget()
-        self.diary.forget(stream.name)
+        self.storage_usage.invalidate()
+        self.event_history.drop_stream(stream.name)
         ident = stream.log.ident
-        for key in (self.config_key(ident), self.duplicates_key(stream.log), origins_key(ident)):
-            self.store.facts.delete(key)
+        for key in (self.config_key(ident), self.dedup_key(stream.log), origins_key(ident)):
+            self.store.metadata.delete(key)
         self.store.delete(stream.log)
-        self.ticker.arm()
-        self.room.changed(self)
+        self.group_commit.schedule()
+        self.server_quota.schedule_check(self)
 
-    def _keep(self, stream: Stream) -> None:
+    def _persist_config(self, stream: Stream) -> None:
         if stream.config.storage != "memory":
-            kept = Kept(stream.created_ns, stream.config)
-            self.store.facts.put(self.config_key(stream.log.ident), msgspec.json.encode(kept))
-        stream.changed()
+            record = StreamRecord(stream.created_ns, stream.config)
+            self.store.metadata.put(self.config_key(stream.log.ident), msgspec.json.encode(record))
+        stream.mark_dirty()
 
     def _recover(self) -> None:
-        facts = self.store.facts
+        metadata = self.store.metadata
         for log in list(self.store.logs.values()):
-            if facts.get(contents.mark_of(log)) is not None:  # the restore was cut short
-                contents.discard(self, log)
+            if metadata.get(restore_writer.unfinished_key_for(log)) is not None:  # the restore was cut short
+                restore_writer.discard(self, log)
                 continue
-            value = facts.get(self.config_key(log.ident))
+            value = metadata.get(self.config_key(log.ident))
             if value is None:
                 continue
-            kept = decode_kept(value, Kept, f"stream {log.name}")
-            stream = self.streams[log.name] = Stream(self, kept.config, kept.created_ns, log)
-            stream.readers.recover()
+            record = decode_kept(value, StreamRecord, f"stream {log.name}")
+            stream = self.streams[log.name] = Stream(self, record.config, record.created_ns, log)
+            stream.consumer_set.recover()
 
     def start(self) -> None:
         """Open for business: bring limits up to date first, so that nothing overdue is ever served."""
-        door = ApiDoor(self, ENDPOINTS)
-        for pattern in door.patterns():
-            self.hub.subscribe_internal(pattern, door)
-        self.hub.subscribe_internal(acks.PATTERN, self.ack_door)
+        subscriber = ApiDispatcher(self, ENDPOINTS)
+        for pattern in subscriber.subscriptions():
+            self.router.subscribe_internal(pattern, subscriber)
+        self.router.subscribe_internal(ack_handling.PATTERN, self.ack_dispatcher)
         if self.domain:
-            DomainDoor(self.hub, self.domain).open()
+            DomainPrefix(self.router, self.domain).subscribe()
         for stream in self.streams.values():
             stream.retention.start()
-            self._open_doors(stream)
-            stream.readers.open()
+            self._subscribe(stream)
+            stream.consumer_set.open()
             if stream.schedules is not None:
                 stream.schedules.start()
         for stream in self.streams.values():
             stream.sourcing.configure(stream.config)
-        self.room.join(self)
+        self.server_quota.add_account(self)
 
     def close(self) -> None:
         """Take nothing more, and make everything durable; answers that were waiting leave."""
-        for snapshot in list(self.snapshots):
-            snapshot.close()
+        for backup in list(self.backups):
+            backup.close()
         for restore in self.restores.values():
             restore.close()
         for stream in self.streams.values():
-            self._close_doors(stream)
+            self._unsubscribe(stream)
             stream.sourcing.stop()
             stream.retention.stop()
             if stream.schedules is not None:
                 stream.schedules.stop()
-        self.room.leave(self)
-        self.scribe.write()
-        self.ticker.tick()
+        self.server_quota.remove_account(self)
+        self.consumer_flusher.flush()
+        self.group_commit.commit()
         self.store.close()
 
     # Doors
 
-    def _open_doors(self, stream: Stream) -> None:
-        self._close_doors(stream)
-        stream.listen()
-        doors: list[DirectGet] = []
+    def _subscribe(self, stream: Stream) -> None:
+        self._unsubscribe(stream)
+        stream.subscribe()
+        direct_gets: list[DirectGet] = []
         if stream.config.allow_direct:
-            doors.append(DirectGet(stream, stream.name_bytes))
+            direct_gets.append(DirectGet(stream, stream.name_bytes))
         if stream.config.mirror_direct and stream.config.mirror is not None:
-            doors.append(MirrorGet(stream, stream.config.mirror.name.encode()))
-        self._doors[stream.name] = doors
-        for door in doors:
-            for pattern in door.patterns:
-                self.hub.subscribe_internal(pattern, door)
+            direct_gets.append(MirrorDirectGet(stream, stream.config.mirror.name.encode()))
+        self._direct_gets[stream.name] = direct_gets
+        for subscriber in direct_gets:
+            for pattern in subscriber.subscriptions:
+                self.router.subscribe_internal(pattern, subscriber)
 
-    def _close_doors(self, stream: Stream) -> None:
-        stream.unlisten()
-        for door in self._doors.pop(stream.name, ()):
-            for pattern in door.patterns:
-                self.hub.unsubscribe_internal(pattern, door)
+    def _unsubscribe(self, stream: Stream) -> None:
+        stream.unsubscribe()
+        for subscriber in self._direct_gets.pop(stream.name, ()):
+            for pattern in subscriber.subscriptions:
+                self.router.unsubscribe_internal(pattern, subscriber)
 
     # Facts
 
@@ -331,31 +339,33 @@ class JetStream:
         return _CONFIG + b"%d" % ident
 
     @staticmethod
-    def duplicates_key(log: Log) -> bytes:
+    def dedup_key(log: StreamLog) -> bytes:
         return _DUPLICATES + b"%d" % log.ident
 
     @staticmethod
-    def schedules_key(log: Log) -> bytes:
+    def schedules_key(log: StreamLog) -> bytes:
         return SCHEDULES_KEY + b"%d/" % log.ident
 
     def _by_ident(self, ident: bytes) -> Stream | None:
         return next((s for s in self.streams.values() if s.log.ident == int(ident)), None)
 
-    def _fold_duplicates(self, key: bytes) -> bytes:
+    def _compact_dedup(self, key: bytes) -> bytes:
         stream = self._by_ident(key[len(_DUPLICATES) :])
-        return stream.duplicates.snapshot() if stream is not None and stream.duplicates is not None else b""
+        return stream.dedup.snapshot() if stream is not None and stream.dedup is not None else b""
 
-    def _fold_progress(self, key: bytes) -> bytes:
-        ident, _, name = key[len(PROGRESS_KEY) :].partition(b"/")
+    def _compact_ack_state(self, key: bytes) -> bytes:
+        ident, _, name = key[len(ACK_STATE_KEY) :].partition(b"/")
         stream = self._by_ident(ident)
-        consumer = stream.readers.find(name.decode()) if stream is not None else None
-        return consumer.progress.snapshot(self.timers.behind_ns) if consumer is not None else b""
+        consumer = stream.consumer_set.find(name.decode()) if stream is not None else None
+        return (
+            consumer.ack_state.encode_snapshot(self.timers.clock_offset_ns) if consumer is not None else b""
+        )
 
-    def _fold_origins(self, key: bytes) -> bytes:
+    def _compact_source_positions(self, key: bytes) -> bytes:
         stream = self._by_ident(key[len(ORIGINS_KEY) :])
-        return stream.sourcing.positions.snapshot() if stream is not None else b""
+        return stream.sourcing.positions.encode_snapshot() if stream is not None else b""
 
-    def store_refusal(self, failure: StoreError) -> RequestError:
+    def to_api_error(self, failure: StoreError) -> RequestError:
         """What a publisher is told when the store takes nothing more."""
         return errors.error(10023)
 
@@ -366,21 +376,21 @@ class JetStream:
         streams = [s for s in self.streams.values() if s.config.storage == storage]
         return sum(s.log.bytes for s in streams), sum(max(s.config.max_bytes, 0) for s in streams)
 
-    def cap(self, storage: str) -> int:
+    def quota(self, storage: str) -> int:
         """How many bytes the account may keep of one kind of storage; -1 is any number."""
         return self.limits.max_memory if storage == "memory" else self.limits.max_storage
 
-    def bounded(self, storage: str) -> bool:
+    def has_quota(self, storage: str) -> bool:
         """Whether a message may be one too many for the account, or the server, whatever its stream says."""
-        return self.cap(storage) >= 0 or storage in self.room.full
+        return self.quota(storage) >= 0 or storage in self.server_quota.exhausted
 
-    def adopt_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: JetStreamLimits) -> None:
         """From now on keep within these limits; what is there stays."""
         self.limits = limits
         for stream in self.streams.values():
-            stream.choose_lane()
+            stream.update_fast_path()
 
-    def usage_beside(self, name: str) -> Usage:
+    def usage_excluding(self, name: str) -> Usage:
         """What the account's streams take, except for the one of this name."""
         others = [stream.config for stream in self.streams.values() if stream.name != name]
         reserved = {

@@ -8,46 +8,53 @@
 It uses nats-py only, and works on Headrace and nats-server alike.
 """
 
+from typing import TYPE_CHECKING
+
+from headrace.claims.ack_floors import register_reader
+from headrace.claims.claim_deletion import CollectReport
 from headrace.claims.claims import Claims
-from headrace.claims.clock import Clock, FakeClock, SystemClock
+from headrace.claims.clock import FakeClock
 from headrace.claims.config import PRESETS, ClaimConfig, Ttl, from_mapping, load, load_all, preset
-from headrace.claims.consumer import Consumer, Received
+from headrace.claims.config_lint import Finding
+from headrace.claims.consumer import ClaimConsumer, Received
 from headrace.claims.errors import (
     ChecksumMismatch,
     ClaimError,
     ClaimFailure,
+    ClaimNotFound,
+    ConfigConflict,
     ConfigError,
     Corrupt,
-    Disagreement,
     Expired,
     Forbidden,
-    NotFound,
     PublishFailed,
     PublishUnknown,
+    StoreUnavailable,
     TooLarge,
-    Unavailable,
 )
-from headrace.claims.floors import register_reader
-from headrace.claims.lint import Finding
 from headrace.claims.metrics import Metrics
-from headrace.claims.producer import Producer, Published
+from headrace.claims.producer import ClaimProducer, Published
 from headrace.claims.reference import CLAIM_HEADER, Reference
-from headrace.claims.removal import Report
-from headrace.claims.stores import FolderStore, MemoryStore, ObjectStore, StoreError, open_store
+from headrace.claims.stores import FolderStore, MemoryStore, ObjectStore, ObjectStoreError, open_store
+from headrace.clock import Clock, SystemClock
+from headrace.deprecation import renamed_names
 
 __all__ = [
     "CLAIM_HEADER",
     "PRESETS",
     "ChecksumMismatch",
     "ClaimConfig",
+    "ClaimConsumer",
     "ClaimError",
     "ClaimFailure",
+    "ClaimNotFound",
+    "ClaimProducer",
     "Claims",
     "Clock",
+    "CollectReport",
+    "ConfigConflict",
     "ConfigError",
-    "Consumer",
     "Corrupt",
-    "Disagreement",
     "Expired",
     "FakeClock",
     "Finding",
@@ -55,20 +62,17 @@ __all__ = [
     "Forbidden",
     "MemoryStore",
     "Metrics",
-    "NotFound",
     "ObjectStore",
-    "Producer",
+    "ObjectStoreError",
     "PublishFailed",
     "PublishUnknown",
     "Published",
     "Received",
     "Reference",
-    "Report",
-    "StoreError",
+    "StoreUnavailable",
     "SystemClock",
     "TooLarge",
     "Ttl",
-    "Unavailable",
     "from_mapping",
     "load",
     "load_all",
@@ -76,3 +80,17 @@ __all__ = [
     "preset",
     "register_reader",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(
+        __name__,
+        {
+            "Consumer": "ClaimConsumer",
+            "Disagreement": "ConfigConflict",
+            "NotFound": "ClaimNotFound",
+            "Producer": "ClaimProducer",
+            "Report": "CollectReport",
+            "StoreError": "ObjectStoreError",
+            "Unavailable": "StoreUnavailable",
+        },
+    )

@@ -13,29 +13,32 @@ from typing import Self
 
 from nats.aio.client import Client as Connection
 
-from headrace.claims import namespaces
+from headrace.claims import published_config
 from headrace.claims import reference as references
-from headrace.claims.audit import Audit
-from headrace.claims.clock import Clock, SystemClock
+from headrace.claims.audit_trail import Audit
+from headrace.claims.claim_deletion import ClaimDeleter
 from headrace.claims.collector import Collector
 from headrace.claims.config import ClaimConfig
-from headrace.claims.consumer import Consumer
-from headrace.claims.lint import Finding, lint
+from headrace.claims.config_lint import Finding, lint
+from headrace.claims.consumer import ClaimConsumer
+from headrace.claims.jetstream_client import JetStreamClient
+from headrace.claims.malformed_record_report import Rejections
 from headrace.claims.metrics import Metrics
-from headrace.claims.producer import Producer
+from headrace.claims.producer import ClaimProducer
 from headrace.claims.registry import Registry
-from headrace.claims.rejections import Rejections
-from headrace.claims.removal import Remover
 from headrace.claims.stores import ObjectStore, open_store
 from headrace.claims.stores import lifecycle as lifecycles
 from headrace.claims.sweeper import Sweeper
-from headrace.claims.wire import Wire
+from headrace.clock import Clock, SystemClock
+from headrace.deprecation import RenamedAttribute
 
 _LOG = logging.getLogger("headrace.claims")
 
 
 class Claims:
     """One namespace on one connection: `producer`, `consumer`, `collector`. The connection stays the caller's."""
+
+    wire = RenamedAttribute("jetstream")
 
     def __init__(
         self,
@@ -47,22 +50,26 @@ class Claims:
         metrics: Metrics | None = None,
         timeout_s: float = 5.0,
         retry_s: float = 30.0,
-        draw_id: Callable[[], str] = references.random_id,
+        draw_id: Callable[[], str] = references.make_random_id,
     ) -> None:
         self.config = config
-        self.wire = Wire(connection, timeout_s=timeout_s)
+        self.jetstream = JetStreamClient(connection, timeout_s=timeout_s)
         self.store = store or open_store(config, clock)
         self.metrics = metrics or Metrics()
-        self.metrics.introduce(config.namespace)
-        self.audit = Audit(self.wire, enabled=config.audit)
-        self.registry = Registry(self.wire, Rejections(config.namespace, self.audit, self.metrics).report)
+        self.metrics.init_labels(config.namespace)
+        self.audit = Audit(self.jetstream, enabled=config.audit)
+        self.registry = Registry(
+            self.jetstream, Rejections(config.namespace, self.audit, self.metrics).report
+        )
         shared = (self.registry, self.audit, self.metrics)
         local = clock or SystemClock()
-        self.producer = Producer(self.wire, config, self.store, *shared, local, draw_id)
-        self.consumer = Consumer(self.wire, config, self.store, *shared, local)
-        remover = Remover(config, self.store, *shared)
-        sweeper = Sweeper(config, self.store, self.registry, remover, self.metrics)
-        self.collector = Collector(self.wire, config, self.registry, remover, sweeper, clock, retry_s=retry_s)
+        self.producer = ClaimProducer(self.jetstream, config, self.store, *shared, local, draw_id)
+        self.consumer = ClaimConsumer(self.jetstream, config, self.store, *shared, local)
+        deleter = ClaimDeleter(config, self.store, *shared)
+        sweeper = Sweeper(config, self.store, self.registry, deleter, self.metrics)
+        self.collector = Collector(
+            self.jetstream, config, self.registry, deleter, sweeper, clock, retry_s=retry_s
+        )
 
     @classmethod
     async def open(
@@ -101,25 +108,27 @@ class Claims:
         return claims
 
     async def check(self) -> None:
-        """Compare with what a collector has set up, by reading only; `Disagreement` if that cannot work."""
-        for warning in await namespaces.check(self.wire, self.config, required=True):
+        """Compare with what a collector has set up, by reading only; `ConfigConflict` if that cannot work."""
+        for warning in await published_config.check(self.jetstream, self.config, required=True):
             _LOG.warning("%s", warning)
 
     async def set_up(self) -> None:
         await self.registry.ensure()
         await self.audit.ensure()
-        await namespaces.agree(self.wire, self.config)
+        await published_config.check_published_config(self.jetstream, self.config)
         await self.store.ensure_bucket()
         if self.store.lifecycle is not None:
-            await lifecycles.ensure(self.store.lifecycle, self.config.namespace, self.config.lifecycle_days)
+            await lifecycles.ensure_rules(
+                self.store.lifecycle, self.config.namespace, self.config.lifecycle_days
+            )
         await self.collector.ensure()
 
     async def lint(self, streams: Sequence[str] = ()) -> list[Finding]:
-        return await lint(self.wire, self.config, self.store, streams)
+        return await lint(self.jetstream, self.config, self.store, streams)
 
     async def close(self) -> None:
         """Let go of the store and the subscription; the connection is not closed."""
-        await self.wire.close()
+        await self.jetstream.close()
         await self.store.close()
 
     async def __aenter__(self) -> Self:

@@ -9,21 +9,9 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime
-from typing import Protocol
 
 SECOND_NS = 1_000_000_000
 _FRACTION = re.compile(r"\.(\d{1,9})")
-
-
-class Clock(Protocol):
-    def now_ns(self) -> int: ...
-
-
-class SystemClock:
-    """The machine's time."""
-
-    def now_ns(self) -> int:
-        return time.time_ns()
 
 
 class FakeClock:
@@ -39,16 +27,16 @@ class FakeClock:
         self._now_ns += round(seconds * SECOND_NS)
 
 
-def utc(time_ns: int) -> datetime:
+def to_datetime(time_ns: int) -> datetime:
     return datetime.fromtimestamp(time_ns // SECOND_NS, UTC)
 
 
-def rfc3339(time_ns: int) -> str:
+def format_rfc3339(time_ns: int) -> str:
     """`2026-01-31T12:00:00Z`"""
-    return utc(time_ns).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return to_datetime(time_ns).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def rfc3339_ns(text: str) -> int:
+def parse_rfc3339_ns(text: str) -> int:
     """Nanoseconds of a time as servers write it; one that a client gave them may be in another zone than UTC."""
     moment = datetime.fromisoformat(text).replace(microsecond=0)
     fraction = _FRACTION.search(text)

@@ -13,22 +13,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from headrace.claims.clock import SECOND_NS, Clock
+from headrace.claims.ack_floors import Floors
+from headrace.claims.claim_deletion import ClaimDeleter, CollectReport
+from headrace.claims.clock import SECOND_NS
 from headrace.claims.config import ClaimConfig
-from headrace.claims.floors import Floors
-from headrace.claims.records import Rejected
+from headrace.claims.gc_policy import decide
+from headrace.claims.jetstream_client import CONSUMER_NOT_FOUND, JetStreamClient, RequestTimeout
+from headrace.claims.records import RejectedRecord
 from headrace.claims.reference import is_claim_id
-from headrace.claims.registry import MARKER_REASON, STREAM, Entry, Registry, due_subject
-from headrace.claims.removal import Remover, Report
-from headrace.claims.stores import StoreError
+from headrace.claims.registry import MARKER_REASON, STREAM, ClaimEntry, Registry, due_subject
+from headrace.claims.stores import ObjectStoreError
 from headrace.claims.sweeper import Sweeper
-from headrace.claims.verdicts import judge
-from headrace.claims.wire import CONSUMER_MISSING, NoAnswer, Wire
+from headrace.clock import Clock
 from headrace.errors import RequestError
 
 _LOG = logging.getLogger("headrace.claims")
 _BATCH = 1000
-_AT_ONCE = 3
+_CONCURRENT_DRAINS = 3
 _ACK_WAIT_S = 60
 _RETRY_S = 30.0
 
@@ -38,23 +39,23 @@ class Collector:
 
     def __init__(
         self,
-        wire: Wire,
+        jetstream: JetStreamClient,
         config: ClaimConfig,
         registry: Registry,
-        remover: Remover,
+        deleter: ClaimDeleter,
         sweeper: Sweeper,
         clock: Clock | None = None,
         *,
         retry_s: float = _RETRY_S,
     ) -> None:
-        self._wire = wire
+        self._jetstream = jetstream
         self._config = config
         self._registry = registry
-        self._remover = remover
+        self._deleter = deleter
         self._sweeper = sweeper
         self._clock = clock
         self._retry_s = retry_s
-        self._name = f"collectors-{config.namespace}"
+        self._consumer_name = f"collectors-{config.namespace}"
 
     async def ensure(self) -> None:
         """Create the shared consumer if it is missing.
@@ -62,13 +63,13 @@ class Collector:
         The request names the filter, so that a permission for it is one for the markers of this namespace only.
         """
         due = due_subject(self._config.namespace, "*")
-        await self._wire.api(
-            f"CONSUMER.CREATE.{STREAM}.{self._name}.{due}",
+        await self._jetstream.api_request(
+            f"CONSUMER.CREATE.{STREAM}.{self._consumer_name}.{due}",
             {
                 "stream_name": STREAM,
                 "config": {
-                    "name": self._name,
-                    "durable_name": self._name,
+                    "name": self._consumer_name,
+                    "durable_name": self._consumer_name,
                     "filter_subject": due,
                     "ack_policy": "explicit",
                     "ack_wait": _ACK_WAIT_S * SECOND_NS,
@@ -77,27 +78,27 @@ class Collector:
             },
         )
 
-    async def collect(self, *, sweep: bool = True, dry_run: bool = False) -> Report:
+    async def collect(self, *, sweep: bool = True, dry_run: bool = False) -> CollectReport:
         """Everything that is due now, and a sweep for what fell through."""
-        report = Report()
+        report = CollectReport()
         if not dry_run:
             report.add(await self.collect_due())
         if sweep or dry_run:
             report.add(await self._sweeper.sweep(await self._now_ns(), dry_run=dry_run))
         return report
 
-    async def collect_due(self, expires_s: float = 0) -> Report:
+    async def collect_due(self, expires_s: float = 0) -> CollectReport:
         """All markers that are there; with `expires_s`, those that come within that time."""
-        report = Report()
+        report = CollectReport()
         if expires_s:
-            await self._work_off(await self._pull(expires_s), report)
+            await self._process_markers(await self._pull(expires_s), report)
         # Several at once: one is deleting while the server answers another.
-        await asyncio.gather(*(self._drain(report) for _ in range(_AT_ONCE)))
+        await asyncio.gather(*(self._drain(report) for _ in range(_CONCURRENT_DRAINS)))
         return report
 
-    async def _drain(self, report: Report) -> None:
+    async def _drain(self, report: CollectReport) -> None:
         while messages := await self._pull(0):
-            await self._work_off(messages, report)
+            await self._process_markers(messages, report)
 
     async def watch(self, sweep_every_s: float = 300.0, poll_s: float = 5.0) -> None:
         """Collect for ever. What fails now is tried again; the store or the server may come back."""
@@ -109,22 +110,22 @@ class Collector:
                     await self.collect()
                     next_sweep = loop.time() + sweep_every_s
                 await self.collect_due(poll_s)
-            except (NoAnswer, RequestError, StoreError, NatsError, OSError) as error:
+            except (RequestTimeout, RequestError, ObjectStoreError, NatsError, OSError) as error:
                 _LOG.warning("collecting %s: %s", self._config.namespace, error)
                 await asyncio.sleep(min(poll_s, 1.0))
 
     async def _pull(self, expires_s: float) -> list[Msg]:
         try:
-            return await self._wire.pull(STREAM, self._name, _BATCH, expires_s)
+            return await self._jetstream.pull(STREAM, self._consumer_name, _BATCH, expires_s)
         except RequestError as error:
-            if error.err_code != CONSUMER_MISSING:
+            if error.err_code != CONSUMER_NOT_FOUND:
                 raise
-        except NoAnswer:
-            _LOG.info("the consumer %s is gone; made anew", self._name)
+        except RequestTimeout:
+            _LOG.info("the consumer %s is gone; made anew", self._consumer_name)
         await self.ensure()  # someone deleted it under us
-        return await self._wire.pull(STREAM, self._name, _BATCH, expires_s)
+        return await self._jetstream.pull(STREAM, self._consumer_name, _BATCH, expires_s)
 
-    async def _work_off(self, messages: Sequence[Msg], report: Report) -> None:
+    async def _process_markers(self, messages: Sequence[Msg], report: CollectReport) -> None:
         if not messages:
             return
         markers = {
@@ -135,12 +136,12 @@ class Collector:
         await self._report_strange(markers)
         ids = [claim_id for claim_id in markers if is_claim_id(claim_id)]
         entries = await self._registry.find_all(self._config.namespace, ids)
-        doomed, waiting, unknown = await self._judge(entries.values(), markers)
-        _, failed = await self._remover.remove(doomed, await self._now_ns(), report)
-        await self._registry.rearm(waiting)
+        to_delete, waiting, unknown = await self._decide(entries.values(), markers)
+        _, failed = await self._deleter.delete(to_delete, await self._now_ns(), report)
+        await self._registry.reset_timers(waiting)
         report.waiting += len(waiting)
         report.failed += len(unknown)
-        await self._settle(messages, markers, waiting, [*failed, *unknown])
+        await self._ack_markers(messages, markers, waiting, [*failed, *unknown])
 
     async def _report_strange(self, markers: Mapping[str, Msg]) -> None:
         """Report markers of what cannot be a claim. A `*` in a request would stand for every claim there is."""
@@ -148,53 +149,53 @@ class Collector:
             if not is_claim_id(claim_id):
                 seq = message.metadata.sequence.stream
                 reason = f"{message.subject}: {claim_id!r} is no id of a claim"
-                await self._registry.on_rejected(Rejected("due", message.subject, seq, reason))
+                await self._registry.on_rejected(RejectedRecord("due", message.subject, seq, reason))
 
-    async def _judge(
-        self, entries: Iterable[Entry], markers: dict[str, Msg]
-    ) -> tuple[list[tuple[Entry, str]], list[tuple[Entry, float, int]], list[Entry]]:
+    async def _decide(
+        self, entries: Iterable[ClaimEntry], markers: dict[str, Msg]
+    ) -> tuple[list[tuple[ClaimEntry, str]], list[tuple[ClaimEntry, float, int]], list[ClaimEntry]]:
         """What may go, what has to wait, and what cannot be decided now: one stream that nobody may ask about, or that
         does not answer, must not keep the other claims from being collected.
         """
-        floors, now_ns = Floors(self._wire, self._registry.on_rejected), await self._now_ns()
-        doomed: list[tuple[Entry, str]] = []
-        waiting: list[tuple[Entry, float, int]] = []
-        unknown: list[Entry] = []
+        floors, now_ns = Floors(self._jetstream, self._registry.on_rejected), await self._now_ns()
+        to_delete: list[tuple[ClaimEntry, str]] = []
+        waiting: list[tuple[ClaimEntry, float, int]] = []
+        unknown: list[ClaimEntry] = []
         for entry in entries:
             try:
-                verdict = await judge(entry, self._config, now_ns, floors)
-            except (NoAnswer, RequestError) as error:
+                decision = await decide(entry, self._config, now_ns, floors)
+            except (RequestTimeout, RequestError) as error:
                 _LOG.warning("nobody says whether claim %s is needed, later again: %s", entry.claim_id, error)
                 unknown.append(entry)
                 continue
-            if verdict.event:
-                doomed.append((entry, verdict.event))
+            if decision.event:
+                to_delete.append((entry, decision.event))
             else:
                 seq = markers[entry.claim_id].metadata.sequence.stream
-                waiting.append((entry, verdict.wait_s, seq))
-        return doomed, waiting, unknown
+                waiting.append((entry, decision.wait_s, seq))
+        return to_delete, waiting, unknown
 
-    async def _settle(
+    async def _ack_markers(
         self,
         messages: Sequence[Msg],
         markers: dict[str, Msg],
-        waiting: Sequence[tuple[Entry, float, int]],
-        failed: Sequence[Entry],
+        waiting: Sequence[tuple[ClaimEntry, float, int]],
+        failed: Sequence[ClaimEntry],
     ) -> None:
         """What failed comes back after a while; the rest is acknowledged, and markers dealt with are dropped."""
-        kept = {entry.claim_id for entry in failed}
-        rearmed = {entry.claim_id for entry, _, _ in waiting}
+        failed_ids = {entry.claim_id for entry in failed}
+        deferred_ids = {entry.claim_id for entry, _, _ in waiting}
         for message in messages:
             claim_id = message.subject.rpartition(".")[2]
-            if claim_id in kept and markers.get(claim_id) is message:
+            if claim_id in failed_ids and markers.get(claim_id) is message:
                 await message.nak(delay=self._retry_s)
             else:
                 await message.ack()
-        await self._registry.drop_markers(
+        await self._registry.delete_markers(
             message.metadata.sequence.stream
             for claim_id, message in markers.items()
-            if claim_id not in kept and claim_id not in rearmed
+            if claim_id not in failed_ids and claim_id not in deferred_ids
         )
 
     async def _now_ns(self) -> int:
-        return self._clock.now_ns() if self._clock else await self._registry.now_ns()
+        return self._clock.now_ns() if self._clock else await self._registry.get_server_time_ns()

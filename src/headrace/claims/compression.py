@@ -12,10 +12,10 @@ from typing import Protocol
 
 from headrace.claims.errors import Corrupt, TooLarge
 
-Piece = bytes | memoryview
+Chunk = bytes | memoryview
 
 _GZIP = 16 + zlib.MAX_WBITS
-_PIECE = 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
 #: A block of zstd is at least 4 bytes and at most 128 KiB decompressed, so this much input gives at most 16 MiB.
 _ZSTD_SLICE = 512
 _ZSTD_WINDOW_MAX = 8 * 1024 * 1024
@@ -23,11 +23,11 @@ _ZSTD_LEVEL = 3
 
 
 class Compressor(Protocol):
-    def compress(self, data: Piece, /) -> bytes: ...
+    def compress(self, data: Chunk, /) -> bytes: ...
     def flush(self) -> bytes: ...
 
 
-def compressor(name: str) -> Compressor | None:
+def make_compressor(name: str) -> Compressor | None:
     """The compressor of that name; None compresses nothing."""
     if name == "none":
         return None
@@ -42,57 +42,61 @@ class Decompressor:
     """Turns stored pieces into original ones; `size_max` is what the reference promised."""
 
     def __init__(self, name: str, size_max: int) -> None:
-        self._left = size_max
+        self._remaining = size_max
         self._name = name
-        self._pieces = {"none": lambda: _plain, "gzip": _gzip, "zstd": _zstd}[name]()
+        self._decode = {
+            "none": lambda: _pass_through,
+            "gzip": _make_gzip_decoder,
+            "zstd": _make_zstd_decoder,
+        }[name]()
 
-    def feed(self, data: Piece) -> Iterator[Piece]:
+    def feed(self, data: Chunk) -> Iterator[Chunk]:
         """The original pieces that this stored one completes."""
-        for piece in self._pieces(data):
-            self._left -= len(piece)
-            if self._left < 0:
+        for chunk in self._decode(data):
+            self._remaining -= len(chunk)
+            if self._remaining < 0:
                 raise TooLarge(f"{self._name} data holds more than its reference says")
-            if piece:
-                yield piece
+            if chunk:
+                yield chunk
 
 
-def _plain(data: Piece) -> Iterator[Piece]:
+def _pass_through(data: Chunk) -> Iterator[Chunk]:
     yield data
 
 
-def _gzip() -> Callable[[Piece], Iterator[Piece]]:
-    machine = zlib.decompressobj(_GZIP)
+def _make_gzip_decoder() -> Callable[[Chunk], Iterator[Chunk]]:
+    decoder = zlib.decompressobj(_GZIP)
 
-    def pieces(data: Piece) -> Iterator[Piece]:
-        rest: Piece = data
-        while rest and not machine.eof:
+    def decode(data: Chunk) -> Iterator[Chunk]:
+        rest: Chunk = data
+        while rest and not decoder.eof:
             try:
-                piece = machine.decompress(rest, _PIECE)
+                chunk = decoder.decompress(rest, _CHUNK_BYTES)
             except zlib.error as error:
                 raise Corrupt(f"not gzip data: {error}") from error
-            rest = machine.unconsumed_tail
-            yield piece
+            rest = decoder.unconsumed_tail
+            yield chunk
 
-    return pieces
+    return decode
 
 
-def _zstd() -> Callable[[Piece], Iterator[Piece]]:
+def _make_zstd_decoder() -> Callable[[Chunk], Iterator[Chunk]]:
     import zstandard
 
-    machine = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX).decompressobj()
+    decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX).decompressobj()
 
-    def pieces(data: Piece) -> Iterator[Piece]:
-        view, gathered, size = memoryview(data), [], 0
+    def decode(data: Chunk) -> Iterator[Chunk]:
+        view, buffered, size = memoryview(data), [], 0
         for start in range(0, len(view), _ZSTD_SLICE):
             try:
-                piece = machine.decompress(view[start : start + _ZSTD_SLICE])
+                chunk = decoder.decompress(view[start : start + _ZSTD_SLICE])
             except zstandard.ZstdError as error:
                 raise Corrupt(f"not zstd data: {error}") from error
-            gathered.append(piece)
-            size += len(piece)
-            if size >= _PIECE:
-                yield b"".join(gathered)
-                gathered, size = [], 0
-        yield b"".join(gathered)
+            buffered.append(chunk)
+            size += len(chunk)
+            if size >= _CHUNK_BYTES:
+                yield b"".join(buffered)
+                buffered, size = [], 0
+        yield b"".join(buffered)
 
-    return pieces
+    return decode

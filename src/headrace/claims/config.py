@@ -1,7 +1,7 @@
 """A namespace's configuration: the keys, defaults and presets of the claim check, and what is refused.
 
 A `ClaimConfig` that exists is valid. Wrong values are refused with the key's path. What depends on a stream, a store
-or another program is judged in `lint`, not here.
+or another program is judged in `config_lint`, not here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.claims.errors import ConfigError
+from headrace.deprecation import RenamedAttribute
 
 BACKENDS = ("folder", "memory", "s3", "minio", "gcs", "azure")
 COMPRESSIONS = ("none", "gzip", "zstd")
@@ -67,8 +68,8 @@ class ClaimConfig:
     store: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        for path, is_right, text in _rules(self):
-            if not is_right:
+        for path, is_valid, text in _checks(self):
+            if not is_valid:
                 raise ConfigError(path, text)
 
     @property
@@ -83,7 +84,9 @@ class ClaimConfig:
         """Whole days after which the bucket's own rule may remove what everybody else missed; at least one."""
         return max(1, -(-(self.ttl.max_age + self.ttl.grace_period) // _DAY_S))
 
-    def published(self) -> dict[str, Any]:
+    published = RenamedAttribute("to_published")
+
+    def to_published(self) -> dict[str, Any]:
         """What other programs of this namespace must know; no credentials, no local paths."""
         ttl = {item.name: getattr(self.ttl, item.name) for item in fields(Ttl)}
         keys = ("enabled", "required", "threshold", "bucket", "backend", "compression")
@@ -97,7 +100,7 @@ def preset(name: str, namespace: str, **settings: Any) -> ClaimConfig:
     return ClaimConfig(namespace, ttl=PRESETS[name], **settings)
 
 
-def _rules(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
+def _checks(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
     ttl, top = config.ttl, "claim_check"
     yield (
         "namespace",
@@ -138,38 +141,39 @@ def _rules(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
 
 def from_mapping(document: Mapping[str, Any]) -> ClaimConfig:
     """The configuration that a document with `namespace` and `claim_check` describes."""
-    _known(document, {"namespace", "claim_check"}, "")
-    namespace = _typed("namespace", document.get("namespace"), str)
-    check = _typed("claim_check", document.get("claim_check", {}), dict)
+    _check_known_keys(document, {"namespace", "claim_check"}, "")
+    namespace = _check_type("namespace", document.get("namespace"), str)
+    check = _check_type("claim_check", document.get("claim_check", {}), dict)
     allowed = {item.name for item in fields(ClaimConfig)} - {"namespace"}
-    _known(check, allowed | {"preset"}, "claim_check.")
+    _check_known_keys(check, allowed | {"preset"}, "claim_check.")
     values = {
-        key: _typed(f"claim_check.{key}", value, _type_of(ClaimConfig, key))
+        key: _check_type(f"claim_check.{key}", value, _get_field_type(ClaimConfig, key))
         for key, value in check.items()
         if key not in ("ttl", "preset")
     }
-    return ClaimConfig(namespace, ttl=_ttl(check), **values)
+    return ClaimConfig(namespace, ttl=_parse_ttl(check), **values)
 
 
-def _ttl(check: Mapping[str, Any]) -> Ttl:
+def _parse_ttl(check: Mapping[str, Any]) -> Ttl:
     name = check.get("preset")
     if name is not None and name not in PRESETS:
         raise ConfigError("claim_check.preset", f"{name!r} is none of {', '.join(PRESETS)}")
-    given = _typed("claim_check.ttl", check.get("ttl", {}), dict)
-    _known(given, {item.name for item in fields(Ttl)}, "claim_check.ttl.")
+    given = _check_type("claim_check.ttl", check.get("ttl", {}), dict)
+    _check_known_keys(given, {item.name for item in fields(Ttl)}, "claim_check.ttl.")
     values = {
-        key: _typed(f"claim_check.ttl.{key}", value, _type_of(Ttl, key)) for key, value in given.items()
+        key: _check_type(f"claim_check.ttl.{key}", value, _get_field_type(Ttl, key))
+        for key, value in given.items()
     }
     return replace(PRESETS[name] if name else Ttl(), **values)
 
 
-def _type_of(owner: type, key: str) -> type:
+def _get_field_type(owner: type, key: str) -> type:
     names = {"int": int, "bool": bool, "str": str}
     text = next(item.type for item in fields(owner) if item.name == key)
     return names.get(str(text), dict)
 
 
-def _typed(path: str, value: Any, kind: type) -> Any:
+def _check_type(path: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise ConfigError(
             path, f"{value!r} is not {'a mapping' if kind is dict else f'of type {kind.__name__}'}"
@@ -177,7 +181,7 @@ def _typed(path: str, value: Any, kind: type) -> Any:
     return value
 
 
-def _known(given: Mapping[str, Any], allowed: set[str], prefix: str) -> None:
+def _check_known_keys(given: Mapping[str, Any], allowed: set[str], prefix: str) -> None:
     for key in given:
         if key not in allowed:
             raise ConfigError(f"{prefix}{key}", f"no such key; there are {', '.join(sorted(allowed))}")
@@ -193,7 +197,7 @@ def load_all(path: str | Path) -> list[ClaimConfig]:
         raise ConfigError(str(path), f"cannot be read: {error}") from error
     if not documents:
         raise ConfigError(str(path), "holds no configuration")
-    return [from_mapping(_typed(str(path), document, dict)) for document in documents]
+    return [from_mapping(_check_type(str(path), document, dict)) for document in documents]
 
 
 def load(path: str | Path, namespace: str = "") -> ClaimConfig:

@@ -13,35 +13,36 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headrace.claims import reference as references
-from headrace.claims.audit import Audit
-from headrace.claims.clock import Clock
-from headrace.claims.compression import Decompressor, Piece
+from headrace.claims.ack_floors import Floors
+from headrace.claims.audit_trail import Audit
+from headrace.claims.compression import Chunk, Decompressor
 from headrace.claims.config import ClaimConfig
 from headrace.claims.errors import (
     ChecksumMismatch,
     ClaimFailure,
+    ClaimNotFound,
     Corrupt,
     Expired,
     Forbidden,
-    NotFound,
-    Unavailable,
+    StoreUnavailable,
 )
-from headrace.claims.floors import Floors
+from headrace.claims.gc_policy import RECHECK_S
+from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
 from headrace.claims.metrics import Metrics
-from headrace.claims.objects import ClaimObjects
-from headrace.claims.records import Entry
+from headrace.claims.object_deletion import ClaimObjects
+from headrace.claims.records import ClaimEntry
 from headrace.claims.reference import Reference
-from headrace.claims.registry import Registry, keep_s
-from headrace.claims.stores import ObjectMissing, ObjectStore, StoreError
-from headrace.claims.transfer import ahead, worked
-from headrace.claims.verdicts import RECHECK_S
-from headrace.claims.wire import NoAnswer, Wire
+from headrace.claims.registry import Registry, metadata_ttl_s
+from headrace.claims.stores import ObjectMissing, ObjectStore, ObjectStoreError
+from headrace.claims.streaming_upload import prefetch, run_in_thread_if_large
+from headrace.clock import Clock
+from headrace.deprecation import renamed_names
 from headrace.errors import RequestError
 
 _LOG = logging.getLogger("headrace.claims")
@@ -51,7 +52,7 @@ _ATTEMPTS = 3
 _RETRY_S = 5.0
 #: Where a dead letter came from.
 _FIRST_SUBJECT = "Claim-Subject"
-_DROPPED = (references.CLAIM_HEADER, "Nats-TTL")
+_DROPPED_HEADERS = (references.CLAIM_HEADER, "Nats-TTL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,12 @@ class Received:
     message: Msg
 
 
-class Consumer:
+class ClaimConsumer:
     """Resolves the claims of one namespace."""
 
     def __init__(
         self,
-        wire: Wire,
+        jetstream: JetStreamClient,
         config: ClaimConfig,
         store: ObjectStore,
         registry: Registry,
@@ -79,7 +80,7 @@ class Consumer:
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        self._wire = wire
+        self._jetstream = jetstream
         self._config = config
         self._store = store
         self._objects = ClaimObjects(config, store)
@@ -100,15 +101,17 @@ class Consumer:
 
     async def read(self, message: Msg) -> Received:
         """The payload, whole and verified. Raises `Expired`, `NotFound`, `ChecksumMismatch`, `TooLarge`, ..."""
-        data = b"".join([bytes(piece) async for piece in self.stream(message)])
+        data = b"".join([bytes(chunk) async for chunk in self.stream(message)])
         reference = references.decode(message.data) if references.is_claim(message.headers) else None
-        headers = {name: value for name, value in (message.headers or {}).items() if name not in _DROPPED}
+        headers = {
+            name: value for name, value in (message.headers or {}).items() if name not in _DROPPED_HEADERS
+        }
         if reference is not None:
             headers[references.CONTENT_TYPE] = reference.content_type
         content_type = headers.get(references.CONTENT_TYPE, "")
         return Received(message.subject, data, headers, content_type, reference, message)
 
-    async def stream(self, message: Msg) -> AsyncIterator[Piece]:
+    async def stream(self, message: Msg) -> AsyncIterator[Chunk]:
         """The payload in pieces, at constant memory. Only after the last piece is it known to be what was stored."""
         started = time.perf_counter()
         try:
@@ -118,15 +121,15 @@ class Consumer:
                 return
             if self._config.strict_subjects:
                 await self._check_subject(reference, message)
-            async for piece in fetched(self._store, reference):
-                yield piece
+            async for chunk in fetch(self._store, reference):
+                yield chunk
         except ClaimFailure as error:
-            await self._failed(message, error)
+            await self._record_failure(message, error)
             raise
         namespace = self._config.namespace
         self._metrics.retrieved.labels(namespace).inc()
         self._metrics.retrieval_duration.labels(namespace).observe(time.perf_counter() - started)
-        await self._audit.tell(namespace, reference.claim_id, "retrieved", by=_consumer_of(message))
+        await self._audit.record(namespace, reference.claim_id, "retrieved", by=_get_consumer_name(message))
 
     async def _check_subject(self, reference: Reference, message: Msg) -> None:
         """Refuse a reference on a subject that it was not published to, unless the message can be told to be a copy.
@@ -139,13 +142,13 @@ class Consumer:
         first = message.subject
         if message.subject == self._config.dead_letter:
             first = (message.headers or {}).get(_FIRST_SUBJECT, "")
-        if key is not None and key.topic == references.topic_of(first):
+        if key is not None and key.topic == references.encode_topic(first):
             return
         try:
             if await self._is_copy(reference, message):
                 return
-        except (NoAnswer, RequestError) as error:
-            raise Unavailable(f"claim {reference.claim_id}: {error}", reference.claim_id) from error
+        except (RequestTimeout, RequestError) as error:
+            raise StoreUnavailable(f"claim {reference.claim_id}: {error}", reference.claim_id) from error
         raise Forbidden(
             f"claim {reference.claim_id} was not published to {message.subject!r}: its key is "
             f"{reference.object_key}",
@@ -165,7 +168,7 @@ class Consumer:
             noted = entry.places.get(place.stream)
             if noted is not None and noted[0] == place.sequence.stream:
                 return True
-        config = (await self._wire.api(f"STREAM.INFO.{place.stream}"))["config"]
+        config = (await self._jetstream.api_request(f"STREAM.INFO.{place.stream}"))["config"]
         if any(config.get(name) for name in ("mirror", "sources", "subject_transform")):
             self._copying.add(place.stream)
         return place.stream in self._copying
@@ -180,7 +183,7 @@ class Consumer:
         if references.is_claim(message.headers) and self._config.ttl.delete_after_read:
             try:
                 await self._release(references.decode(message.data), message)
-            except (NoAnswer, RequestError, StoreError, Corrupt) as error:
+            except (RequestTimeout, RequestError, ObjectStoreError, Corrupt) as error:
                 self._metrics.errors.labels(self._config.namespace, "release").inc()
                 _LOG.warning("a claim could not be released, the collector will find it: %s", error)
         return True
@@ -197,21 +200,25 @@ class Consumer:
             if error.retryable:
                 await message.nak(delay=_RETRY_S)
             else:
-                await self._give_up(message, error)
+                await self._dead_letter(message, error)
             return False
         await handler(received)
         return await self.ack(message)
 
-    async def _failed(self, message: Msg, error: ClaimFailure) -> None:
+    async def _record_failure(self, message: Msg, error: ClaimFailure) -> None:
         namespace = self._config.namespace
-        if isinstance(error, NotFound | Expired):
+        if isinstance(error, ClaimNotFound | Expired):
             self._metrics.not_found.labels(namespace).inc()
         self._metrics.errors.labels(namespace, error.reason).inc()
-        await self._audit.tell(
-            namespace, error.claim_id or "unknown", "failed", reason=error.reason, by=_consumer_of(message)
+        await self._audit.record(
+            namespace,
+            error.claim_id or "unknown",
+            "failed",
+            reason=error.reason,
+            by=_get_consumer_name(message),
         )
 
-    async def _give_up(self, message: Msg, error: ClaimFailure) -> None:
+    async def _dead_letter(self, message: Msg, error: ClaimFailure) -> None:
         """The dead letter is stored before the message is given up."""
         if self._config.dead_letter:
             headers = {
@@ -222,137 +229,145 @@ class Consumer:
             headers.pop("Nats-TTL", None)
             headers.pop("Nats-Msg-Id", None)
             try:
-                await self._wire.publish(self._config.dead_letter, message.data, headers)
-            except (NoAnswer, RequestError):
+                await self._jetstream.publish(self._config.dead_letter, message.data, headers)
+            except (RequestTimeout, RequestError):
                 await message.nak(delay=_RETRY_S)
                 return
         await message.term()
 
     async def _release(self, reference: Reference, message: Msg) -> None:
-        place = message.metadata
+        metadata = message.metadata
         retention_s = self._config.ttl.retention_after_read
         for _ in range(_ATTEMPTS):
-            floors = Floors(self._wire, self._registry.on_rejected)
-            finding = self._registry.find(self._config.namespace, reference.claim_id)
+            floors = Floors(self._jetstream, self._registry.on_rejected)
+            lookup = self._registry.find(self._config.namespace, reference.claim_id)
             # The floors are looked at only now, after the ack, and while the facts come.
             entry = (
-                await finding if retention_s else (await asyncio.gather(finding, floors.of(place.stream)))[0]
+                await lookup
+                if retention_s
+                else (await asyncio.gather(lookup, floors.get(metadata.stream)))[0]
             )
             if entry is None or entry.object_key != reference.object_key or entry.shared:
                 return  # gone already, by its age or by someone else's ack; or its age ends it
             if not self._objects.is_own(entry) or not _may_release(entry, message):
                 return  # its age ends it
-            entry = entry.at(place.stream, place.sequence.stream, message.subject)
-            if entry.state == "pending" and not await self._takes(place.stream, entry.subject):
-                if await self._registry.change(entry, self._keep_s(entry)):
+            entry = entry.with_place(metadata.stream, metadata.sequence.stream, message.subject)
+            if entry.state == "pending" and not await self._is_primary_stream(metadata.stream, entry.subject):
+                if await self._registry.compare_and_set(entry, self._metadata_ttl_s(entry)):
                     return
                 continue
-            if not retention_s and await self._delete_now(entry, place.stream, place.consumer, floors):
+            if not retention_s and await self._delete_now(entry, metadata.stream, metadata.consumer, floors):
                 return
-            if await self._mark(entry, retention_s or RECHECK_S):
-                await self._audit.tell(entry.namespace, entry.claim_id, "released", by=_consumer_of(message))
+            if await self._mark_released(entry, retention_s or RECHECK_S):
+                await self._audit.record(
+                    entry.namespace, entry.claim_id, "released", by=_get_consumer_name(message)
+                )
                 return
 
-    async def _takes(self, stream: str, subject: str) -> bool:
+    async def _is_primary_stream(self, stream: str, subject: str) -> bool:
         """Whether messages are published to this stream, which is no copy then.
 
         A producer whose note was lost has not said where its message is, and a copy is read while those who read the
         original may still need it: such a claim is released by them, or ends by its age.
         """
-        found = await self._wire.api("STREAM.NAMES", {"subject": subject})
+        found = await self._jetstream.api_request("STREAM.NAMES", {"subject": subject})
         return stream in (found.get("streams") or ())
 
-    async def _mark(self, entry: Entry, seconds: float) -> bool:
+    async def _mark_released(self, entry: ClaimEntry, timer_s: float) -> bool:
         """Write down that it was read, and when to look again; False if the facts changed meanwhile."""
         released = replace(entry, state="released", released_ns=self._clock.now_ns())
-        return await self._registry.release(released, self._keep_s(entry), seconds)
+        return await self._registry.release(released, self._metadata_ttl_s(entry), timer_s)
 
-    async def _delete_now(self, entry: Entry, read_from: str, consumer: str, floors: Floors) -> bool:
+    async def _delete_now(self, entry: ClaimEntry, read_from: str, consumer: str, floors: Floors) -> bool:
         """At retention 0 the last reader deletes; False if it was not the last, or the facts changed meanwhile."""
         for stream, (seq, subject) in entry.places.items():
             # Another stream's consumer may have the same name.
-            if await floors.needed_by(stream, subject, seq, but=consumer if stream == read_from else ""):
+            if await floors.find_blocking_consumer(
+                stream, subject, seq, excluding=consumer if stream == read_from else ""
+            ):
                 return False
         removed = await self._registry.remove([entry])
         if not removed:
             return False
         try:
             await self._objects.delete([entry])
-        except StoreError as error:
-            await self._keep(*removed[0], error)
+        except ObjectStoreError as error:
+            await self._restore_after_failed_delete(*removed[0], error)
             return True
         self._metrics.deleted.labels(entry.namespace).inc()
         age_s = (self._clock.now_ns() - entry.created_ns) / 1e9
         self._metrics.lifetime.labels(entry.namespace).observe(max(age_s, 0))
-        await self._audit.tell(entry.namespace, entry.claim_id, "released", by=consumer)
-        await self._audit.tell(entry.namespace, entry.claim_id, "deleted", by=consumer)
-        await self._registry.stop_timers([entry])
+        await self._audit.record(entry.namespace, entry.claim_id, "released", by=consumer)
+        await self._audit.record(entry.namespace, entry.claim_id, "deleted", by=consumer)
+        await self._registry.cancel_timers([entry])
         return True
 
-    async def _keep(self, entry: Entry, tombstone: int, error: StoreError) -> None:
+    async def _restore_after_failed_delete(
+        self, entry: ClaimEntry, tombstone: int, error: ObjectStoreError
+    ) -> None:
         """The store would not delete it: the collector tries again."""
         self._metrics.delete_failures.labels(entry.namespace).inc()
         _LOG.warning("claim %s could not be deleted, the collector tries again: %s", entry.claim_id, error)
-        await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="delete", error=str(error))
+        await self._audit.record(entry.namespace, entry.claim_id, "failed", step="delete", error=str(error))
         released = replace(entry, state="released", released_ns=self._clock.now_ns())
-        if await self._registry.put_back(released, tombstone, self._keep_s(entry)):
-            await self._registry.arm(released, RECHECK_S)
+        if await self._registry.restore(released, tombstone, self._metadata_ttl_s(entry)):
+            await self._registry.set_timer(released, RECHECK_S)
 
-    def _keep_s(self, entry: Entry) -> float:
-        return keep_s(entry, self._config.ttl.grace_period, self._clock.now_ns())
+    def _metadata_ttl_s(self, entry: ClaimEntry) -> float:
+        return metadata_ttl_s(entry, self._config.ttl.grace_period, self._clock.now_ns())
 
 
-async def fetched(store: ObjectStore, reference: Reference) -> AsyncIterator[Piece]:
+async def fetch(store: ObjectStore, reference: Reference) -> AsyncIterator[Chunk]:
     """The payload of a reference that was checked, in pieces; after the last one it is known to be what was stored."""
     claim_id = reference.claim_id
     try:
         stored = await store.get(reference.object_key)
     except ObjectMissing as error:
-        raise NotFound(f"claim {claim_id} is not in the store: {error}", claim_id) from error
-    except StoreError as error:
-        raise Unavailable(f"claim {claim_id}: {error}", claim_id) from error
-    async for piece in _verified(reference, _translated(stored, claim_id)):
-        yield piece
+        raise ClaimNotFound(f"claim {claim_id} is not in the store: {error}", claim_id) from error
+    except ObjectStoreError as error:
+        raise StoreUnavailable(f"claim {claim_id}: {error}", claim_id) from error
+    async for chunk in _verify(reference, _map_store_errors(stored, claim_id)):
+        yield chunk
 
 
-async def _translated(stored: AsyncIterator[Piece], claim_id: str) -> AsyncIterator[Piece]:
+async def _map_store_errors(stored: AsyncIterator[Chunk], claim_id: str) -> AsyncIterator[Chunk]:
     try:
-        async for piece in stored:
-            yield piece
-    except StoreError as error:
-        raise Unavailable(f"claim {claim_id} broke off: {error}", claim_id) from error
+        async for chunk in stored:
+            yield chunk
+    except ObjectStoreError as error:
+        raise StoreUnavailable(f"claim {claim_id} broke off: {error}", claim_id) from error
 
 
-async def _verified(reference: Reference, stored: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
+async def _verify(reference: Reference, stored: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
     """Stored bytes are hashed as they come, original ones as they leave; both must be what the reference says."""
     claim_id = reference.claim_id
-    outer, inner = hashlib.sha256(), hashlib.sha256()
-    is_plain = reference.compression == "none"
+    stored_hash, original_hash = hashlib.sha256(), hashlib.sha256()
+    is_uncompressed = reference.compression == "none"
     decompressor = Decompressor(reference.compression, reference.original_size)
     size = stored_size = 0
     try:
-        async for data in ahead(stored):
+        async for data in prefetch(stored):
             stored_size += len(data)
-            await worked(len(data), outer.update, data)
-            for piece in decompressor.feed(data):
-                size += len(piece)
-                if not is_plain:
-                    await worked(len(piece), inner.update, piece)
-                yield piece
+            await run_in_thread_if_large(len(data), stored_hash.update, data)
+            for chunk in decompressor.feed(data):
+                size += len(chunk)
+                if not is_uncompressed:
+                    await run_in_thread_if_large(len(chunk), original_hash.update, chunk)
+                yield chunk
     except ClaimFailure as error:
         error.claim_id = error.claim_id or claim_id
         raise
-    found = outer.hexdigest() if is_plain else inner.hexdigest()
-    if outer.hexdigest() != reference.stored_checksum or stored_size != reference.stored_size:
+    checksum = stored_hash.hexdigest() if is_uncompressed else original_hash.hexdigest()
+    if stored_hash.hexdigest() != reference.stored_checksum or stored_size != reference.stored_size:
         raise ChecksumMismatch(
             f"claim {claim_id}: {stored_size} bytes are in the store that are not the {reference.stored_size} stored",
             claim_id,
         )
-    if found != reference.checksum or size != reference.original_size:
+    if checksum != reference.checksum or size != reference.original_size:
         raise ChecksumMismatch(f"claim {claim_id} has {size} bytes that are not those published", claim_id)
 
 
-def _may_release(entry: Entry, message: Msg) -> bool:
+def _may_release(entry: ClaimEntry, message: Msg) -> bool:
     """Whether the ack of this message says that the claim was read.
 
     Another message of a stream that is known to carry the claim is a copy that somebody published: those who read the
@@ -366,9 +381,13 @@ def _may_release(entry: Entry, message: Msg) -> bool:
     return bool(entry.places) or message.subject == entry.subject
 
 
-def _consumer_of(message: Msg) -> str:
+def _get_consumer_name(message: Msg) -> str:
     try:
-        place = message.metadata
+        metadata = message.metadata
     except NatsError:
         return ""
-    return f"{place.stream}/{place.consumer}"
+    return f"{metadata.stream}/{metadata.consumer}"
+
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(__name__, {"Consumer": "ClaimConsumer"})

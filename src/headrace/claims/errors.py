@@ -6,22 +6,25 @@ redelivery then, and gives the message up otherwise. An object store's own error
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from headrace.deprecation import renamed_names
 from headrace.errors import ClaimError
 
 __all__ = [
     "ChecksumMismatch",
     "ClaimError",
     "ClaimFailure",
+    "ClaimNotFound",
+    "ConfigConflict",
     "ConfigError",
     "Corrupt",
-    "Disagreement",
     "Expired",
     "Forbidden",
-    "NotFound",
     "PublishFailed",
     "PublishUnknown",
+    "StoreUnavailable",
     "TooLarge",
-    "Unavailable",
 ]
 
 
@@ -43,7 +46,7 @@ class Expired(ClaimFailure):
     reason = "expired"
 
 
-class NotFound(ClaimFailure):
+class ClaimNotFound(ClaimFailure):
     """The object is not in the store: expired, collected, or removed by someone else."""
 
     reason = "not-found"
@@ -73,7 +76,7 @@ class Corrupt(ClaimFailure):
     reason = "corrupt"
 
 
-class Unavailable(ClaimFailure):
+class StoreUnavailable(ClaimFailure):
     """The store did not answer, refused the credentials or is full; later it may."""
 
     retryable = True
@@ -101,5 +104,12 @@ class ConfigError(ClaimError):
         self.path = path
 
 
-class Disagreement(ClaimError):
+class ConfigConflict(ClaimError):
     """This program's configuration of a namespace contradicts the one that is published."""
+
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(
+        __name__,
+        {"Disagreement": "ConfigConflict", "NotFound": "ClaimNotFound", "Unavailable": "StoreUnavailable"},
+    )

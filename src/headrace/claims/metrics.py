@@ -8,25 +8,31 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
-_BYTES = tuple(1024 * 4**power for power in range(11))
-_LIFETIME = (1, 10, 60, 300, 900, 3600, 7200, 21600, 43200, 86400, 172800, 604800)
+from headrace.deprecation import RenamedAttribute
+
+_DURATION_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
+_SIZE_BUCKETS = tuple(1024 * 4**power for power in range(11))
+_LIFETIME_BUCKETS = (1, 10, 60, 300, 900, 3600, 7200, 21600, 43200, 86400, 172800, 604800)
 _LABELS = ("namespace",)
 
 
 class Metrics:
     """One set of metrics; give the registry that your program exports, or take `registry` from here."""
 
+    introduce = RenamedAttribute("init_labels")
+
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         self.created = self._counter("claims_created", "Claims stored and published")
-        self.upload_duration = self._histogram("claim_upload_duration", "Seconds to store a claim", _SECONDS)
-        self.upload_bytes = self._histogram("claim_upload_bytes", "Bytes stored for a claim", _BYTES)
+        self.upload_duration = self._histogram(
+            "claim_upload_duration", "Seconds to store a claim", _DURATION_BUCKETS
+        )
+        self.upload_bytes = self._histogram("claim_upload_bytes", "Bytes stored for a claim", _SIZE_BUCKETS)
         self.retrieved = self._counter("claims_retrieved", "Claims fetched and verified")
         self.deleted = self._counter("claims_deleted", "Claims removed after everybody had read them")
         self.delete_failures = self._counter("claim_delete_failures", "Deletions that the store refused")
         self.retrieval_duration = self._histogram(
-            "claim_retrieval_duration", "Seconds to fetch a claim", _SECONDS
+            "claim_retrieval_duration", "Seconds to fetch a claim", _DURATION_BUCKETS
         )
         self.not_found = self._counter(
             "claim_not_found_errors", "Claims expired or missing when they were wanted"
@@ -38,7 +44,7 @@ class Metrics:
             "live_bytes", "Stored bytes of claims in the registry at the last sweep"
         )
         self.lifetime = self._histogram(
-            "claim_lifetime_seconds", "From creation to removal of a claim", _LIFETIME
+            "claim_lifetime_seconds", "From creation to removal of a claim", _LIFETIME_BUCKETS
         )
         self.errors = Counter(
             "claim_check_claim_errors",
@@ -54,7 +60,7 @@ class Metrics:
             registry=self.registry,
         )
 
-    def introduce(self, namespace: str) -> None:
+    def init_labels(self, namespace: str) -> None:
         """Let every series start at zero: a rate needs a first sample before the first event."""
         for metric in (self.created, self.retrieved, self.deleted, self.delete_failures, self.not_found):
             metric.labels(namespace)

@@ -16,22 +16,31 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.claims import reference as references
-from headrace.claims.audit import Audit
-from headrace.claims.clock import SECOND_NS, Clock
+from headrace.claims.audit_trail import Audit
+from headrace.claims.claim_builder import PendingClaim
+from headrace.claims.clock import SECOND_NS
 from headrace.claims.config import ClaimConfig
-from headrace.claims.errors import PublishFailed, PublishUnknown, TooLarge, Unavailable
+from headrace.claims.errors import PublishFailed, PublishUnknown, StoreUnavailable, TooLarge
+from headrace.claims.jetstream_client import JetStreamClient, RequestTimeout
 from headrace.claims.metrics import Metrics
-from headrace.claims.objects import ClaimObjects
-from headrace.claims.records import Entry
+from headrace.claims.object_deletion import ClaimObjects
+from headrace.claims.records import ClaimEntry
 from headrace.claims.reference import Reference
-from headrace.claims.registry import Registry, keep_s
-from headrace.claims.stores import ObjectStore, StoreError
-from headrace.claims.transfer import Encoder, Payload, checksum_of, chunks_of, size_of, whole_or_stream
-from headrace.claims.upload import Upload
-from headrace.claims.wire import NoAnswer, Wire
+from headrace.claims.registry import Registry, metadata_ttl_s
+from headrace.claims.stores import ObjectStore, ObjectStoreError
+from headrace.claims.streaming_upload import (
+    Payload,
+    PayloadEncoder,
+    buffer_small,
+    compute_checksum,
+    get_payload_size,
+    iter_chunks,
+)
+from headrace.clock import Clock
+from headrace.deprecation import RenamedAttribute, renamed_names
 from headrace.errors import RequestError
 
 MSG_ID = "Nats-Msg-Id"
@@ -51,31 +60,35 @@ class Published:
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _PublishAttempt:
     """A claim about to be published: stored by this attempt (`is_new`), and if the server calls the message a duplicate,
     then no other one carries it (`is_sole`).
     """
 
-    entry: Entry
+    entry: ClaimEntry
     is_new: bool
     is_sole: bool = True
 
 
-class Producer:
+class ClaimProducer:
     """Publishes for one namespace."""
+
+    deposit = RenamedAttribute("upload")
+    confirm = RenamedAttribute("confirm_published")
+    withdraw = RenamedAttribute("cancel")
 
     def __init__(
         self,
-        wire: Wire,
+        jetstream: JetStreamClient,
         config: ClaimConfig,
         store: ObjectStore,
         registry: Registry,
         audit: Audit,
         metrics: Metrics,
         clock: Clock,
-        draw_id: Callable[[], str] = references.random_id,
+        draw_id: Callable[[], str] = references.make_random_id,
     ) -> None:
-        self._wire = wire
+        self._jetstream = jetstream
         self._config = config
         self._store = store
         self._objects = ClaimObjects(config, store)
@@ -84,7 +97,7 @@ class Producer:
         self._metrics = metrics
         self._clock = clock
         self._draw_id = draw_id
-        self._without_ttl: set[str] = set()
+        self._subjects_without_ttl: set[str] = set()
 
     async def publish(
         self,
@@ -102,10 +115,10 @@ class Producer:
             headers[references.CONTENT_TYPE] = content_type
         if msg_id:
             headers[MSG_ID] = msg_id
-        limit = self.inline_max - headers_size(headers)
-        size = size_of(payload)
+        limit = self.inline_max - get_headers_size(headers)
+        size = get_payload_size(payload)
         if size is None or size <= limit:
-            found = await whole_or_stream(chunks_of(payload), max(limit, 0))
+            found = await buffer_small(iter_chunks(payload), max(limit, 0))
             if isinstance(found, bytes | bytearray | memoryview):
                 return await self._publish_inline(subject, bytes(found), headers)
             payload = found
@@ -113,86 +126,92 @@ class Producer:
             raise TooLarge(f"more than {limit} bytes for {subject!r}, and claim_check.enabled is false")
         return await self._offload(subject, payload, headers, msg_id)
 
-    async def deposit(
+    async def upload(
         self, subject: str, payload: Payload, claim_id: str, headers: Mapping[str, str] | None = None
-    ) -> tuple[Entry, bool]:
+    ) -> tuple[ClaimEntry, bool]:
         """A payload stored and registered, for those who publish the reference themselves; whether it is new.
 
         The claim of an earlier attempt with this id is used again. `confirm` or `withdraw` must follow; until then,
         and if neither does, its timer runs.
         """
         for _ in range(_ATTEMPTS):
-            entry = await self._reusable(claim_id)
+            entry = await self._find_reusable(claim_id)
             if entry is None:
                 break
             # So that the earlier attempt cannot withdraw it any more, and a reader of one message does not end it for both.
-            kept = await self._changed(replace(entry, shared=True))
-            if kept is not None:
-                return kept, False
+            updated = await self._compare_and_set(replace(entry, shared=True))
+            if updated is not None:
+                return updated, False
         return await self._store_and_register(subject, payload, headers or {}, claim_id, True), True
 
-    async def confirm(self, entry: Entry, stream: str, seq: int, subject: str) -> None:
+    async def confirm_published(self, entry: ClaimEntry, stream: str, seq: int, subject: str) -> None:
         """The reference of a deposit is there."""
-        await self._note(entry.at(stream, seq, subject), True)
+        await self._record_published(entry.with_place(stream, seq, subject), True)
 
-    async def withdraw(self, entry: Entry) -> None:
+    async def cancel(self, entry: ClaimEntry) -> None:
         """The reference of a deposit was not published, and never will be."""
-        await self._undo(entry)
+        await self._rollback(entry)
 
     @property
     def inline_max(self) -> int:
         """Headers and payload of a message that is sent as it is."""
-        server: int = self._wire.connection.max_payload
+        server: int = self._jetstream.connection.max_payload
         return min(self._config.threshold, server) if self._config.enabled else server
 
     async def _publish_inline(self, subject: str, data: bytes, headers: dict[str, str]) -> Published:
         try:
-            answer = await self._wire.publish(subject, data, headers)
+            ack = await self._jetstream.publish(subject, data, headers)
         except RequestError as error:
             raise PublishFailed(f"{subject!r}: {error}") from error
-        except NoAnswer as error:
+        except RequestTimeout as error:
             raise PublishUnknown(f"{subject!r}: {error}") from error
-        return Published(answer["stream"], answer["seq"], bool(answer.get("duplicate")), None)
+        return Published(ack["stream"], ack["seq"], bool(ack.get("duplicate")), None)
 
     async def _offload(
         self, subject: str, payload: Payload, headers: dict[str, str], msg_id: str
     ) -> Published:
-        claim_id = references.new_id(self._config.namespace, msg_id, self._draw_id, subject=subject)
-        claim_id, attempt = await self._earlier(claim_id, payload) if msg_id else (claim_id, None)
+        claim_id = references.make_claim_id(self._config.namespace, msg_id, self._draw_id, subject=subject)
+        claim_id, attempt = (
+            await self._find_earlier_attempt(claim_id, payload) if msg_id else (claim_id, None)
+        )
         if attempt is None:
             stored = await self._store_and_register(subject, payload, headers, claim_id, bool(msg_id))
-            attempt = _Attempt(stored, is_new=True)
+            attempt = _PublishAttempt(stored, is_new=True)
         reference = Reference(**(attempt.entry.reference or {}))
         headers = {**headers, references.CLAIM_HEADER: "true", MSG_ID: msg_id or claim_id}
-        answer = await self._publish_reference(subject, reference, headers, attempt)
+        published = await self._publish_reference(subject, reference, headers, attempt)
         entry = attempt.entry
-        if answer.duplicate and attempt.is_new and not await self._refers(answer, reference):
-            await self._undo(entry)  # the message of the first attempt has a claim, or was done with long ago
+        if published.duplicate and attempt.is_new and not await self._message_refers_to(published, reference):
+            await self._rollback(
+                entry
+            )  # the message of the first attempt has a claim, or was done with long ago
         else:
-            shared = entry.shared and not (answer.duplicate and attempt.is_sole)
-            placed = replace(entry.at(answer.stream, answer.seq, subject), shared=shared)
-            await self._note(placed, attempt.is_new)
-        return answer
+            shared = entry.shared and not (published.duplicate and attempt.is_sole)
+            placed = replace(entry.with_place(published.stream, published.seq, subject), shared=shared)
+            await self._record_published(placed, attempt.is_new)
+        return published
 
-    async def _earlier(self, claim_id: str, payload: Payload) -> tuple[str, _Attempt | None]:
+    async def _find_earlier_attempt(
+        self, claim_id: str, payload: Payload
+    ) -> tuple[str, _PublishAttempt | None]:
         """The claim of an earlier attempt, which from now on two messages may carry; else the id for a new one."""
         for _ in range(_ATTEMPTS):
-            found = await self._reusable(claim_id)
+            found = await self._find_reusable(claim_id)
             if found is None:
                 return claim_id, None
-            checksum = await checksum_of(payload)
+            checksum = await compute_checksum(payload)
             if checksum is None:  # it can be read only once: nobody knows beforehand whether it is the same
                 return self._draw_id(), None
             if checksum != (found.reference or {}).get("checksum"):
                 # The id came again for another payload: a stream forgets ids. Both keep their objects and facts.
-                claim_id = references.new_id(self._config.namespace, checksum, subject=claim_id)
+                claim_id = references.make_claim_id(self._config.namespace, checksum, subject=claim_id)
                 continue
-            kept = await self._changed(replace(found, shared=True))
-            if kept is not None:
-                return claim_id, _Attempt(kept, is_new=False, is_sole=not found.shared)
+            updated = await self._compare_and_set(replace(found, shared=True))
+            if updated is not None:
+                return claim_id, _PublishAttempt(updated, is_new=False, is_sole=not found.shared)
         return claim_id, None
 
-    async def _reusable(self, claim_id: str) -> Entry | None:
+    async def _find_reusable(self, claim_id: str) -> ClaimEntry | None:
         """The claim of an earlier attempt, if it is whole and has time left."""
         try:
             entry = await self._registry.find(self._config.namespace, claim_id)
@@ -201,79 +220,79 @@ class Producer:
             if entry.expires_ns <= self._clock.now_ns() or not self._objects.is_own(entry):
                 return None
             return entry if await self._store.exists(entry.object_key) else None
-        except (NoAnswer, RequestError) as error:
-            raise self._unknown(claim_id, error) from error
-        except StoreError as error:
-            raise Unavailable(f"claim {claim_id}: {error}", claim_id) from error
+        except (RequestTimeout, RequestError) as error:
+            raise self._make_unknown_error(claim_id, error) from error
+        except ObjectStoreError as error:
+            raise StoreUnavailable(f"claim {claim_id}: {error}", claim_id) from error
 
-    async def _changed(self, entry: Entry) -> Entry | None:
+    async def _compare_and_set(self, entry: ClaimEntry) -> ClaimEntry | None:
         """Change the facts before anything is built on them; None if somebody else did meanwhile."""
         try:
-            return await self._registry.change(entry, self._keep_s(entry))
-        except (NoAnswer, RequestError) as error:
-            raise self._unknown(entry.claim_id, error) from error
+            return await self._registry.compare_and_set(entry, self._metadata_ttl_s(entry))
+        except (RequestTimeout, RequestError) as error:
+            raise self._make_unknown_error(entry.claim_id, error) from error
 
-    def _unknown(self, claim_id: str, error: Exception) -> PublishUnknown:
+    def _make_unknown_error(self, claim_id: str, error: Exception) -> PublishUnknown:
         return PublishUnknown(f"nobody said what became of an earlier attempt: {error}", claim_id)
 
     async def _store_and_register(
         self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str, replaces: bool
-    ) -> Entry:
-        entry = await self._uploaded(subject, payload, headers, claim_id, replaces)
+    ) -> ClaimEntry:
+        entry = await self._upload(subject, payload, headers, claim_id, replaces)
         if entry.expires_ns > self._clock.now_ns():
             return entry
-        await self._undo(entry)
+        await self._rollback(entry)
         max_age = self._config.ttl.max_age
         raise PublishFailed(
             f"the upload of claim {claim_id} took longer than ttl.max_age, {max_age} s", claim_id
         )
 
-    async def _uploaded(
+    async def _upload(
         self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str, replaces: bool
-    ) -> Entry:
-        upload = self._planned(subject, payload, headers, claim_id, self._draw_id()[:8] if replaces else "")
+    ) -> ClaimEntry:
+        claim = self._plan(subject, payload, headers, claim_id, self._draw_id()[:8] if replaces else "")
         started = time.perf_counter()
-        encoded = await whole_or_stream(upload.encoder.encode(chunks_of(payload)))
+        encoded = await buffer_small(claim.encoder.encode(iter_chunks(payload)))
         if isinstance(encoded, bytes | bytearray | memoryview):
             # All is known: the facts are on their way while the store writes.
-            put = partial(self._store.put, upload.key, encoded, upload.attributes, replace=replaces)
-            registering = self._register(upload.entry())
+            put = partial(self._store.put, claim.key, encoded, claim.attributes, replace=replaces)
+            registering = self._register(claim.make_entry())
             results = await asyncio.gather(
-                self._stored(put, upload, started), registering, return_exceptions=True
+                self._put_object(put, claim, started), registering, return_exceptions=True
             )
-            return await self._agreed(upload.entry(), *results)
-        put = partial(self._store.put_stream, upload.key, encoded, upload.attributes)
-        await self._stored(put, upload, started)
-        entry = upload.entry()
+            return await self._reconcile(claim.make_entry(), *results)
+        put = partial(self._store.put_stream, claim.key, encoded, claim.attributes)
+        await self._put_object(put, claim, started)
+        entry = claim.make_entry()
         try:
             return await self._register(entry)
         except PublishFailed:
-            await self._undo(entry)
+            await self._rollback(entry)
             raise
 
-    async def _agreed(
-        self, entry: Entry, stored: BaseException | None, registered: Entry | BaseException
-    ) -> Entry:
+    async def _reconcile(
+        self, entry: ClaimEntry, stored: BaseException | None, registered: ClaimEntry | BaseException
+    ) -> ClaimEntry:
         """What came of storing and registering at once; one without the other is undone."""
         if isinstance(registered, PublishFailed) and stored is None:
-            await self._undo(entry)
-        if isinstance(stored, Unavailable) and isinstance(registered, Entry):
-            await self._forget(registered)
+            await self._rollback(entry)
+        if isinstance(stored, StoreUnavailable) and isinstance(registered, ClaimEntry):
+            await self._unregister(registered)
         if isinstance(stored, BaseException):
             raise stored
         if isinstance(registered, BaseException):
             raise registered
         return registered
 
-    def _planned(
+    def _plan(
         self, subject: str, payload: Payload, headers: Mapping[str, str], claim_id: str, attempt: str
-    ) -> Upload:
+    ) -> PendingClaim:
         created_ns = self._clock.now_ns()
         expires_at = created_ns // SECOND_NS + self._config.ttl.max_age
-        key = references.key_of(self._config.namespace, subject, expires_at, claim_id, attempt)
+        key = references.make_key(self._config.namespace, subject, expires_at, claim_id, attempt)
         content_type = headers.get(references.CONTENT_TYPE, references.DEFAULT_CONTENT_TYPE)
-        encoder = Encoder(self._config.compression)
-        return Upload(
+        encoder = PayloadEncoder(self._config.compression)
+        return PendingClaim(
             self._config,
             subject,
             claim_id,
@@ -281,55 +300,57 @@ class Producer:
             created_ns,
             expires_at,
             content_type,
-            size_of(payload),
+            get_payload_size(payload),
             encoder,
         )
 
-    async def _register(self, entry: Entry) -> Entry:
+    async def _register(self, entry: ClaimEntry) -> ClaimEntry:
         try:
-            return await self._registry.register(entry, self._config.ttl.max_age, self._keep_s(entry))
-        except (NoAnswer, RequestError) as error:
+            return await self._registry.register(entry, self._config.ttl.max_age, self._metadata_ttl_s(entry))
+        except (RequestTimeout, RequestError) as error:
             text = f"claim {entry.claim_id} could not be registered: {error}"
             raise PublishFailed(text, entry.claim_id) from error
 
-    async def _stored(self, put: Callable[[], Awaitable[None]], upload: Upload, started: float) -> None:
+    async def _put_object(
+        self, put: Callable[[], Awaitable[None]], claim: PendingClaim, started: float
+    ) -> None:
         try:
             await put()
-        except StoreError as error:
+        except ObjectStoreError as error:
             self._metrics.errors.labels(self._config.namespace, "upload").inc()
-            raise Unavailable(f"the payload could not be stored: {error}") from error
+            raise StoreUnavailable(f"the payload could not be stored: {error}") from error
         namespace = self._config.namespace
         self._metrics.upload_duration.labels(namespace).observe(time.perf_counter() - started)
-        self._metrics.upload_bytes.labels(namespace).observe(upload.encoder.stored_size)
+        self._metrics.upload_bytes.labels(namespace).observe(claim.encoder.stored_size)
 
     async def _publish_reference(
-        self, subject: str, reference: Reference, headers: dict[str, str], attempt: _Attempt
+        self, subject: str, reference: Reference, headers: dict[str, str], attempt: _PublishAttempt
     ) -> Published:
         """Publish until somebody answers; the message id makes a repetition harmless, while the stream remembers it."""
         is_unknown = False
         for _ in range(_ATTEMPTS):
             try:
-                if is_unknown and not await self._share(attempt):
+                if is_unknown and not await self._mark_shared(attempt):
                     break
-                answer = await self._publish_with_ttl(subject, reference, headers)
-            except NoAnswer:
+                ack = await self._publish_with_ttl(subject, reference, headers)
+            except RequestTimeout:
                 is_unknown = True
                 continue
             except RequestError as error:
                 if is_unknown or not attempt.is_new:
                     break
-                await self._undo(attempt.entry)
+                await self._rollback(attempt.entry)
                 raise PublishFailed(f"{subject!r}: {error}", reference.claim_id) from error
-            return Published(answer["stream"], answer["seq"], bool(answer.get("duplicate")), reference)
+            return Published(ack["stream"], ack["seq"], bool(ack.get("duplicate")), reference)
         entry = attempt.entry
-        await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="publish", outcome="unknown")
+        await self._audit.record(entry.namespace, entry.claim_id, "failed", step="publish", outcome="unknown")
         raise PublishUnknown(
             f"nobody said whether claim {reference.claim_id} was published to {subject!r}; publish again with "
             f"msg_id={headers[MSG_ID]!r}",
             reference.claim_id,
         )
 
-    async def _share(self, attempt: _Attempt) -> bool:
+    async def _mark_shared(self, attempt: _PublishAttempt) -> bool:
         """The message may be there already, and a stream may have forgotten its id: whether it can be sent again."""
         if attempt.entry.shared:
             attempt.is_sole = (
@@ -337,10 +358,10 @@ class Producer:
             )
         else:
             entry = replace(attempt.entry, shared=True)
-            kept = await self._registry.change(entry, self._keep_s(entry))
-            if kept is None:
+            updated = await self._registry.compare_and_set(entry, self._metadata_ttl_s(entry))
+            if updated is None:
                 return False  # it was read meanwhile, or another attempt has it
-            attempt.entry = kept
+            attempt.entry = updated
         return True
 
     async def _publish_with_ttl(
@@ -348,66 +369,66 @@ class Producer:
     ) -> dict[str, Any]:
         """Message and claim die together, where the stream allows it."""
         left_s = reference.expires_at - self._clock.now_ns() // SECOND_NS
-        if subject not in self._without_ttl and TTL not in headers:
+        if subject not in self._subjects_without_ttl and TTL not in headers:
             try:
                 timed = {**headers, TTL: f"{max(left_s, 1)}s"}
-                return await self._wire.publish(subject, reference.encode(), timed)
+                return await self._jetstream.publish(subject, reference.encode(), timed)
             except RequestError as error:
                 if error.err_code != _TTL_DISABLED:
                     raise
-                self._without_ttl.add(subject)
-        return await self._wire.publish(subject, reference.encode(), headers)
+                self._subjects_without_ttl.add(subject)
+        return await self._jetstream.publish(subject, reference.encode(), headers)
 
-    async def _refers(self, published: Published, reference: Reference) -> bool:
+    async def _message_refers_to(self, published: Published, reference: Reference) -> bool:
         """Whether the message that was there already refers to the object just stored, as far as anybody can say."""
         try:
-            message = await self._wire.message(published.stream, published.seq)
-        except (NoAnswer, RequestError):
+            message = await self._jetstream.get_message(published.stream, published.seq)
+        except (RequestTimeout, RequestError):
             return True
         return message is not None and b64decode(message.get("data", "")) == reference.encode()
 
-    async def _undo(self, entry: Entry) -> None:
+    async def _rollback(self, entry: ClaimEntry) -> None:
         """Nobody refers to this object: remove it, unless another attempt has found it meanwhile."""
         try:
-            entry = entry if entry.revision else await self._registered(entry)
-        except (NoAnswer, RequestError):
+            entry = entry if entry.revision else await self._find_registered(entry)
+        except (RequestTimeout, RequestError):
             return  # its timer or its hour ends it
         removed = await self._registry.remove([entry]) if entry.revision else []
         if entry.revision and not removed:
             return
         try:
             await self._objects.delete([entry])
-        except StoreError as error:
+        except ObjectStoreError as error:
             self._metrics.delete_failures.labels(entry.namespace).inc()
-            await self._audit.tell(entry.namespace, entry.claim_id, "failed", step="undo", error=str(error))
-            await self._put_back(removed)
+            await self._audit.record(entry.namespace, entry.claim_id, "failed", step="undo", error=str(error))
+            await self._restore_entries(removed)
             return
         if entry.revision:
-            await self._registry.stop_timers([entry])
-        await self._audit.tell(entry.namespace, entry.claim_id, "deleted", reason="not published")
+            await self._registry.cancel_timers([entry])
+        await self._audit.record(entry.namespace, entry.claim_id, "deleted", reason="not published")
 
-    async def _registered(self, entry: Entry) -> Entry:
+    async def _find_registered(self, entry: ClaimEntry) -> ClaimEntry:
         """The facts of a claim whose registration failed: a part of them may be there, and somebody may find them."""
         found = await self._registry.find(entry.namespace, entry.claim_id)
         return found if found is not None and found.object_key == entry.object_key else entry
 
-    async def _put_back(self, removed: Sequence[tuple[Entry, int]]) -> None:
+    async def _restore_entries(self, removed: Sequence[tuple[ClaimEntry, int]]) -> None:
         """The store would not delete it: its timer runs, and the collector tries again."""
         for entry, tombstone in removed:
-            with suppress(NoAnswer, RequestError):
-                await self._registry.put_back(entry, tombstone, self._keep_s(entry))
+            with suppress(RequestTimeout, RequestError):
+                await self._registry.restore(entry, tombstone, self._metadata_ttl_s(entry))
 
-    async def _forget(self, entry: Entry) -> None:
+    async def _unregister(self, entry: ClaimEntry) -> None:
         if await self._registry.remove([entry]):
-            await self._registry.stop_timers([entry])
+            await self._registry.cancel_timers([entry])
 
-    async def _note(self, entry: Entry, is_new: bool) -> None:
+    async def _record_published(self, entry: ClaimEntry, is_new: bool) -> None:
         live = replace(entry, state="live") if entry.state == "pending" else entry
-        await self._registry.note(live, self._keep_s(live))
+        await self._registry.update_nowait(live, self._metadata_ttl_s(live))
         if is_new:
             self._metrics.created.labels(entry.namespace).inc()
             places = {stream: place[0] for stream, place in entry.places.items()}
-            await self._audit.tell(
+            await self._audit.record(
                 entry.namespace,
                 entry.claim_id,
                 "created",
@@ -418,13 +439,17 @@ class Producer:
                 **places,
             )
 
-    def _keep_s(self, entry: Entry) -> float:
-        return keep_s(entry, self._config.ttl.grace_period, self._clock.now_ns())
+    def _metadata_ttl_s(self, entry: ClaimEntry) -> float:
+        return metadata_ttl_s(entry, self._config.ttl.grace_period, self._clock.now_ns())
 
 
-def headers_size(headers: Mapping[str, str]) -> int:
+def get_headers_size(headers: Mapping[str, str]) -> int:
     """Bytes of a header block on the wire; they count towards the server's maximum."""
     if not headers:
         return 0
     lines = sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
     return len("NATS/1.0\r\n") + lines + len("\r\n")
+
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(__name__, {"Producer": "ClaimProducer"})

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from headrace.claims.clock import SECOND_NS
-from headrace.claims.reference import TIME_END, Reference, hour_of, parse_key, topic_of
+from headrace.claims.reference import TIME_END, Reference, encode_topic, hour_of, parse_key
 from headrace.errors import ClaimError
 
 _LOG = logging.getLogger("headrace.claims")
@@ -31,12 +31,12 @@ _Seconds = Annotated[int, msgspec.Meta(ge=0, lt=TIME_END)]
 _Sequence = Annotated[int, msgspec.Meta(ge=1, le=_INT_MAX)]
 
 
-class Malformed(ClaimError):
+class MalformedRecord(ClaimError):
     """A record that cannot be read, or that names what it may not: it is reported and left alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedRecord:
     """A record that is not used: `kind` is claim, due, lease or config."""
 
     kind: str
@@ -45,16 +45,16 @@ class Rejected:
     reason: str
 
 
-OnRejected = Callable[[Rejected], Awaitable[None]]
+OnRejected = Callable[[RejectedRecord], Awaitable[None]]
 
 
-async def log_rejected(rejected: Rejected) -> None:
+async def log_rejected(rejected: RejectedRecord) -> None:
     """Write it to the log, and nothing else: for those who have neither metrics nor an audit trail."""
     _LOG.warning("a %s record is not used: %s", rejected.kind, rejected.reason)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ClaimEntry:
     """The facts of a claim. `state` is pending (not known to be published), live or released."""
 
     claim_id: str
@@ -77,18 +77,18 @@ class Entry:
     doomed: bool = False
     #: The sequence of these facts in the registry, and when the server wrote them down; not part of them.
     revision: int = 0
-    told_ns: int = 0
+    updated_ns: int = 0
 
     @property
     def expires_ns(self) -> int:
         return self.expires_at * SECOND_NS
 
-    def at(self, stream: str, seq: int, subject: str) -> Entry:
+    def with_place(self, stream: str, seq: int, subject: str) -> ClaimEntry:
         """The same claim, known to be referred to from there as well."""
         return replace(self, places={**self.places, stream: (seq, subject)})
 
 
-class _Facts(msgspec.Struct, frozen=True):
+class _ClaimRecord(msgspec.Struct, frozen=True):
     """An `Entry` as the registry holds it."""
 
     claim_id: str
@@ -109,7 +109,7 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 #: What of an entry is written down.
-FACTS = _Facts.__struct_fields__
+FACTS = _ClaimRecord.__struct_fields__
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ class _Published(msgspec.Struct, frozen=True, omit_defaults=True):
     compression: str | None = None
 
 
-_FACTS_DECODER = msgspec.json.Decoder(_Facts)
+_FACTS_DECODER = msgspec.json.Decoder(_ClaimRecord)
 _LEASE_DECODER = msgspec.json.Decoder(Lease)
 _PUBLISHED_DECODER = msgspec.json.Decoder(_Published)
 _TROUBLE = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -154,20 +154,20 @@ def due_subject(namespace: str, claim_id: str) -> str:
     return f"$CLAIMS.due.{namespace}.{claim_id}"
 
 
-def decode_entry(subject: str, data: bytes, revision: int, told_ns: int) -> Entry:
+def decode_entry(subject: str, data: bytes, revision: int, updated_ns: int) -> ClaimEntry:
     """Return the facts in a message of the registry; `Malformed` unless they are of the claim that `subject` names."""
     try:
         facts = _FACTS_DECODER.decode(data)
         _check_facts(subject, facts)
     except _TROUBLE as error:
-        raise Malformed(f"{subject} (sequence {revision}): {error}") from error
+        raise MalformedRecord(f"{subject} (sequence {revision}): {error}") from error
     values = {name: getattr(facts, name) for name in FACTS}
     if facts.reference is not None:
         values["reference"] = facts.reference.as_dict()
-    return Entry(**values, revision=revision, told_ns=told_ns)
+    return ClaimEntry(**values, revision=revision, updated_ns=updated_ns)
 
 
-def _check_facts(subject: str, facts: _Facts) -> None:
+def _check_facts(subject: str, facts: _ClaimRecord) -> None:
     """Raise ValueError for facts that no program of their namespace has written for this claim."""
     if subject != claim_subject(facts.namespace, facts.claim_id):
         raise ValueError(f"the facts are of claim {facts.claim_id!r} in namespace {facts.namespace!r}")
@@ -175,7 +175,7 @@ def _check_facts(subject: str, facts: _Facts) -> None:
     if (
         key is None
         or not key.belongs_to(facts.namespace, facts.claim_id)
-        or key.topic != topic_of(facts.subject)
+        or key.topic != encode_topic(facts.subject)
         or key.hour != hour_of(facts.expires_at)
     ):
         raise ValueError(f"{facts.object_key!r} is no key of this claim")
@@ -191,7 +191,7 @@ def _check_places(places: Mapping[str, tuple[int, str]]) -> None:
             raise ValueError(f"{stream!r} with subject {subject!r} is no place in a stream")
 
 
-def _check_reference(facts: _Facts) -> None:
+def _check_reference(facts: _ClaimRecord) -> None:
     """A retry publishes the reference again, so it must be the one of this claim."""
     reference = facts.reference
     names = ("claim_id", "bucket", "object_key", "original_size", "stored_size", "expires_at")
@@ -209,7 +209,7 @@ def decode_lease(subject: str, data: bytes) -> Lease:
     try:
         return _LEASE_DECODER.decode(data)
     except _TROUBLE as error:
-        raise Malformed(f"{subject}: {error}") from error
+        raise MalformedRecord(f"{subject}: {error}") from error
 
 
 def decode_config(subject: str, data: bytes) -> dict[str, Any]:
@@ -217,14 +217,14 @@ def decode_config(subject: str, data: bytes) -> dict[str, Any]:
     try:
         found = _PUBLISHED_DECODER.decode(data)
     except _TROUBLE as error:
-        raise Malformed(f"{subject}: {error}") from error
+        raise MalformedRecord(f"{subject}: {error}") from error
     if subject != f"$CLAIMS.namespace.{found.namespace}":
-        raise Malformed(f"{subject}: the configuration is that of namespace {found.namespace!r}")
+        raise MalformedRecord(f"{subject}: the configuration is that of namespace {found.namespace!r}")
     values: dict[str, Any] = msgspec.to_builtins(found)
     return values
 
 
-def decode_facts_of_event(data: bytes) -> dict[str, Any]:
+def decode_audit_event(data: bytes) -> dict[str, Any]:
     """Return what an audit event says; an event that cannot be read says so."""
     try:
         return dict(msgspec.json.decode(data or b"{}", type=dict[str, Any]))

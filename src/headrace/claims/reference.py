@@ -19,15 +19,15 @@ from typing import Any
 
 import msgspec
 
-from headrace.claims.clock import SECOND_NS, rfc3339, utc
+from headrace.claims.clock import SECOND_NS, format_rfc3339, to_datetime
 from headrace.claims.config import COMPRESSIONS, ClaimConfig
 from headrace.claims.errors import Corrupt, Expired, Forbidden, TooLarge
 
-FORMAT = 1
+FORMAT_VERSION = 1
 CLAIM_HEADER = "prism-claim-check"
 CONTENT_TYPE = "Content-Type"
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
-_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")
 _ID = re.compile(r"[\w-]+", re.ASCII)
 _KEY = re.compile(
     r"(?P<namespace>[\w-]+)/(?P<topic>[\w=~-]+)/(?P<hour>\d{10})/(?P<id>[\w-]+)(\.(?P<attempt>\w{1,8}))?",
@@ -58,7 +58,7 @@ class Reference:
     created_at: int
     expires_at: int
     content_type: str = DEFAULT_CONTENT_TYPE
-    version: int = FORMAT
+    version: int = FORMAT_VERSION
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -89,7 +89,7 @@ def is_claim(headers: Mapping[str, str] | None) -> bool:
 def check(reference: Reference, config: ClaimConfig, now_ns: int) -> None:
     """Refuse what must not be fetched: a message decides neither which bucket nor which key is read."""
     claim_id = reference.claim_id
-    if reference.version != FORMAT or reference.compression not in COMPRESSIONS:
+    if reference.version != FORMAT_VERSION or reference.compression not in COMPRESSIONS:
         raise Corrupt(
             f"claim {claim_id} has version {reference.version}, compression {reference.compression!r}: "
             "a newer producer wrote it",
@@ -112,43 +112,45 @@ def check(reference: Reference, config: ClaimConfig, now_ns: int) -> None:
             f"claim {claim_id} has {reference.original_size} bytes, max_size is {config.max_size}", claim_id
         )
     if now_ns > (reference.expires_at + config.clock_skew) * SECOND_NS:
-        raise Expired(f"claim {claim_id} expired at {rfc3339(reference.expires_at * SECOND_NS)}", claim_id)
+        raise Expired(
+            f"claim {claim_id} expired at {format_rfc3339(reference.expires_at * SECOND_NS)}", claim_id
+        )
 
 
-def random_id() -> str:
+def make_random_id() -> str:
     return uuid.uuid4().hex
 
 
-def new_id(
-    namespace: str, msg_id: str = "", draw: Callable[[], str] = random_id, *, subject: str = ""
+def make_claim_id(
+    namespace: str, msg_id: str = "", make_random: Callable[[], str] = make_random_id, *, subject: str = ""
 ) -> str:
     """A random id, or the one that belongs to a message id: a retry finds the claim of the first attempt.
 
     A message id is unique in its stream only, so those who have no better name for a message give its subject too.
     """
     if not msg_id:
-        return draw()
+        return make_random()
     parts = (namespace, subject, msg_id) if subject else (namespace, msg_id)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def topic_of(subject: str) -> str:
+def encode_topic(subject: str) -> str:
     """A subject as one segment of a key; what is too long ends in a digest."""
-    text = _PLAIN.sub(lambda match: "".join(f"={byte:02X}" for byte in match[0].encode()), subject)
+    text = _UNSAFE_CHARACTERS.sub(
+        lambda match: "".join(f"={byte:02X}" for byte in match[0].encode()), subject
+    )
     if len(text) <= _TOPIC_LENGTH_MAX:
         return text
     return f"{text[:_TOPIC_LENGTH_MAX]}~{hashlib.sha256(subject.encode()).hexdigest()[:16]}"
 
 
-def key_of(namespace: str, subject: str, expires_at: int, claim_id: str, attempt: str = "") -> str:
-    return (
-        f"{namespace}/{topic_of(subject)}/{hour_of(expires_at)}/{claim_id}{f'.{attempt}' if attempt else ''}"
-    )
+def make_key(namespace: str, subject: str, expires_at: int, claim_id: str, attempt: str = "") -> str:
+    return f"{namespace}/{encode_topic(subject)}/{hour_of(expires_at)}/{claim_id}{f'.{attempt}' if attempt else ''}"
 
 
 def hour_of(expires_at: int) -> str:
     """The hour of a key whose claim expires then."""
-    return utc(expires_at * SECOND_NS).strftime(_HOUR_FORMAT)
+    return to_datetime(expires_at * SECOND_NS).strftime(_HOUR_FORMAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +180,17 @@ def is_claim_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def id_in(key: str) -> str:
+def parse_claim_id(key: str) -> str:
     """The claim that a key belongs to."""
     return key.rpartition("/")[2].partition(".")[0]
 
 
-def is_key_of(key: str, namespace: str, claim_id: str) -> bool:
+def is_key_for(key: str, namespace: str, claim_id: str) -> bool:
     found = parse_key(key)
     return found is not None and found.belongs_to(namespace, claim_id)
 
 
-def end_of_hour_ns(hour: str) -> int | None:
+def parse_hour_end_ns(hour: str) -> int | None:
     """When everything under an hour's prefix has expired; None if it is no hour of ours."""
     if not _HOUR.fullmatch(hour):
         return None
@@ -199,14 +201,14 @@ def end_of_hour_ns(hour: str) -> int | None:
     return int(start.timestamp()) * SECOND_NS + _HOUR_NS
 
 
-def metadata_of(
-    namespace: str, created_ns: int, compression: str, facts: Mapping[str, Any]
+def make_object_metadata(
+    namespace: str, created_ns: int, compression: str, details: Mapping[str, Any]
 ) -> dict[str, str]:
     """The object's metadata, for audit and recovery; facts not known yet are left out."""
-    known = {f"prism-{name}": str(value) for name, value in facts.items() if value is not None}
+    known = {f"prism-{name}": str(value) for name, value in details.items() if value is not None}
     return {
         "prism-namespace": namespace,
-        "prism-created-at": rfc3339(created_ns),
+        "prism-created-at": format_rfc3339(created_ns),
         "prism-compression": compression,
         **known,
     }

@@ -13,28 +13,28 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.claims.clock import SECOND_NS
+from headrace.claims.jetstream_client import (
+    STREAM_NAME_IN_USE,
+    STREAM_NOT_FOUND,
+    WRONG_LAST_SEQUENCE,
+    JetStreamClient,
+    RequestTimeout,
+    StreamMessage,
+    encode_json,
+    raise_on_error,
+)
 from headrace.claims.records import (
     FACTS,
-    Malformed,
+    MalformedRecord,
     OnRejected,
-    Rejected,
+    RejectedRecord,
     decode_entry,
     log_rejected,
 )
-from headrace.claims.records import Entry as Entry
+from headrace.claims.records import ClaimEntry as ClaimEntry
 from headrace.claims.records import claim_subject as claim_subject
 from headrace.claims.records import due_subject as due_subject
 from headrace.claims.reference import Reference
-from headrace.claims.wire import (
-    NAME_IN_USE,
-    STREAM_MISSING,
-    WRONG_LAST_SEQUENCE,
-    NoAnswer,
-    Stored,
-    Wire,
-    checked,
-    encoded,
-)
 from headrace.errors import RequestError
 
 STREAM = "CLAIMS"
@@ -42,16 +42,16 @@ MARKER_REASON = "Nats-Marker-Reason"
 _MARKER_TTL_S = 7 * 86400
 #: Servers count a TTL in nanoseconds of 64 bits and refuse a longer one.
 _TTL_MAX_S = 9_000_000_000
-_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 #: What leaves no marker when it expires: servers place none after something that is one by its headers.
-UNMARKED = {"KV-Operation": "PURGE"}
+NO_MARKER_HEADERS = {"KV-Operation": "PURGE"}
 #: Nothing to a reader, and soon gone.
-_TOMBSTONE = {**UNMARKED, "Nats-TTL": "1s"}
-_SCAN = 500
+_TOMBSTONE_HEADERS = {**NO_MARKER_HEADERS, "Nats-TTL": "1s"}
+_SCAN_BATCH = 500
 
 
-def entry_of(reference: Reference, namespace: str, subject: str, created_ns: int) -> Entry:
-    return Entry(
+def make_entry(reference: Reference, namespace: str, subject: str, created_ns: int) -> ClaimEntry:
+    return ClaimEntry(
         reference.claim_id,
         namespace,
         subject,
@@ -68,8 +68,8 @@ def entry_of(reference: Reference, namespace: str, subject: str, created_ns: int
 class Registry:
     """The claims of one server (or account). What cannot be read is left out, and goes to `on_rejected`."""
 
-    def __init__(self, wire: Wire, on_rejected: OnRejected = log_rejected) -> None:
-        self.wire = wire
+    def __init__(self, jetstream: JetStreamClient, on_rejected: OnRejected = log_rejected) -> None:
+        self.jetstream = jetstream
         self.on_rejected = on_rejected
 
     async def ensure(self) -> None:
@@ -85,173 +85,183 @@ class Registry:
             "storage": "file",
             "description": "Claim check: facts and timers of claims",
         }
-        await ensure_stream(self.wire, config)
+        await ensure_stream(self.jetstream, config)
 
-    async def register(self, entry: Entry, timer_s: float, keep_s: float) -> Entry:
+    async def register(self, entry: ClaimEntry, timer_s: float, ttl_s: float) -> ClaimEntry:
         """Write down a claim before anybody can refer to it, and start its timer."""
         due = due_subject(entry.namespace, entry.claim_id)
-        timer = (due, entry.state.encode(), {"Nats-TTL": _ttl(timer_s)})
-        facts, armed = await self.wire.publish_all([self._facts(entry, keep_s), timer])
-        for answer in (facts, armed):
-            if answer is None:
-                raise NoAnswer(f"nobody said whether claim {entry.claim_id} was registered")
-            checked(answer)
-        return replace(entry, revision=int((facts or {})["seq"]))
+        timer = (due, entry.state.encode(), {"Nats-TTL": _format_ttl(timer_s)})
+        metadata_ack, timer_ack = await self.jetstream.publish_all([self._make_update(entry, ttl_s), timer])
+        for ack in (metadata_ack, timer_ack):
+            if ack is None:
+                raise RequestTimeout(f"nobody said whether claim {entry.claim_id} was registered")
+            raise_on_error(ack)
+        return replace(entry, revision=int((metadata_ack or {})["seq"]))
 
-    async def change(self, entry: Entry, keep_s: float) -> Entry | None:
+    async def compare_and_set(self, entry: ClaimEntry, ttl_s: float) -> ClaimEntry | None:
         """Replace the facts; None if someone else changed them meanwhile."""
         try:
-            answer = await self.wire.publish(*self._facts(entry, keep_s, entry.revision))
-            return replace(entry, revision=int(answer["seq"]))
+            ack = await self.jetstream.publish(*self._make_update(entry, ttl_s, entry.revision))
+            return replace(entry, revision=int(ack["seq"]))
         except RequestError as error:
             if error.err_code == WRONG_LAST_SEQUENCE:
                 return None
             raise
 
-    async def release(self, entry: Entry, keep_s: float, seconds: float) -> bool:
+    async def release(self, entry: ClaimEntry, ttl_s: float, seconds: float) -> bool:
         """Replace the facts and let the claim fall due in so many seconds; False if someone changed them meanwhile.
 
         Both are sent at once: a timer beside facts that another reader changed is the one that reader set, or nearly.
         """
         due = due_subject(entry.namespace, entry.claim_id)
-        timer = (due, entry.state.encode(), {"Nats-TTL": _ttl(seconds)})
-        facts, armed = await self.wire.publish_all([self._facts(entry, keep_s, entry.revision), timer])
-        if facts is None or armed is None:
-            raise NoAnswer(f"nobody said whether claim {entry.claim_id} was released")
-        checked(armed)
-        if facts.get("error", {}).get("err_code") == WRONG_LAST_SEQUENCE:
+        timer = (due, entry.state.encode(), {"Nats-TTL": _format_ttl(seconds)})
+        metadata_ack, timer_ack = await self.jetstream.publish_all(
+            [self._make_update(entry, ttl_s, entry.revision), timer]
+        )
+        if metadata_ack is None or timer_ack is None:
+            raise RequestTimeout(f"nobody said whether claim {entry.claim_id} was released")
+        raise_on_error(timer_ack)
+        if metadata_ack.get("error", {}).get("err_code") == WRONG_LAST_SEQUENCE:
             return False
-        checked(facts)
+        raise_on_error(metadata_ack)
         return True
 
-    async def note(self, entry: Entry, keep_s: float) -> None:
+    async def update_nowait(self, entry: ClaimEntry, ttl_s: float) -> None:
         """Replace the facts without waiting; whoever changed them meanwhile knew better."""
-        await self.wire.send(*self._facts(entry, keep_s, entry.revision))
+        await self.jetstream.publish_nowait(*self._make_update(entry, ttl_s, entry.revision))
 
-    async def arm(self, entry: Entry, seconds: float) -> None:
+    async def set_timer(self, entry: ClaimEntry, seconds: float) -> None:
         """Let the claim fall due in so many seconds, whatever was planned before."""
-        await self._arm(entry, seconds)
+        await self._publish_timer(entry, seconds)
 
-    async def rearm(self, entries: Iterable[tuple[Entry, float, int]]) -> None:
+    async def reset_timers(self, entries: Iterable[tuple[ClaimEntry, float, int]]) -> None:
         """Let claims fall due again (entry, seconds, sequence of the marker seen); a newer timer stays."""
-        await self.wire.publish_all(
+        await self.jetstream.publish_all(
             (
                 due_subject(entry.namespace, entry.claim_id),
                 entry.state.encode(),
-                {"Nats-TTL": _ttl(seconds), _EXPECTED: str(marker)},
+                {"Nats-TTL": _format_ttl(seconds), _EXPECTED_LAST_SUBJECT_SEQUENCE: str(marker)},
             )
             for entry, seconds, marker in entries
         )
 
-    async def find(self, namespace: str, claim_id: str) -> Entry | None:
-        found = await self.wire.last(STREAM, claim_subject(namespace, claim_id))
+    async def find(self, namespace: str, claim_id: str) -> ClaimEntry | None:
+        found = await self.jetstream.get_last(STREAM, claim_subject(namespace, claim_id))
         return next(iter(await self._entries([found])), None) if found else None
 
-    async def find_all(self, namespace: str, claim_ids: Sequence[str]) -> dict[str, Entry]:
+    async def find_all(self, namespace: str, claim_ids: Sequence[str]) -> dict[str, ClaimEntry]:
         subjects = [claim_subject(namespace, claim_id) for claim_id in claim_ids]
-        found = await self._entries((await self.wire.last_of(STREAM, subjects)).values())
+        found = await self._entries((await self.jetstream.get_last_per_subject(STREAM, subjects)).values())
         return {entry.claim_id: entry for entry in found}
 
-    async def remove(self, entries: Sequence[Entry]) -> list[tuple[Entry, int]]:
+    async def remove(self, entries: Sequence[ClaimEntry]) -> list[tuple[ClaimEntry, int]]:
         """Forget claims, before their objects are deleted; those that this call, and nobody else, removed, with the
         sequences of their tombstones. Whoever changed a claim's facts meanwhile keeps it.
         """
-        answers = await self.wire.publish_all(
+        acks = await self.jetstream.publish_all(
             (
                 claim_subject(entry.namespace, entry.claim_id),
                 b"",
-                {**_TOMBSTONE, _EXPECTED: str(entry.revision)},
+                {**_TOMBSTONE_HEADERS, _EXPECTED_LAST_SUBJECT_SEQUENCE: str(entry.revision)},
             )
             for entry in entries
         )
         return [
-            (entry, answer["seq"])
-            for entry, answer in zip(entries, answers, strict=True)
-            if answer is not None and "error" not in answer
+            (entry, ack["seq"])
+            for entry, ack in zip(entries, acks, strict=True)
+            if ack is not None and "error" not in ack
         ]
 
-    async def put_back(self, entry: Entry, tombstone: int, keep_s: float) -> Entry | None:
+    async def restore(self, entry: ClaimEntry, tombstone: int, ttl_s: float) -> ClaimEntry | None:
         """Facts again, of a claim that was removed and whose object would not go; None if there are others now."""
-        doomed = replace(entry, doomed=True, revision=tombstone)
+        failed_entry = replace(entry, doomed=True, revision=tombstone)
         # The tombstone may have run out meanwhile.
-        return await self.change(doomed, keep_s) or await self.change(replace(doomed, revision=0), keep_s)
+        return await self.compare_and_set(failed_entry, ttl_s) or await self.compare_and_set(
+            replace(failed_entry, revision=0), ttl_s
+        )
 
-    async def stop_timers(self, entries: Iterable[Entry]) -> None:
+    async def cancel_timers(self, entries: Iterable[ClaimEntry]) -> None:
         """Nothing is due any more for claims that were removed before their time; a timer that goes on does no harm."""
         for entry in entries:
-            await self.wire.send(due_subject(entry.namespace, entry.claim_id), b"", _TOMBSTONE)
+            await self.jetstream.publish_nowait(
+                due_subject(entry.namespace, entry.claim_id), b"", _TOMBSTONE_HEADERS
+            )
 
-    async def drop_markers(self, sequences: Iterable[int]) -> None:
+    async def delete_markers(self, sequences: Iterable[int]) -> None:
         """Markers that were dealt with; left alone they would stay for days."""
         for seq in sequences:
-            await self.wire.post(f"STREAM.MSG.DELETE.{STREAM}", {"seq": seq, "no_erase": True})
+            await self.jetstream.api_request_nowait(
+                f"STREAM.MSG.DELETE.{STREAM}", {"seq": seq, "no_erase": True}
+            )
 
-    async def scan(self, namespace: str) -> AsyncIterator[list[Entry]]:
+    async def scan(self, namespace: str) -> AsyncIterator[list[ClaimEntry]]:
         """All claims of a namespace that are there now, oldest facts first, in pages.
 
         By direct gets: a consumer for each scan would take permissions for the consumers of every namespace.
         """
         try:
-            last = (await self.wire.api(f"STREAM.INFO.{STREAM}"))["state"]["last_seq"]
+            last = (await self.jetstream.api_request(f"STREAM.INFO.{STREAM}"))["state"]["last_seq"]
         except RequestError as error:
-            if error.err_code == STREAM_MISSING:
+            if error.err_code == STREAM_NOT_FOUND:
                 return
             raise
-        async for page in self.wire.pages(STREAM, claim_subject(namespace, "*"), _SCAN):
+        async for page in self.jetstream.pages(STREAM, claim_subject(namespace, "*"), _SCAN_BATCH):
             yield await self._entries(page)
             if page[-1].seq > last:  # facts that change meanwhile move to the end: it would never be reached
                 return
 
-    async def now_ns(self) -> int:
-        return await self.wire.server_time_ns(STREAM)
+    async def get_server_time_ns(self) -> int:
+        return await self.jetstream.get_server_time_ns(STREAM)
 
-    async def _entries(self, found: Iterable[Stored]) -> list[Entry]:
+    async def _entries(self, found: Iterable[StreamMessage]) -> list[ClaimEntry]:
         """Decode facts; tombstones and the markers of facts that ran out are none."""
-        entries: list[Entry] = []
+        entries: list[ClaimEntry] = []
         for item in found:
             if not item.data:
                 continue
             try:
                 entries.append(decode_entry(item.subject, item.data, item.seq, item.time_ns))
-            except Malformed as error:
-                await self.on_rejected(Rejected("claim", item.subject, item.seq, str(error)))
+            except MalformedRecord as error:
+                await self.on_rejected(RejectedRecord("claim", item.subject, item.seq, str(error)))
         return entries
 
-    def _facts(
-        self, entry: Entry, keep_s: float, revision: int | None = None
+    def _make_update(
+        self, entry: ClaimEntry, ttl_s: float, revision: int | None = None
     ) -> tuple[str, bytes, dict[str, str]]:
-        headers = {"Nats-TTL": _ttl(keep_s)}
+        headers = {"Nats-TTL": _format_ttl(ttl_s)}
         if revision is not None:
-            headers[_EXPECTED] = str(revision)
-        facts = {name: getattr(entry, name) for name in FACTS}
-        return claim_subject(entry.namespace, entry.claim_id), encoded(facts), headers
+            headers[_EXPECTED_LAST_SUBJECT_SEQUENCE] = str(revision)
+        metadata = {name: getattr(entry, name) for name in FACTS}
+        return claim_subject(entry.namespace, entry.claim_id), encode_json(metadata), headers
 
-    async def _arm(self, entry: Entry, seconds: float) -> None:
+    async def _publish_timer(self, entry: ClaimEntry, seconds: float) -> None:
         subject = due_subject(entry.namespace, entry.claim_id)
-        await self.wire.publish(subject, entry.state.encode(), {"Nats-TTL": _ttl(seconds)})
+        await self.jetstream.publish(subject, entry.state.encode(), {"Nats-TTL": _format_ttl(seconds)})
 
 
-def keep_s(entry: Entry, grace_s: int, now_ns: int) -> float:
+def metadata_ttl_s(entry: ClaimEntry, grace_s: int, now_ns: int) -> float:
     """How long facts stay if no collector ever comes: as long as a marker would."""
     return max((entry.expires_ns - now_ns) / SECOND_NS, 0) + grace_s + _MARKER_TTL_S
 
 
-async def ensure_stream(wire: Wire, config: Mapping[str, Any]) -> None:
+async def ensure_stream(jetstream: JetStreamClient, config: Mapping[str, Any]) -> None:
     try:
-        await wire.api(f"STREAM.CREATE.{config['name']}", config)
+        await jetstream.api_request(f"STREAM.CREATE.{config['name']}", config)
     except RequestError as error:
-        if error.err_code != NAME_IN_USE:
+        if error.err_code != STREAM_NAME_IN_USE:
             raise
-        there = (await wire.api(f"STREAM.INFO.{config['name']}"))["config"]
+        existing = (await jetstream.api_request(f"STREAM.INFO.{config['name']}"))["config"]
         needed = ("subjects", "max_msgs_per_subject", "allow_msg_ttl")
-        if any(there.get(key) != config[key] for key in needed if key in config):
+        if any(existing.get(key) != config[key] for key in needed if key in config):
             raise
 
 
-async def scan_subjects(wire: Wire, stream: str, subject: str) -> AsyncIterator[list[Stored]]:
+async def scan_subjects(
+    jetstream: JetStreamClient, stream: str, subject: str
+) -> AsyncIterator[list[StreamMessage]]:
     """The messages under a subject that are there now, through a consumer that lasts as long as the scan."""
     try:
-        made = await wire.api(
+        created = await jetstream.api_request(
             f"CONSUMER.CREATE.{stream}",
             {
                 "stream_name": stream,
@@ -265,18 +275,18 @@ async def scan_subjects(wire: Wire, stream: str, subject: str) -> AsyncIterator[
             },
         )
     except RequestError as error:
-        if error.err_code == STREAM_MISSING:
+        if error.err_code == STREAM_NOT_FOUND:
             return
         raise
-    name, left = made["name"], int(made.get("num_pending", 0))
+    name, remaining = created["name"], int(created.get("num_pending", 0))
     try:
-        while left > 0:
-            messages = await wire.pull(stream, name, min(left, _SCAN))
+        while remaining > 0:
+            messages = await jetstream.pull(stream, name, min(remaining, _SCAN_BATCH))
             if not messages:
                 return
-            left -= len(messages)
+            remaining -= len(messages)
             yield [
-                Stored(
+                StreamMessage(
                     message.subject,
                     message.metadata.sequence.stream,
                     message.headers or {},
@@ -286,8 +296,10 @@ async def scan_subjects(wire: Wire, stream: str, subject: str) -> AsyncIterator[
                 for message in messages
             ]
     finally:
-        await wire.post(f"CONSUMER.DELETE.{stream}.{name}")  # if that is lost it goes by itself
+        await jetstream.api_request_nowait(
+            f"CONSUMER.DELETE.{stream}.{name}"
+        )  # if that is lost it goes by itself
 
 
-def _ttl(seconds: float) -> str:
+def _format_ttl(seconds: float) -> str:
     return f"{min(max(1, -(-round(seconds * 1000) // 1000)), _TTL_MAX_S)}s"

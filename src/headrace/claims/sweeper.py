@@ -10,17 +10,17 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from headrace.claims.clock import SECOND_NS, rfc3339
+from headrace.claims.ack_floors import Floors
+from headrace.claims.claim_deletion import ClaimDeleter, CollectReport
+from headrace.claims.clock import SECOND_NS, format_rfc3339
 from headrace.claims.config import ClaimConfig
-from headrace.claims.floors import Floors
+from headrace.claims.gc_policy import GcDecision, decide
+from headrace.claims.jetstream_client import RequestTimeout
 from headrace.claims.metrics import Metrics
-from headrace.claims.records import Entry
-from headrace.claims.reference import end_of_hour_ns, id_in, parse_key
-from headrace.claims.registry import Registry, keep_s
-from headrace.claims.removal import Remover, Report
+from headrace.claims.records import ClaimEntry
+from headrace.claims.reference import parse_claim_id, parse_hour_end_ns, parse_key
+from headrace.claims.registry import Registry, metadata_ttl_s
 from headrace.claims.stores import ObjectInfo, ObjectStore
-from headrace.claims.verdicts import Verdict, judge
-from headrace.claims.wire import NoAnswer
 from headrace.errors import RequestError
 
 _LOG = logging.getLogger("headrace.claims")
@@ -30,17 +30,22 @@ class Sweeper:
     """Sweeps one namespace."""
 
     def __init__(
-        self, config: ClaimConfig, store: ObjectStore, registry: Registry, remover: Remover, metrics: Metrics
+        self,
+        config: ClaimConfig,
+        store: ObjectStore,
+        registry: Registry,
+        deleter: ClaimDeleter,
+        metrics: Metrics,
     ) -> None:
         self._config = config
         self._store = store
         self._registry = registry
-        self._remover = remover
+        self._deleter = deleter
         self._metrics = metrics
 
-    async def sweep(self, now_ns: int, *, dry_run: bool = False) -> Report:
-        report = Report()
-        await self._sweep_facts(now_ns, report, dry_run)
+    async def sweep(self, now_ns: int, *, dry_run: bool = False) -> CollectReport:
+        report = CollectReport()
+        await self._sweep_registry(now_ns, report, dry_run)
         await self._sweep_objects(now_ns, report, dry_run)
         await self._sweep_uploads(now_ns, report, dry_run)
         namespace = self._config.namespace
@@ -49,17 +54,17 @@ class Sweeper:
         self._metrics.orphaned.labels(namespace).set(report.orphans)
         return report
 
-    async def _sweep_facts(self, now_ns: int, report: Report, dry_run: bool) -> None:
+    async def _sweep_registry(self, now_ns: int, report: CollectReport, dry_run: bool) -> None:
         async for page in self._registry.scan(self._config.namespace):
             # Asked anew for each page: who began to need a claim meanwhile is heeded.
-            floors = Floors(self._registry.wire, self._registry.on_rejected)
-            doomed: list[tuple[Entry, str]] = []
+            floors = Floors(self._registry.jetstream, self._registry.on_rejected)
+            to_delete: list[tuple[ClaimEntry, str]] = []
             for entry in page:
-                verdict, is_forgotten = await self._look_at(entry, now_ns, floors)
-                if verdict.event:
-                    doomed.append((entry, verdict.event))
+                decision, is_forgotten = await self._look_at(entry, now_ns, floors)
+                if decision.event:
+                    to_delete.append((entry, decision.event))
                     report.lines.append(
-                        f"{verdict.event} {entry.claim_id} {entry.object_key}: {verdict.reason}"
+                        f"{decision.event} {entry.claim_id} {entry.object_key}: {decision.reason}"
                     )
                     continue
                 report.live += 1
@@ -67,18 +72,18 @@ class Sweeper:
                 if is_forgotten:
                     report.lines.append(f"release {entry.claim_id}: read or gone, and nobody released it")
                     report.released += dry_run or await self.try_release(entry, now_ns)
-            await self._remove(doomed, now_ns, report, dry_run)
+            await self._delete(to_delete, now_ns, report, dry_run)
 
-    async def _look_at(self, entry: Entry, now_ns: int, floors: Floors) -> tuple[Verdict, bool]:
+    async def _look_at(self, entry: ClaimEntry, now_ns: int, floors: Floors) -> tuple[GcDecision, bool]:
         """Judge a claim, and whether its release was lost; a claim whose streams cannot be asked about stays."""
         try:
-            verdict = await judge(entry, self._config, now_ns, floors)
-            return verdict, not verdict.event and await self.is_forgotten(entry, now_ns, floors)
-        except (NoAnswer, RequestError) as error:
+            decision = await decide(entry, self._config, now_ns, floors)
+            return decision, not decision.event and await self.needs_release(entry, now_ns, floors)
+        except (RequestTimeout, RequestError) as error:
             _LOG.warning("nobody says whether claim %s is needed, later again: %s", entry.claim_id, error)
-            return Verdict(""), False
+            return GcDecision(""), False
 
-    async def is_forgotten(self, entry: Entry, now_ns: int, floors: Floors) -> bool:
+    async def needs_release(self, entry: ClaimEntry, now_ns: int, floors: Floors) -> bool:
         """Whether everybody has read a claim that nobody released: the reader died between ack and release."""
         ttl = self._config.ttl
         is_young = now_ns < entry.created_ns + ttl.grace_period * SECOND_NS
@@ -87,37 +92,37 @@ class Sweeper:
         # By the server's clock the message was stored then at the earliest: the producer's may be ahead.
         stored_ns = entry.created_ns - self._config.clock_skew * SECOND_NS
         for stream, (seq, subject) in entry.places.items():
-            if not await floors.was_read(stream, subject, seq, stored_ns):
+            if not await floors.is_fully_read(stream, subject, seq, stored_ns):
                 return False
         return bool(entry.places)
 
-    async def try_release(self, entry: Entry, now_ns: int) -> bool:
+    async def try_release(self, entry: ClaimEntry, now_ns: int) -> bool:
         """Release a claim; False if the server refuses that or does not answer, and the next sweep tries again."""
         try:
             await self.release(entry, now_ns)
-        except (NoAnswer, RequestError) as error:
+        except (RequestTimeout, RequestError) as error:
             _LOG.warning("claim %s could not be released, later again: %s", entry.claim_id, error)
             return False
         return True
 
-    async def release(self, entry: Entry, now_ns: int) -> None:
+    async def release(self, entry: ClaimEntry, now_ns: int) -> None:
         released = replace(entry, state="released", released_ns=now_ns)
         ttl = self._config.ttl
-        if await self._registry.change(released, keep_s(entry, ttl.grace_period, now_ns)):
-            await self._registry.arm(released, ttl.retention_after_read)
+        if await self._registry.compare_and_set(released, metadata_ttl_s(entry, ttl.grace_period, now_ns)):
+            await self._registry.set_timer(released, ttl.retention_after_read)
 
-    async def _sweep_objects(self, now_ns: int, report: Report, dry_run: bool) -> None:
-        async for page in self._due_objects(now_ns):
-            ids = dict.fromkeys(id_in(info.key) for info in page)
+    async def _sweep_objects(self, now_ns: int, report: CollectReport, dry_run: bool) -> None:
+        async for page in self._iter_due_objects(now_ns):
+            ids = dict.fromkeys(parse_claim_id(info.key) for info in page)
             known = await self._registry.find_all(self._config.namespace, list(ids))
-            doomed = [(_entry_for(info, known, self._config), "expired") for info in page]
+            to_delete = [(_make_entry_for(info, known, self._config), "expired") for info in page]
             if dry_run:  # what has facts is counted with them, and would be gone by now
-                doomed = [(entry, event) for entry, event in doomed if not entry.revision]
-            report.orphans += len(doomed)
-            report.lines += [f"expired {entry.claim_id} {entry.object_key}: orphan" for entry, _ in doomed]
-            await self._remove(doomed, now_ns, report, dry_run)
+                to_delete = [(entry, event) for entry, event in to_delete if not entry.revision]
+            report.orphans += len(to_delete)
+            report.lines += [f"expired {entry.claim_id} {entry.object_key}: orphan" for entry, _ in to_delete]
+            await self._delete(to_delete, now_ns, report, dry_run)
 
-    async def _due_objects(self, now_ns: int) -> AsyncIterator[list[ObjectInfo]]:
+    async def _iter_due_objects(self, now_ns: int) -> AsyncIterator[list[ObjectInfo]]:
         """Pages of objects whose hour and grace have passed; each topic is listed up to the first that is not due."""
         grace_ns = self._config.end_grace_s * SECOND_NS
         for topic in await self._store.prefixes(f"{self._config.namespace}/"):
@@ -128,48 +133,48 @@ class Sweeper:
                 if page and not _is_hour_over(page[-1].key, now_ns - grace_ns):
                     break
 
-    async def _sweep_uploads(self, now_ns: int, report: Report, dry_run: bool) -> None:
+    async def _sweep_uploads(self, now_ns: int, report: CollectReport, dry_run: bool) -> None:
         """An upload that takes longer than a claim may live will not be completed."""
         limit_ns = now_ns - self._config.ttl.max_age * SECOND_NS
         for upload in await self._store.uploads():
-            if upload.initiated_ns > limit_ns or not upload.is_of(self._config.namespace):
+            if upload.initiated_ns > limit_ns or not upload.belongs_to(self._config.namespace):
                 continue
             report.uploads += 1
-            report.lines.append(f"abort upload of {upload.key}, begun {rfc3339(upload.initiated_ns)}")
+            report.lines.append(f"abort upload of {upload.key}, begun {format_rfc3339(upload.initiated_ns)}")
             if not dry_run:
                 await self._store.abort(upload)
 
-    async def _remove(
-        self, doomed: Sequence[tuple[Entry, str]], now_ns: int, report: Report, dry_run: bool
+    async def _delete(
+        self, to_delete: Sequence[tuple[ClaimEntry, str]], now_ns: int, report: CollectReport, dry_run: bool
     ) -> None:
         if dry_run:
-            report.expired += sum(event == "expired" for _, event in doomed)
-            report.collected += sum(event == "collected" for _, event in doomed)
-        elif doomed:
-            gone, _ = await self._remover.remove(doomed, now_ns, report)
-            await self._registry.stop_timers(entry for entry in gone if entry.revision)
+            report.expired += sum(event == "expired" for _, event in to_delete)
+            report.collected += sum(event == "collected" for _, event in to_delete)
+        elif to_delete:
+            deleted, _ = await self._deleter.delete(to_delete, now_ns, report)
+            await self._registry.cancel_timers(entry for entry in deleted if entry.revision)
 
 
 def _is_hour_over(key: str, limit_ns: int) -> bool:
     parts = key.split("/")
-    end_ns = end_of_hour_ns(parts[2]) if len(parts) > 2 else None
+    end_ns = parse_hour_end_ns(parts[2]) if len(parts) > 2 else None
     return end_ns is None or end_ns <= limit_ns
 
 
 def _is_due(info: ObjectInfo, limit_ns: int) -> bool:
     """Expired by its key and old enough by the store's clock; keys that no producer makes are left alone."""
     key = parse_key(info.key)
-    end_ns = end_of_hour_ns(key.hour) if key is not None else None
+    end_ns = parse_hour_end_ns(key.hour) if key is not None else None
     return end_ns is not None and end_ns <= limit_ns and info.modified_ns <= limit_ns
 
 
-def _entry_for(info: ObjectInfo, known: dict[str, Entry], config: ClaimConfig) -> Entry:
+def _make_entry_for(info: ObjectInfo, known: dict[str, ClaimEntry], config: ClaimConfig) -> ClaimEntry:
     """The facts of an object; for one that nobody knows, what its key tells."""
     namespace, topic, _, _ = info.key.split("/")
-    claim_id = id_in(info.key)
+    claim_id = parse_claim_id(info.key)
     entry = known.get(claim_id)
     if entry is not None and entry.object_key == info.key:
         return entry
-    return Entry(
+    return ClaimEntry(
         claim_id, namespace, topic, config.bucket, info.key, info.size, info.size, info.modified_ns, 0
     )

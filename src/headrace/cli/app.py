@@ -16,21 +16,26 @@ import typer
 from typer._completion_classes import completion_init
 from typer.core import TyperCommand, TyperGroup
 
-from headrace.cli import target as targets
-from headrace.cli.failures import CLOSED_PIPE, explain
-from headrace.cli.link import root_flags, silence
-from headrace.cli.show import note
+from headrace.cli import connection_target as targets
+from headrace.cli.exit_codes import CLOSED_PIPE, to_cli_error
+from headrace.cli.output import print_note
+from headrace.cli.session import discard_stdout, get_root_flags
 
 #: Panels of the help, and in them the commands: name, module, the typer application in it, what it does.
 COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
     "Broker": [
         (
             "serve",
-            "commands",
+            "local_commands",
             "serve_app",
             "Run a broker; takes nats-server's flags (headrace serve --help).",
         ),
-        ("fsck", "commands", "fsck_app", "Check a store that no broker has open, and repair it if told to."),
+        (
+            "fsck",
+            "local_commands",
+            "fsck_app",
+            "Check a store that no broker has open, and repair it if told to.",
+        ),
     ],
     "Streams": [
         ("stream", "stream", "stream_app", "Streams: make them, look at them, change them."),
@@ -67,12 +72,22 @@ COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "This tool": [
         ("context", "context", "context_app", "Saved connections; shared with the nats tool."),
-        ("completion", "commands", "completion_app", "Print the script that completes commands in a shell."),
-        ("version", "commands", "version_app", "Say which version this is, and what it is compatible with."),
+        (
+            "completion",
+            "local_commands",
+            "completion_app",
+            "Print the script that completes commands in a shell.",
+        ),
+        (
+            "version",
+            "local_commands",
+            "version_app",
+            "Say which version this is, and what it is compatible with.",
+        ),
     ],
 }
-_COMPLETE = "_HEADRACE_COMPLETE"
-_PLACES = {name: (module, app) for group in COMMANDS.values() for name, module, app, _ in group}
+_COMPLETE_VARIABLE = "_HEADRACE_COMPLETE"
+_LOCATIONS = {name: (module, app) for group in COMMANDS.values() for name, module, app, _ in group}
 #: Groups that read --server and NATS_URL themselves; the other ways to name a server reach them as their default.
 _OWN_SERVER_OPTION = {"claims", "pipeline"}
 
@@ -82,7 +97,7 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self._real: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}
         for panel, group in COMMANDS.items():
             for name, _, _, purpose in group:
                 stub = TyperCommand(name, help=purpose, rich_help_panel=panel)
@@ -97,31 +112,31 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands or ctx.meta.get("headrace.names"):
             return self.commands.get(cmd_name)
-        if cmd_name not in self._real:
-            self._real[cmd_name] = load(cmd_name, self.rich_markup_mode)
+        if cmd_name not in self._loaded:
+            self._loaded[cmd_name] = load_command(cmd_name, self.rich_markup_mode)
         if cmd_name in _OWN_SERVER_OPTION and not ctx.resilient_parsing:
-            _tell_server(ctx, self._real[cmd_name])
-        return self._real[cmd_name]
+            _set_default_server(ctx, self._loaded[cmd_name])
+        return self._loaded[cmd_name]
 
 
-def _tell_server(ctx: Any, group: Any) -> None:
+def _set_default_server(ctx: Any, group: Any) -> None:
     """Let a group's own --server default to what was said before it, in HEADRACE_URL or in a context."""
     import logging
 
     logging.getLogger("nats").addHandler(logging.NullHandler())
-    server = targets.resolve(root_flags(ctx)).server
-    if server != targets.LOCAL:
+    server = targets.resolve_target(get_root_flags(ctx)).server
+    if server != targets.DEFAULT_SERVER:
         defaults = {name: {"server": server} for name in group.commands}
         ctx.default_map = {**(ctx.default_map or {}), group.name: defaults}
 
 
-def load(name: str, markup: Any = None) -> Any:
+def load_command(name: str, markup: Any = None) -> Any:
     """The real command or group of a name."""
-    module, attribute = _PLACES[name]
+    module, attribute = _LOCATIONS[name]
     instance: typer.Typer = getattr(importlib.import_module(f"headrace.cli.{module}"), attribute)
     instance.rich_markup_mode = markup
-    alone = len(instance.registered_commands) == 1 and not instance.registered_callback
-    command = typer.main.get_command(instance) if alone else typer.main.get_group(instance)
+    is_single = len(instance.registered_commands) == 1 and not instance.registered_callback
+    command = typer.main.get_command(instance) if is_single else typer.main.get_group(instance)
     command.name = name
     return command
 
@@ -133,46 +148,46 @@ def root(**flags: Any) -> None:
     """
 
 
-def command() -> Any:
+def make_command() -> Any:
     """The whole command line; drawn with rich where a person sees it."""
-    seen = sys.stdout.isatty() and sys.stderr.isatty()
+    is_interactive = sys.stdout.isatty() and sys.stderr.isatty()
     app = typer.Typer(
         name="headrace",
         cls=LazyGroup,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich" if seen else None,
+        rich_markup_mode="rich" if is_interactive else None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    kinds = targets.OPTIONS
+    option_types = targets.OPTIONS
     root.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None)
-            for name, kind in kinds.items()
+            for name, kind in option_types.items()
         ]
     )
-    root.__annotations__ = dict(kinds)
+    root.__annotations__ = dict(option_types)
     app.callback()(root)
     return typer.main.get_command(app)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code. What the user got wrong is explained, never a traceback."""
-    if _COMPLETE in os.environ:
+    if _COMPLETE_VARIABLE in os.environ:
         # The framework knows the shells only after this call, or with its own options to install itself.
         completion_init()
     elif not arguments:
         arguments = ["--help"]
     try:
-        command()(list(arguments), prog_name="headrace", complete_var=_COMPLETE)
+        make_command()(list(arguments), prog_name="headrace", complete_var=_COMPLETE_VARIABLE)
         sys.stdout.flush()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BrokenPipeError:
-        silence()
+        discard_stdout()
         return CLOSED_PIPE
     except Exception as error:
-        failure = explain(error)
-        note(f"headrace: {failure}")
-        return failure.code
+        cli_error = to_cli_error(error)
+        print_note(f"headrace: {cli_error}")
+        return cli_error.code
     return 0

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli import show
-from headrace.cli.failures import MISUSED, Failure
-from headrace.cli.link import Link, connected
+from headrace.cli import output
+from headrace.cli.exit_codes import USAGE_ERROR, CliError
+from headrace.cli.session import CliSession, with_connection
 
 if TYPE_CHECKING:
     from headrace.client import Message
@@ -31,10 +31,10 @@ _FIELDS = {
     "expect_last_subject_sequence",
     "expect_last_subject",
 }
-_PAYLOADS = {"payload", "payload_base64", "data"}
+_PAYLOAD_FIELDS = {"payload", "payload_base64", "data"}
 
 
-class Form(StrEnum):
+class InputFormat(StrEnum):
     """What the input is made of."""
 
     LINES = "lines"
@@ -43,22 +43,22 @@ class Form(StrEnum):
 
 
 @batch_app.command()
-@connected
+@with_connection
 async def batch(
-    link: Link,
+    session: CliSession,
     inputs: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[FILE]...", help="Where the messages are; standard input if none."),
     ] = None,
     subject: Annotated[str, typer.Option("--subject", help="The subject of messages that name none.")] = "",
     form: Annotated[
-        Form,
+        InputFormat,
         typer.Option(
             "--format",
             metavar="lines|ndjson|files",
             help="A message is a line, a JSON object on a line, or a whole file.",
         ),
-    ] = Form.LINES,
+    ] = InputFormat.LINES,
     ack_every: Annotated[int, typer.Option(min=1, help="How often the server is asked on the way.")] = 100,
 ) -> None:
     """Store messages as one atomic batch: all of them with consecutive sequences, or none.
@@ -68,14 +68,14 @@ async def batch(
     """
     messages = list(_READERS[form](inputs or [], subject))
     if not messages:
-        raise Failure("there is nothing to store: the input is empty", MISUSED)
-    ack = await link.js.publish_batch(messages, ack_every=ack_every, timeout=link.timeout)
-    facts = {"stream": ack.stream, "first_seq": ack.first_seq, "last_seq": ack.seq, "count": len(messages)}
+        raise CliError("there is nothing to store: the input is empty", USAGE_ERROR)
+    ack = await session.js.publish_batch(messages, ack_every=ack_every, timeout=session.timeout)
+    values = {"stream": ack.stream, "first_seq": ack.first_seq, "last_seq": ack.seq, "count": len(messages)}
     text = f"stored {len(messages):,} messages in {ack.stream}, sequences {ack.first_seq:,} to {ack.seq:,}"
-    show.done(link.json, facts, text)
+    output.print_result(session.json, values, text)
 
 
-def _input(paths: list[Path]) -> Iterator[tuple[str, int, bytes]]:
+def _iter_input_lines(paths: list[Path]) -> Iterator[tuple[str, int, bytes]]:
     """Every line, with where it stands."""
     if not paths:
         for number, line in enumerate(sys.stdin.buffer, 1):
@@ -86,57 +86,57 @@ def _input(paths: list[Path]) -> Iterator[tuple[str, int, bytes]]:
                 yield str(path), number, line.rstrip(b"\r\n")
 
 
-def _need_subject(subject: str) -> str:
+def _require_subject(subject: str) -> str:
     if not subject:
-        raise Failure("on which subject? Give --subject", MISUSED)
+        raise CliError("on which subject? Give --subject", USAGE_ERROR)
     return subject
 
 
-def _lines(paths: list[Path], subject: str) -> Iterator[Message]:
+def _read_lines(paths: list[Path], subject: str) -> Iterator[Message]:
     from headrace.client import Message
 
-    _need_subject(subject)
-    for _, _, line in _input(paths):
+    _require_subject(subject)
+    for _, _, line in _iter_input_lines(paths):
         yield Message(subject, line)
 
 
-def _files(paths: list[Path], subject: str) -> Iterator[Message]:
+def _read_files(paths: list[Path], subject: str) -> Iterator[Message]:
     from headrace.client import Message
 
-    _need_subject(subject)
+    _require_subject(subject)
     if not paths:
-        raise Failure("which files? Name them after the options", MISUSED)
+        raise CliError("which files? Name them after the options", USAGE_ERROR)
     for path in paths:
         yield Message(subject, path.read_bytes(), {"File-Name": path.name})
 
 
-def _objects(paths: list[Path], subject: str) -> Iterator[Message]:
+def _read_ndjson(paths: list[Path], subject: str) -> Iterator[Message]:
     from headrace.client import Message
 
-    for source, number, line in _input(paths):
+    for source, number, line in _iter_input_lines(paths):
         if not line.strip():
             continue
         try:
-            values = _checked(json.loads(line))
+            values = _check_fields(json.loads(line))
             values.setdefault("subject", subject)
             yield Message(
-                payload=_payload(values), **{"subject": _need_subject(values.pop("subject")), **values}
+                payload=_pop_payload(values), **{"subject": _require_subject(values.pop("subject")), **values}
             )
-        except (ValueError, Failure) as error:
-            raise Failure(f"{source}, line {number}: {error}", MISUSED) from None
+        except (ValueError, CliError) as error:
+            raise CliError(f"{source}, line {number}: {error}", USAGE_ERROR) from None
 
 
-def _checked(values: Any) -> dict[str, Any]:
+def _check_fields(values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError("a JSON object was expected")
-    if unknown := values.keys() - _FIELDS - _PAYLOADS:
+    if unknown := values.keys() - _FIELDS - _PAYLOAD_FIELDS:
         raise ValueError(
-            f"unknown {', '.join(sorted(unknown))}; known are {', '.join(sorted(_FIELDS | _PAYLOADS))}"
+            f"unknown {', '.join(sorted(unknown))}; known are {', '.join(sorted(_FIELDS | _PAYLOAD_FIELDS))}"
         )
     return values
 
 
-def _payload(values: dict[str, Any]) -> bytes:
+def _pop_payload(values: dict[str, Any]) -> bytes:
     """The payload, taken out of the values: text as it is, anything else as JSON."""
     encoded = values.pop("payload_base64", None)
     payload = values.pop("payload", None)
@@ -149,4 +149,4 @@ def _payload(values: dict[str, Any]) -> bytes:
     return chosen.encode() if isinstance(chosen, str) else json.dumps(chosen).encode()
 
 
-_READERS = {Form.LINES: _lines, Form.NDJSON: _objects, Form.FILES: _files}
+_READERS = {InputFormat.LINES: _read_lines, InputFormat.NDJSON: _read_ndjson, InputFormat.FILES: _read_files}

@@ -24,7 +24,7 @@ claims_app = typer.Typer(
 )
 
 ServerUrl = Annotated[str, typer.Option("--server", "-s", envvar="NATS_URL", help="Where the server is.")]
-LOCAL = "nats://127.0.0.1:4222"
+DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", envvar="HEADRACE_CLAIMS", help="The YAML file of the namespaces.")
 ]
@@ -38,14 +38,14 @@ def lint(
     config: ConfigFile = DEFAULT_FILE,
     stream: Annotated[list[str] | None, typer.Option(help="A stream with references; repeatable.")] = None,
     namespace: Namespace = "",
-    server: ServerUrl = LOCAL,
+    server: ServerUrl = DEFAULT_SERVER,
 ) -> None:
     """Check configurations against streams, consumers, the store and what others published; 1 if one is wrong."""
 
     async def work(connection: Connection) -> int:
         found = []
-        for item in _configs(config, namespace):
-            async with _opened(connection, item) as claims:
+        for item in _load_configs(config, namespace):
+            async with _open_claims(connection, item) as claims:
                 await claims.registry.ensure()
                 found += await claims.lint(stream or ())
         for finding in found:
@@ -56,16 +56,18 @@ def lint(
 
 
 @claims_app.command()
-def publish(config: ConfigFile = DEFAULT_FILE, namespace: Namespace = "", server: ServerUrl = LOCAL) -> None:
+def publish(
+    config: ConfigFile = DEFAULT_FILE, namespace: Namespace = "", server: ServerUrl = DEFAULT_SERVER
+) -> None:
     """Make these the namespaces' configurations, for every program to agree with."""
 
     async def work(connection: Connection) -> int:
-        from headrace.claims import namespaces
+        from headrace.claims import published_config
 
-        for item in _configs(config, namespace):
-            async with _opened(connection, item) as claims:
+        for item in _load_configs(config, namespace):
+            async with _open_claims(connection, item) as claims:
                 await claims.registry.ensure()
-                await namespaces.publish(claims.wire, item)
+                await published_config.publish(claims.jetstream, item)
                 typer.echo(f"published {item.namespace}")
         return 0
 
@@ -79,13 +81,13 @@ def collect(
     watch: Annotated[bool, typer.Option(help="Go on until stopped.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Say what would be removed, and remove nothing.")] = False,
     metrics_port: Annotated[int, typer.Option(min=0, help="Export metrics there; 0 does not.")] = 0,
-    server: ServerUrl = LOCAL,
+    server: ServerUrl = DEFAULT_SERVER,
 ) -> None:
     """Remove what is due and what was orphaned; any number of collectors may run."""
 
     async def work(connection: Connection) -> int:
         from headrace.claims import Metrics
-        from headrace.claims.service import until_cancelled
+        from headrace.claims.collector_service import run_until_cancelled
 
         metrics = Metrics()
         if metrics_port:
@@ -94,17 +96,17 @@ def collect(
             start_http_server(metrics_port, addr="127.0.0.1", registry=metrics.registry)
         failed = 0
         watching: list[Awaitable[None]] = []
-        for item in _configs(config, namespace):
-            claims = _claims(connection, item, metrics)
+        for item in _load_configs(config, namespace):
+            claims = _make_claims(connection, item, metrics)
             await claims.set_up()
             if watch:
                 watching.append(claims.collector.watch())
                 continue
             report = await claims.collector.collect(dry_run=dry_run)
             failed += report.failed
-            _tell(item.namespace, report, dry_run)
+            _print_report(item.namespace, report, dry_run)
             await claims.close()
-        await until_cancelled(*watching)
+        await run_until_cancelled(*watching)
         return int(failed > 0)
 
     _run(server, work)
@@ -114,26 +116,26 @@ def collect(
 def show(
     claim_id: Annotated[str, typer.Argument(help="The claim's id.")],
     json: Json = False,
-    server: ServerUrl = LOCAL,
+    server: ServerUrl = DEFAULT_SERVER,
 ) -> None:
     """A claim's facts and everything that happened to it."""
 
     async def work(connection: Connection) -> int:
-        from headrace.claims.audit import Audit
-        from headrace.claims.clock import rfc3339
-        from headrace.claims.wire import Wire
+        from headrace.claims.audit_trail import Audit
+        from headrace.claims.clock import format_rfc3339
+        from headrace.claims.jetstream_client import JetStreamClient
 
-        wire = Wire(connection)
-        facts = await _facts(wire, claim_id)
-        events = [event async for event in Audit(wire).events(claim_id=claim_id)]
-        if not facts and not events:
+        jetstream = JetStreamClient(connection)
+        metadata = await _get_claim_metadata(jetstream, claim_id)
+        events = [event async for event in Audit(jetstream).events(claim_id=claim_id)]
+        if not metadata and not events:
             typer.echo(f"headrace claims: there is no claim {claim_id!r}, and no trace of one", err=True)
             return 1
-        if facts:
-            typer.echo(jsonlib.dumps(facts, indent=None if json else 2))
+        if metadata:
+            typer.echo(jsonlib.dumps(metadata, indent=None if json else 2))
         for event in events:
-            line = {"time": rfc3339(event.time_ns), "event": event.event, **event.facts}
-            typer.echo(jsonlib.dumps(line) if json else _line(line))
+            line = {"time": format_rfc3339(event.time_ns), "event": event.event, **event.details}
+            typer.echo(jsonlib.dumps(line) if json else _format_line(line))
         return 0
 
     _run(server, work)
@@ -143,16 +145,16 @@ def show(
 def list_claims(
     namespace: Annotated[str, typer.Argument(help="The namespace; all when left out.")] = "*",
     json: Json = False,
-    server: ServerUrl = LOCAL,
+    server: ServerUrl = DEFAULT_SERVER,
 ) -> None:
     """The claims in the registry, oldest first."""
 
     async def work(connection: Connection) -> int:
-        from headrace.claims.clock import rfc3339
+        from headrace.claims.clock import format_rfc3339
+        from headrace.claims.jetstream_client import JetStreamClient
         from headrace.claims.registry import Registry
-        from headrace.claims.wire import Wire
 
-        async for page in Registry(Wire(connection)).scan(namespace):
+        async for page in Registry(JetStreamClient(connection)).scan(namespace):
             for entry in page:
                 line = {
                     "claim": entry.claim_id,
@@ -160,35 +162,35 @@ def list_claims(
                     "subject": entry.subject,
                     "state": entry.state,
                     "size": entry.original_size,
-                    "created": rfc3339(entry.created_ns),
-                    "expires": rfc3339(entry.expires_ns),
+                    "created": format_rfc3339(entry.created_ns),
+                    "expires": format_rfc3339(entry.expires_ns),
                 }
-                typer.echo(jsonlib.dumps(line) if json else _line(line))
+                typer.echo(jsonlib.dumps(line) if json else _format_line(line))
         return 0
 
     _run(server, work)
 
 
 @claims_app.command()
-def stats(json: Json = False, server: ServerUrl = LOCAL) -> None:
+def stats(json: Json = False, server: ServerUrl = DEFAULT_SERVER) -> None:
     """Each namespace in figures: what lives, and what happened so far."""
 
     async def work(connection: Connection) -> int:
-        from headrace.claims.stats import figures
-        from headrace.claims.wire import Wire
+        from headrace.claims.jetstream_client import JetStreamClient
+        from headrace.claims.namespace_stats import collect_stats
 
-        for line in await figures(Wire(connection)):
-            typer.echo(jsonlib.dumps(line) if json else _line(line))
+        for line in await collect_stats(JetStreamClient(connection)):
+            typer.echo(jsonlib.dumps(line) if json else _format_line(line))
         return 0
 
     _run(server, work)
 
 
-def _line(values: dict[str, Any]) -> str:
+def _format_line(values: dict[str, Any]) -> str:
     return "  ".join(f"{key}={value}" for key, value in values.items())
 
 
-def _tell(namespace: str, report: Any, dry_run: bool) -> None:
+def _print_report(namespace: str, report: Any, dry_run: bool) -> None:
     for line in report.lines if dry_run else ():
         typer.echo(f"{namespace}: {line}")
     verb = "would remove" if dry_run else "removed"
@@ -198,46 +200,46 @@ def _tell(namespace: str, report: Any, dry_run: bool) -> None:
     )
 
 
-async def _facts(wire: Any, claim_id: str) -> dict[str, Any] | None:
+async def _get_claim_metadata(jetstream: Any, claim_id: str) -> dict[str, Any] | None:
     from headrace.claims.registry import STREAM, claim_subject
 
-    found = await wire.last_of(STREAM, [claim_subject("*", claim_id)])
+    found = await jetstream.get_last_per_subject(STREAM, [claim_subject("*", claim_id)])
     return next((_readable(item) for item in found.values() if item.data), None)
 
 
 def _readable(item: Any) -> dict[str, Any]:
     """A claim's facts as they are written down; what is wrong with those that nobody uses."""
-    from headrace.claims.records import FACTS, Malformed, decode_entry
+    from headrace.claims.records import FACTS, MalformedRecord, decode_entry
 
     try:
         entry = decode_entry(item.subject, item.data, item.seq, item.time_ns)
-    except Malformed as error:
+    except MalformedRecord as error:
         return {"malformed": str(error), "text": item.data[:1000].decode(errors="replace")}
     return {name: getattr(entry, name) for name in FACTS}
 
 
-def _configs(path: Path, namespace: str) -> list[ClaimConfig]:
+def _load_configs(path: Path, namespace: str) -> list[ClaimConfig]:
     from headrace.claims import load_all
 
     return [item for item in load_all(path) if namespace in ("", item.namespace)]
 
 
-def _claims(connection: Connection, config: ClaimConfig, metrics: Any = None) -> Claims:
+def _make_claims(connection: Connection, config: ClaimConfig, metrics: Any = None) -> Claims:
     from headrace.claims import Claims
 
     return Claims(connection, config, metrics=metrics)
 
 
 @asynccontextmanager
-async def _opened(connection: Connection, config: ClaimConfig) -> AsyncIterator[Claims]:
-    claims = _claims(connection, config)
+async def _open_claims(connection: Connection, config: ClaimConfig) -> AsyncIterator[Claims]:
+    claims = _make_claims(connection, config)
     try:
         yield claims
     finally:
         await claims.close()
 
 
-def _event_loop() -> Any:
+def _get_event_loop_module() -> Any:
     """uvloop where it exists: a collector is a third faster on it."""
     try:
         import uvloop
@@ -246,14 +248,16 @@ def _event_loop() -> Any:
     return uvloop
 
 
-async def _connected(server: str) -> Connection:
+async def _connect(server: str) -> Connection:
     """Connect now or not at all; a server that was there once may go and come back."""
     import nats
 
-    from headrace.claims.connections import connect
+    from headrace.claims.lenient_parsing import connect
 
-    probe = await nats.connect(server, connect_timeout=5, max_reconnect_attempts=1, reconnect_time_wait=0.1)
-    await probe.close()
+    test_connection = await nats.connect(
+        server, connect_timeout=5, max_reconnect_attempts=1, reconnect_time_wait=0.1
+    )
+    await test_connection.close()
     return await connect(server, connect_timeout=5, max_reconnect_attempts=-1)
 
 
@@ -264,24 +268,24 @@ def _run(server: str, work: Callable[[Connection], Awaitable[int]]) -> None:
         from nats.errors import Error as NatsError
         from nats.errors import NoServersError
 
-        from headrace.claims.wire import NoAnswer
+        from headrace.claims.jetstream_client import RequestTimeout
         from headrace.errors import HeadraceError
 
         try:
-            connection = await _connected(server)
+            connection = await _connect(server)
         except (NatsError, NoServersError, OSError) as error:
             typer.echo(f"headrace claims: no server at {server}: {error}", err=True)
             return 1
         try:
             return await work(connection)
-        except (HeadraceError, NoAnswer) as error:
+        except (HeadraceError, RequestTimeout) as error:
             typer.echo(f"headrace claims: {error}", err=True)
             return 1
         finally:
             await connection.close()
 
     try:
-        code = _event_loop().run(session())
+        code = _get_event_loop_module().run(session())
     except ModuleNotFoundError as error:
         typer.echo(f"headrace claims: {error.name} is missing: pip install 'headrace[claims]'", err=True)
         code = 1

@@ -1,4 +1,4 @@
-"""`headrace consumer ...`: look at consumers, make, change, pause, reset and remove them. Reading is `consumer_reading`."""
+"""`headrace consumer ...`: look at consumers, make, change, pause, reset and remove them. Reading is `consumer_messages`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import consumer_options, show
-from headrace.cli.arguments import Consumer, Force, NewName, Stream
-from headrace.cli.consumer_reading import reading_commands
-from headrace.cli.failures import MISUSED, Failure
-from headrace.cli.link import Link, configured, connected
+from headrace.cli import consumer_options, output
+from headrace.cli.consumer_messages import reading_commands
+from headrace.cli.exit_codes import USAGE_ERROR, CliError
+from headrace.cli.session import CliSession, with_connection, with_options
+from headrace.cli.shared_options import Consumer, Force, NewName, Stream
 
 consumer_app = typer.Typer(
     help="Consumers of a stream: make them, read through them, reset them.", no_args_is_help=True
@@ -20,28 +20,28 @@ _NEVER = "0001-01-01T00:00:00Z"
 
 
 @consumer_app.command("ls")
-@connected
+@with_connection
 async def ls(
-    link: Link,
+    session: CliSession,
     stream: Stream,
     only_names: Annotated[bool, typer.Option("--names", "-n", help="Only their names.")] = False,
 ) -> None:
     """List the consumers of a stream."""
-    found = await link.listed(f"CONSUMER.LIST.{stream}", "consumers")
+    found = await session.list_all(f"CONSUMER.LIST.{stream}", "consumers")
     found.sort(key=lambda info: str(info["name"]))
     if only_names:
         for each in found:
             print(each["name"])
-    elif link.json:
-        show.document(found)
+    elif session.json:
+        output.print_json(found)
     elif not found:
-        show.note(f"{stream} has no consumers; 'headrace consumer add {stream} NAME' makes one")
+        output.print_note(f"{stream} has no consumers; 'headrace consumer add {stream} NAME' makes one")
     else:
         columns = ("name", "kind", "filter", "delivered", "unprocessed", "ack pending", "ack floor", "state")
-        show.table(columns, map(_row, found))
+        output.print_table(columns, map(_make_row, found))
 
 
-def _row(info: dict[str, Any]) -> tuple[object, ...]:
+def _make_row(info: dict[str, Any]) -> tuple[object, ...]:
     return (
         info["name"],
         _kind(info["config"]),
@@ -55,8 +55,8 @@ def _row(info: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _kind(config: dict[str, Any]) -> str:
-    way = "push" if config.get("deliver_subject") else "pull"
-    return way if config.get("durable_name") else f"{way}, ephemeral"
+    mode = "push" if config.get("deliver_subject") else "pull"
+    return mode if config.get("durable_name") else f"{mode}, ephemeral"
 
 
 def _filters(config: dict[str, Any]) -> list[str]:
@@ -65,35 +65,35 @@ def _filters(config: dict[str, Any]) -> list[str]:
 
 
 @consumer_app.command()
-@connected
-async def info(link: Link, stream: Stream, consumer: Consumer) -> None:
+@with_connection
+async def info(session: CliSession, stream: Stream, consumer: Consumer) -> None:
     """Show a consumer's configuration and state."""
-    present(link, await link.api(f"CONSUMER.INFO.{stream}.{consumer}"))
+    print_consumer(session, await session.api_request(f"CONSUMER.INFO.{stream}.{consumer}"))
 
 
-def present(link: Link, found: dict[str, Any]) -> None:
+def print_consumer(session: CliSession, found: dict[str, Any]) -> None:
     """A consumer as people or programs read it."""
-    if link.json:
-        show.document(found)
+    if session.json:
+        output.print_json(found)
         return
     config = found["config"]
-    show.facts(f"Consumer {found['name']} of {found['stream_name']}", _config_facts(config))
-    left = found.get("pause_remaining")
-    show.facts(
+    output.print_fields(f"Consumer {found['name']} of {found['stream_name']}", _make_config_fields(config))
+    remaining = found.get("pause_remaining")
+    output.print_fields(
         "State",
         {
-            "delivered": _place(found["delivered"]),
-            "ack floor": _place(found["ack_floor"]),
+            "delivered": _format_position(found["delivered"]),
+            "ack floor": _format_position(found["ack_floor"]),
             "unprocessed": f"{found['num_pending']:,}",
             "ack pending": f"{found['num_ack_pending']:,}",
             "redelivered": f"{found['num_redelivered']:,}",
             "waiting pulls": f"{found['num_waiting']:,}" if not config.get("deliver_subject") else None,
-            "paused for": show.span(left) if left else None,
+            "paused for": output.format_duration(remaining) if remaining else None,
         },
     )
 
 
-def _config_facts(config: dict[str, Any]) -> dict[str, object]:
+def _make_config_fields(config: dict[str, Any]) -> dict[str, object]:
     return {
         "description": config.get("description"),
         "kind": _kind(config),
@@ -102,31 +102,31 @@ def _config_facts(config: dict[str, Any]) -> dict[str, object]:
         "filter": _filters(config),
         "start": config["deliver_policy"],
         "start sequence": config.get("opt_start_seq"),
-        "start time": show.moment(config.get("opt_start_time")),
+        "start time": output.format_time(config.get("opt_start_time")),
         "acknowledge": config["ack_policy"],
-        "ack wait": show.span(config["ack_wait"]) if config.get("ack_wait") else None,
-        "max deliveries": show.limit(config.get("max_deliver")),
-        "backoff": [show.span(wait) for wait in config.get("backoff") or ()],
-        "max ack pending": show.limit(config.get("max_ack_pending")),
+        "ack wait": output.format_duration(config["ack_wait"]) if config.get("ack_wait") else None,
+        "max deliveries": output.format_limit(config.get("max_deliver")),
+        "backoff": [output.format_duration(wait) for wait in config.get("backoff") or ()],
+        "max ack pending": output.format_limit(config.get("max_ack_pending")),
         "replay": config["replay_policy"],
-        "removed when unused": show.span(config["inactive_threshold"])
+        "removed when unused": output.format_duration(config["inactive_threshold"])
         if config.get("inactive_threshold")
         else None,
-        "paused until": show.moment(config.get("pause_until")),
+        "paused until": output.format_time(config.get("pause_until")),
         "on": ", ".join(key for key, value in config.items() if value is True),
         "metadata": [f"{key}={value}" for key, value in (config.get("metadata") or {}).items()],
     }
 
 
-def _place(at: dict[str, Any]) -> str:
-    return f"stream {at['stream_seq']:,}, consumer {at['consumer_seq']:,}"
+def _format_position(position: dict[str, Any]) -> str:
+    return f"stream {position['stream_seq']:,}, consumer {position['consumer_seq']:,}"
 
 
 @consumer_app.command()
-@connected
-@configured(consumer_options.OPTIONS, into="given")
+@with_connection
+@with_options(consumer_options.OPTIONS, into="given")
 async def add(
-    link: Link,
+    session: CliSession,
     stream: Stream,
     name: NewName,
     given: dict[str, Any],
@@ -138,88 +138,101 @@ async def add(
 ) -> None:
     """Make a consumer: durable and pulled, unless options say otherwise."""
     if for_sourcing:
-        await _add_for_sourcing(link, stream, name, given)
+        await _add_for_sourcing(session, stream, name, given)
         return
     config = {"name": name, "ack_policy": "explicit", "deliver_policy": "all", "replay_policy": "instant"}
     config |= {} if ephemeral else {"durable_name": name}
-    present(link, await _send(link, stream, name, consumer_options.apply(config, given), "create"))
+    print_consumer(
+        session,
+        await _create_or_update(
+            session, stream, name, consumer_options.apply_options(config, given), "create"
+        ),
+    )
 
 
-async def _send(link: Link, stream: str, name: str, config: dict[str, Any], action: str) -> dict[str, Any]:
+async def _create_or_update(
+    session: CliSession, stream: str, name: str, config: dict[str, Any], action: str
+) -> dict[str, Any]:
     call = f"CONSUMER.CREATE.{stream}.{name}"
     if config.get("filter_subject"):
         call += f".{config['filter_subject']}"
-    return await link.api(call, {"stream_name": stream, "config": config, "action": action})
+    return await session.api_request(call, {"stream_name": stream, "config": config, "action": action})
 
 
-async def _add_for_sourcing(link: Link, stream: str, name: str, given: dict[str, Any]) -> None:
+async def _add_for_sourcing(session: CliSession, stream: str, name: str, given: dict[str, Any]) -> None:
     """The consumer that `client.sourcing` makes, and how the copying stream names it."""
     from nats.js.api import DeliverPolicy, ReplayPolicy
 
     allowed = {"filters", "start", "deliver", "replay", "max_pending", "description", "metadata"}
     if other := given.keys() - allowed:
         flags = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(other))
-        raise Failure(f"{flags} cannot be chosen for a sourcing consumer: it needs fixed ones", MISUSED)
+        raise CliError(f"{flags} cannot be chosen for a sourcing consumer: it needs fixed ones", USAGE_ERROR)
     if not given.get("deliver"):
-        raise Failure("to which subject shall it deliver? Give --deliver SUBJECT", MISUSED)
-    wanted = consumer_options.apply({}, given)
-    policy = wanted.get("deliver_policy")
+        raise CliError("to which subject shall it deliver? Give --deliver SUBJECT", USAGE_ERROR)
+    new_config = consumer_options.apply_options({}, given)
+    policy = new_config.get("deliver_policy")
     explicit = policy if policy in ("all", "new", "last", "last_per_subject") else None
-    start = wanted.get("opt_start_time")
-    made = await link.js.create_sourcing_consumer(
+    start = new_config.get("opt_start_time")
+    created = await session.js.create_sourcing_consumer(
         stream,
         name,
-        wanted["deliver_subject"],
+        new_config["deliver_subject"],
         filter_subjects=given.get("filters") or (),
-        start_seq=wanted.get("opt_start_seq"),
-        start_time=consumer_options.time_of(start) if start else None,
+        start_seq=new_config.get("opt_start_seq"),
+        start_time=consumer_options.parse_time(start) if start else None,
         deliver_policy=DeliverPolicy(explicit) if explicit else None,
-        replay_policy=ReplayPolicy(wanted.get("replay_policy", "instant")),
-        max_ack_pending=wanted.get("max_ack_pending"),
-        description=wanted.get("description"),
-        metadata=wanted.get("metadata"),
+        replay_policy=ReplayPolicy(new_config.get("replay_policy", "instant")),
+        max_ack_pending=new_config.get("max_ack_pending"),
+        description=new_config.get("description"),
+        metadata=new_config.get("metadata"),
     )
-    present(link, await link.api(f"CONSUMER.INFO.{stream}.{made.name}"))
-    through = f"--source {stream} --through {name}:{wanted['deliver_subject']}"
-    show.note(f"now: headrace stream add COPY {through}")
+    print_consumer(session, await session.api_request(f"CONSUMER.INFO.{stream}.{created.name}"))
+    source_flags = f"--source {stream} --through {name}:{new_config['deliver_subject']}"
+    output.print_note(f"now: headrace stream add COPY {source_flags}")
 
 
 @consumer_app.command()
-@connected
-@configured(consumer_options.OPTIONS, into="given")
+@with_connection
+@with_options(consumer_options.OPTIONS, into="given")
 async def edit(
-    link: Link,
+    session: CliSession,
     stream: Stream,
     consumer: Consumer,
     given: dict[str, Any],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
 ) -> None:
     """Change a consumer; what is not named stays as it is."""
-    now = (await link.api(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
-    wanted = consumer_options.apply(now, given)
-    changed = {key: wanted.get(key) for key in {**now, **wanted} if wanted.get(key) != now.get(key)}
+    current = (await session.api_request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
+    new_config = consumer_options.apply_options(current, given)
+    changed = {
+        key: new_config.get(key)
+        for key in {**current, **new_config}
+        if new_config.get(key) != current.get(key)
+    }
     if dry_run:
-        show.changes(link.json, now, changed)
+        output.print_changes(session.json, current, changed)
         return
     if not changed:
-        show.note(f"{consumer} is like that already")
-    present(link, await _send(link, stream, consumer, wanted, "update"))
+        output.print_note(f"{consumer} is like that already")
+    print_consumer(session, await _create_or_update(session, stream, consumer, new_config, "update"))
 
 
 @consumer_app.command()
-@connected
-async def rm(link: Link, stream: Stream, consumer: Consumer, force: Force = False) -> None:
+@with_connection
+async def rm(session: CliSession, stream: Stream, consumer: Consumer, force: Force = False) -> None:
     """Remove a consumer; the stream's messages stay."""
-    await link.api(f"CONSUMER.INFO.{stream}.{consumer}")
-    show.confirm(f"Remove consumer {consumer} of {stream}, and how far it is?", force)
-    await link.api(f"CONSUMER.DELETE.{stream}.{consumer}")
-    show.done(link.json, {"stream": stream, "consumer": consumer}, f"removed {consumer} of {stream}")
+    await session.api_request(f"CONSUMER.INFO.{stream}.{consumer}")
+    output.confirm(f"Remove consumer {consumer} of {stream}, and how far it is?", force)
+    await session.api_request(f"CONSUMER.DELETE.{stream}.{consumer}")
+    output.print_result(
+        session.json, {"stream": stream, "consumer": consumer}, f"removed {consumer} of {stream}"
+    )
 
 
 @consumer_app.command()
-@connected
+@with_connection
 async def reset(
-    link: Link,
+    session: CliSession,
     stream: Stream,
     consumer: Consumer,
     seq: Annotated[
@@ -228,35 +241,35 @@ async def reset(
     force: Force = False,
 ) -> None:
     """Let a consumer deliver again, from its ack floor or from a sequence."""
-    place = "its ack floor" if seq is None else f"sequence {seq}"
-    show.confirm(f"Let {consumer} of {stream} deliver again from {place}?", force)
-    done = await link.js.reset_consumer(stream, consumer, seq)
-    facts = {"stream": stream, "consumer": consumer, "reset_seq": done.reset_seq}
-    show.done(link.json, facts, f"{consumer} delivers again from sequence {done.reset_seq:,}")
+    start_text = "its ack floor" if seq is None else f"sequence {seq}"
+    output.confirm(f"Let {consumer} of {stream} deliver again from {start_text}?", force)
+    result = await session.js.reset_consumer(stream, consumer, seq)
+    values = {"stream": stream, "consumer": consumer, "reset_seq": result.reset_seq}
+    output.print_result(session.json, values, f"{consumer} delivers again from sequence {result.reset_seq:,}")
 
 
 @consumer_app.command()
-@connected
+@with_connection
 async def pause(
-    link: Link,
+    session: CliSession,
     stream: Stream,
     consumer: Consumer,
     until: Annotated[str, typer.Argument(help="How long, or until when: 10m, 2030-01-31T12:00:00Z.")],
 ) -> None:
     """Deliver nothing for a while."""
-    time = consumer_options.time_of(until, future=True)
-    await _pause(link, stream, consumer, f"{time:%Y-%m-%dT%H:%M:%SZ}")
+    time = consumer_options.parse_time(until, future=True)
+    await _set_pause(session, stream, consumer, f"{time:%Y-%m-%dT%H:%M:%SZ}")
 
 
 @consumer_app.command()
-@connected
-async def resume(link: Link, stream: Stream, consumer: Consumer) -> None:
+@with_connection
+async def resume(session: CliSession, stream: Stream, consumer: Consumer) -> None:
     """Deliver again."""
-    await _pause(link, stream, consumer, _NEVER)
+    await _set_pause(session, stream, consumer, _NEVER)
 
 
-async def _pause(link: Link, stream: str, consumer: str, until: str) -> None:
-    answer = await link.api(f"CONSUMER.PAUSE.{stream}.{consumer}", {"pause_until": until})
-    left = show.span(answer.get("pause_remaining"))
-    text = f"{consumer} is paused for {left}" if answer.get("paused") else f"{consumer} delivers"
-    show.done(link.json, answer, text)
+async def _set_pause(session: CliSession, stream: str, consumer: str, until: str) -> None:
+    response = await session.api_request(f"CONSUMER.PAUSE.{stream}.{consumer}", {"pause_until": until})
+    remaining = output.format_duration(response.get("pause_remaining"))
+    text = f"{consumer} is paused for {remaining}" if response.get("paused") else f"{consumer} delivers"
+    output.print_result(session.json, response, text)

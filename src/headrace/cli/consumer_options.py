@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from headrace.cli.failures import MISUSED, Failure
-from headrace.cli.stream_options import pairs
-from headrace.durations import duration_ns, size_bytes
+from headrace.cli.exit_codes import USAGE_ERROR, CliError
+from headrace.cli.stream_options import parse_pairs
+from headrace.durations import parse_duration_ns, parse_size
 
 Setter = Callable[[dict[str, Any], Any], None]
-_STARTS = {"all": "all", "new": "new", "last": "last", "subject": "last_per_subject"}
+_DELIVER_POLICIES = {"all": "all", "new": "new", "last": "last", "subject": "last_per_subject"}
 _SECOND_NS = 1_000_000_000
 
 
@@ -101,7 +101,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def apply(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def apply_options(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with the options that were given."""
     result = dict(config)
     for name, value in given.items():
@@ -109,62 +109,64 @@ def apply(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def start_of(text: str) -> dict[str, Any]:
+def parse_start(text: str) -> dict[str, Any]:
     """Where a consumer begins: a word, a sequence, a while ago, or a time."""
-    if text in _STARTS:
-        return {"deliver_policy": _STARTS[text]}
+    if text in _DELIVER_POLICIES:
+        return {"deliver_policy": _DELIVER_POLICIES[text]}
     if text.isdigit():
         return {"deliver_policy": "by_start_sequence", "opt_start_seq": int(text)}
-    return {"deliver_policy": "by_start_time", "opt_start_time": f"{time_of(text):%Y-%m-%dT%H:%M:%S.%fZ}"}
+    return {"deliver_policy": "by_start_time", "opt_start_time": f"{parse_time(text):%Y-%m-%dT%H:%M:%S.%fZ}"}
 
 
-def time_of(text: str, *, future: bool = False) -> datetime:
+def parse_time(text: str, *, future: bool = False) -> datetime:
     """A time: as in ISO 8601, or as a duration from now, backward or forward."""
     try:
         if re.match(r"\d+(\.\d+)?[a-zµ]", text):
-            away = timedelta(microseconds=duration_ns(text) / 1000)
-            return datetime.now(UTC) + (away if future else -away)
+            offset = timedelta(microseconds=parse_duration_ns(text) / 1000)
+            return datetime.now(UTC) + (offset if future else -offset)
         found = datetime.fromisoformat(text)
     except ValueError:
         example = "1h or 2030-01-31T12:00:00Z"
-        raise Failure(f"{text!r} says no time: write for example {example}", MISUSED) from None
+        raise CliError(f"{text!r} says no time: write for example {example}", USAGE_ERROR) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
 
 
-def _set(key: str, convert: Callable[[Any], Any] = lambda value: value) -> Setter:
+def _make_setter(key: str, convert: Callable[[Any], Any] = lambda value: value) -> Setter:
     def setter(config: dict[str, Any], value: Any) -> None:
         config[key] = convert(value)
 
     return setter
 
 
-def _filters(config: dict[str, Any], subjects: list[str]) -> None:
+def _set_filters(config: dict[str, Any], subjects: list[str]) -> None:
     config.pop("filter_subject", None)
     config.pop("filter_subjects", None)
     config.update({"filter_subject": subjects[0]} if len(subjects) == 1 else {"filter_subjects": subjects})
 
 
 _SETTERS: dict[str, Setter] = {
-    "filters": _filters,
-    "start": lambda config, text: config.update(start_of(text)),
-    "ack": _set("ack_policy"),
-    "ack_wait": _set("ack_wait", duration_ns),
-    "deliver": _set("deliver_subject"),
-    "group": _set("deliver_group"),
-    "heartbeat": _set("idle_heartbeat", duration_ns),
-    "backoff": _set("backoff", lambda text: [duration_ns(part.strip()) for part in text.split(",")]),
-    "max_pending": _set("max_ack_pending"),
-    "max_expires": _set("max_expires", duration_ns),
-    "max_pull_bytes": _set("max_bytes", size_bytes),
-    "replay": _set("replay_policy"),
-    "inactive": _set("inactive_threshold", duration_ns),
-    "rate_limit": _set("rate_limit_bps"),
-    "sample": _set("sample_freq"),
-    "priority_group": _set("priority_groups", lambda name: [name]),
-    "pinned_ttl": _set("priority_timeout", duration_ns),
-    "replicas": _set("num_replicas"),
-    "memory": _set("mem_storage"),
-    "metadata": _set("metadata", pairs),
+    "filters": _set_filters,
+    "start": lambda config, text: config.update(parse_start(text)),
+    "ack": _make_setter("ack_policy"),
+    "ack_wait": _make_setter("ack_wait", parse_duration_ns),
+    "deliver": _make_setter("deliver_subject"),
+    "group": _make_setter("deliver_group"),
+    "heartbeat": _make_setter("idle_heartbeat", parse_duration_ns),
+    "backoff": _make_setter(
+        "backoff", lambda text: [parse_duration_ns(part.strip()) for part in text.split(",")]
+    ),
+    "max_pending": _make_setter("max_ack_pending"),
+    "max_expires": _make_setter("max_expires", parse_duration_ns),
+    "max_pull_bytes": _make_setter("max_bytes", parse_size),
+    "replay": _make_setter("replay_policy"),
+    "inactive": _make_setter("inactive_threshold", parse_duration_ns),
+    "rate_limit": _make_setter("rate_limit_bps"),
+    "sample": _make_setter("sample_freq"),
+    "priority_group": _make_setter("priority_groups", lambda name: [name]),
+    "pinned_ttl": _make_setter("priority_timeout", parse_duration_ns),
+    "replicas": _make_setter("num_replicas"),
+    "memory": _make_setter("mem_storage"),
+    "metadata": _make_setter("metadata", parse_pairs),
 }
 for _name in OPTIONS:
-    _SETTERS.setdefault(_name, _set(_name))
+    _SETTERS.setdefault(_name, _make_setter(_name))

@@ -12,68 +12,68 @@ import re
 from pathlib import Path
 from typing import Any
 
-from headrace.cli.failures import FAILED, MISUSED, NOT_FOUND, Failure
+from headrace.cli.exit_codes import FAILED, NOT_FOUND, USAGE_ERROR, CliError
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*")
 
 
-def folder() -> Path:
+def get_config_folder() -> Path:
     """Where the `nats` tool keeps its configuration."""
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "nats"
 
 
-def _file(name: str) -> Path:
+def _get_path(name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise Failure(f"{name!r} cannot name a context: letters, digits and . _ - @ can", MISUSED)
-    return folder() / "context" / f"{name}.json"
+        raise CliError(f"{name!r} cannot name a context: letters, digits and . _ - @ can", USAGE_ERROR)
+    return get_config_folder() / "context" / f"{name}.json"
 
 
-def names() -> list[str]:
-    return sorted(path.stem for path in (folder() / "context").glob("*.json"))
+def list_names() -> list[str]:
+    return sorted(path.stem for path in (get_config_folder() / "context").glob("*.json"))
 
 
-def selected() -> str:
+def get_selected() -> str:
     """The name of the selected context; empty if there is none."""
     try:
-        return (folder() / "context.txt").read_text().strip()
+        return (get_config_folder() / "context.txt").read_text().strip()
     except OSError:
         return ""
 
 
 def load(name: str) -> dict[str, Any]:
-    path = _file(name)
+    path = _get_path(name)
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
-        raise Failure(f"there is no context {name!r}; 'headrace context ls' lists them", NOT_FOUND) from None
+        raise CliError(f"there is no context {name!r}; 'headrace context ls' lists them", NOT_FOUND) from None
     except (OSError, ValueError) as error:
-        raise Failure(f"context {name!r} cannot be read: {error}", FAILED) from None
+        raise CliError(f"context {name!r} cannot be read: {error}", FAILED) from None
     if not isinstance(found, dict):
-        raise Failure(f"context {name!r} cannot be read: {path} holds no JSON object", FAILED)
+        raise CliError(f"context {name!r} cannot be read: {path} holds no JSON object", FAILED)
     return found
 
 
 def save(name: str, values: dict[str, Any]) -> None:
     """Written whole or not at all, readable by its owner only: it may hold secrets."""
-    path = _file(name)
+    path = _get_path(name)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write(path, json.dumps(values, indent=2) + "\n")
+    _write_atomically(path, json.dumps(values, indent=2) + "\n")
 
 
 def select(name: str) -> None:
     load(name)
-    _write(folder() / "context.txt", name)
+    _write_atomically(get_config_folder() / "context.txt", name)
 
 
 def remove(name: str) -> None:
     load(name)
-    _file(name).unlink()
-    if selected() == name:
-        (folder() / "context.txt").unlink()
+    _get_path(name).unlink()
+    if get_selected() == name:
+        (get_config_folder() / "context.txt").unlink()
 
 
-def _write(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     new = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from headrace.cli import names, show
-from headrace.cli.arguments import Bucket, Force
-from headrace.cli.failures import MISUSED, Failure
-from headrace.cli.link import Link, configured, connected
-from headrace.cli.stream_options import pairs, size_or_unlimited
+from headrace.cli import completion_names, output
+from headrace.cli.exit_codes import USAGE_ERROR, CliError
+from headrace.cli.session import CliSession, with_connection, with_options
+from headrace.cli.shared_options import Bucket, Force
+from headrace.cli.stream_options import parse_pairs, parse_size_or_unlimited
 
 bucket_commands = typer.Typer()
 
@@ -49,20 +49,22 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def _values(given: dict[str, Any]) -> dict[str, Any]:
+def _convert_options(given: dict[str, Any]) -> dict[str, Any]:
     sizes: dict[str, Any] = {
-        name: size_or_unlimited(given[name]) for name in ("max_bytes", "max_value_size") if name in given
+        name: parse_size_or_unlimited(given[name])
+        for name in ("max_bytes", "max_value_size")
+        if name in given
     }
-    notes = {"metadata": pairs(given["metadata"])} if "metadata" in given else {}
-    return {**given, **sizes, **notes}
+    metadata = {"metadata": parse_pairs(given["metadata"])} if "metadata" in given else {}
+    return {**given, **sizes, **metadata}
 
 
 @bucket_commands.command("ls")
-@connected
+@with_connection
 async def ls(
-    link: Link,
+    session: CliSession,
     bucket: Annotated[
-        str, typer.Argument(help="List this bucket's keys.", autocompletion=names.buckets)
+        str, typer.Argument(help="List this bucket's keys.", autocompletion=completion_names.complete_buckets)
     ] = "",
     only_names: Annotated[bool, typer.Option("--names", "-n", help="Only their names.")] = False,
 ) -> None:
@@ -70,29 +72,29 @@ async def ls(
     if bucket:
         from headrace.cli.kv import print_keys
 
-        await print_keys(link, bucket, [])
+        await print_keys(session, bucket, [])
         return
-    found = sorted(await link.js.key_value_statuses(), key=lambda status: str(status.bucket))
+    found = sorted(await session.js.key_value_statuses(), key=lambda status: str(status.bucket))
     if only_names:
         for status in found:
             print(status.bucket)
-    elif link.json:
-        show.document([_facts(status) for status in found])
+    elif session.json:
+        output.print_json([_status_to_json(status) for status in found])
     elif not found:
-        show.note("there are no buckets; 'headrace kv add' makes one")
+        output.print_note("there are no buckets; 'headrace kv add' makes one")
     else:
         rows = [
-            (each.bucket, each.history, f"{each.values:,}", show.size(each.bytes), _lifetime(each))
+            (each.bucket, each.history, f"{each.values:,}", output.format_size(each.bytes), _format_ttl(each))
             for each in found
         ]
-        show.table(("bucket", "history", "values", "size", "keys live"), rows)
+        output.print_table(("bucket", "history", "values", "size", "keys live"), rows)
 
 
-def _lifetime(status: Any) -> str:
-    return show.span(round(status.ttl * 1e9)) if status.ttl else "for ever"
+def _format_ttl(status: Any) -> str:
+    return output.format_duration(round(status.ttl * 1e9)) if status.ttl else "for ever"
 
 
-def _facts(status: Any) -> dict[str, Any]:
+def _status_to_json(status: Any) -> dict[str, Any]:
     return {
         "bucket": status.bucket,
         "description": status.stream_info.config.description or "",
@@ -111,64 +113,64 @@ def _facts(status: Any) -> dict[str, Any]:
     }
 
 
-def _present(link: Link, status: Any) -> None:
-    facts = _facts(status)
-    if link.json:
-        show.document(facts)
+def _print_status(session: CliSession, status: Any) -> None:
+    values = _status_to_json(status)
+    if session.json:
+        output.print_json(values)
         return
-    shown = {
-        "description": facts["description"],
-        "values": f"{facts['values']:,}",
-        "size": show.size(facts["bytes"]),
-        "history": facts["history"],
-        "keys live": _lifetime(status),
-        "markers kept for": show.span(round(facts["marker_ttl_s"] * 1e9))
-        if facts["marker_ttl_s"]
+    fields = {
+        "description": values["description"],
+        "values": f"{values['values']:,}",
+        "size": output.format_size(values["bytes"]),
+        "history": values["history"],
+        "keys live": _format_ttl(status),
+        "markers kept for": output.format_duration(round(values["marker_ttl_s"] * 1e9))
+        if values["marker_ttl_s"]
         else "none",
-        "atomic changes": "yes" if facts["allow_atomic"] else "no",
-        "compressed": "yes" if facts["compressed"] else "no",
-        "storage": facts["storage"],
-        "replicas": facts["replicas"],
-        "metadata": [f"{key}={value}" for key, value in facts["metadata"].items()],
+        "atomic changes": "yes" if values["allow_atomic"] else "no",
+        "compressed": "yes" if values["compressed"] else "no",
+        "storage": values["storage"],
+        "replicas": values["replicas"],
+        "metadata": [f"{key}={value}" for key, value in values["metadata"].items()],
     }
-    show.facts(f"Bucket {facts['bucket']}", shown)
+    output.print_fields(f"Bucket {values['bucket']}", fields)
 
 
 @bucket_commands.command()
-@connected
-@configured(OPTIONS, into="given")
+@with_connection
+@with_options(OPTIONS, into="given")
 async def add(
-    link: Link, bucket: Annotated[str, typer.Argument(help="Its name.")], given: dict[str, Any]
+    session: CliSession, bucket: Annotated[str, typer.Argument(help="Its name.")], given: dict[str, Any]
 ) -> None:
     """Make a bucket."""
-    kv = await link.js.create_key_value(bucket=bucket, **_values(given))
-    _present(link, await kv.status())
+    kv = await session.js.create_key_value(bucket=bucket, **_convert_options(given))
+    _print_status(session, await kv.status())
 
 
 @bucket_commands.command()
-@connected
-@configured(OPTIONS, into="given")
-async def edit(link: Link, bucket: Bucket, given: dict[str, Any]) -> None:
+@with_connection
+@with_options(OPTIONS, into="given")
+async def edit(session: CliSession, bucket: Bucket, given: dict[str, Any]) -> None:
     """Change a bucket; what is not named stays as it is."""
     if not given:
-        raise Failure("what shall change? 'headrace kv edit --help' lists the options", MISUSED)
-    kv = await link.js.update_key_value(bucket, **_values(given))
-    _present(link, await kv.status())
+        raise CliError("what shall change? 'headrace kv edit --help' lists the options", USAGE_ERROR)
+    kv = await session.js.update_key_value(bucket, **_convert_options(given))
+    _print_status(session, await kv.status())
 
 
 @bucket_commands.command()
-@connected
-async def status(link: Link, bucket: Bucket) -> None:
+@with_connection
+async def status(session: CliSession, bucket: Bucket) -> None:
     """Show a bucket's configuration and state."""
-    _present(link, await (await link.js.key_value(bucket)).status())
+    _print_status(session, await (await session.js.key_value(bucket)).status())
 
 
 @bucket_commands.command()
-@connected
-async def rm(link: Link, bucket: Bucket, force: Force = False) -> None:
+@with_connection
+async def rm(session: CliSession, bucket: Bucket, force: Force = False) -> None:
     """Remove a bucket with everything in it."""
-    kv = await link.js.key_value(bucket)
+    kv = await session.js.key_value(bucket)
     values = (await kv.status()).values
-    show.confirm(f"Remove bucket {bucket} with {values:,} values?", force)
-    await link.js.delete_key_value(bucket)
-    show.done(link.json, {"bucket": bucket, "values": values}, f"removed {bucket}")
+    output.confirm(f"Remove bucket {bucket} with {values:,} values?", force)
+    await session.js.delete_key_value(bucket)
+    output.print_result(session.json, {"bucket": bucket, "values": values}, f"removed {bucket}")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli import show
-from headrace.cli.arguments import Count, Headers, Payload, Raw, Subject
-from headrace.cli.failures import MISUSED, NO_ANSWER, Failure
-from headrace.cli.link import Link, connected
+from headrace.cli import output as show
+from headrace.cli.exit_codes import NO_ANSWER, USAGE_ERROR, CliError
+from headrace.cli.session import CliSession, with_connection
+from headrace.cli.shared_options import Count, Headers, Payload, Raw, Subject
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -21,42 +21,42 @@ if TYPE_CHECKING:
 pub_app, sub_app, req_app, reply_app = (typer.Typer(add_completion=False) for _ in range(4))
 
 
-def headers_of(lines: Sequence[str] | None) -> dict[str, str] | None:
+def parse_headers(lines: Sequence[str] | None) -> dict[str, str] | None:
     """Headers from `Name: value` lines."""
     headers = {}
     for line in lines or ():
         name, colon, value = line.partition(":")
         if not colon or not line.isprintable():
-            raise Failure(f"{line!r} is not a header: write Name:value", MISUSED)
+            raise CliError(f"{line!r} is not a header: write Name:value", USAGE_ERROR)
         headers[name.strip()] = value.strip()
     return headers or None
 
 
-def payload_of(text: str | None, file: Path | None = None) -> bytes:
+def read_payload(text: str | None, file: Path | None = None) -> bytes:
     """The payload: the argument, a file, or all of standard input when there is neither."""
     if file is not None and text is not None:
-        raise Failure("give the payload or --file, not both", MISUSED)
+        raise CliError("give the payload or --file, not both", USAGE_ERROR)
     if file is not None:
         return file.read_bytes()
     return sys.stdin.buffer.read() if text is None else text.encode()
 
 
-def present(message: Msg, json: bool, raw: bool = False, **facts: Any) -> None:
+def print_received(message: Msg, json: bool, raw: bool = False, **details: Any) -> None:
     """A message that came, as people or programs read it."""
     if json:
-        known = {"subject": message.subject, "reply": message.reply or None, **facts}
+        known = {"subject": message.subject, "reply": message.reply or None, **details}
         shown = {key: value for key, value in known.items() if value is not None}
-        show.line({**shown, "headers": message.headers or {}, **show.payload_json(message.data)})
+        show.print_json_line({**shown, "headers": message.headers or {}, **show.encode_payload(message.data)})
         return
     head = f"[{message.subject}]" + (f" reply {message.reply}" if message.reply else "")
-    head += "".join(f" {name} {value}" for name, value in facts.items())
-    show.message(head, message.headers, message.data, raw=raw, ending=b"\n")
+    head += "".join(f" {name} {value}" for name, value in details.items())
+    show.print_message(head, message.headers, message.data, raw=raw, ending=b"\n")
 
 
 @pub_app.command()
-@connected
+@with_connection
 async def pub(
-    link: Link,
+    session: CliSession,
     subject: Subject,
     payload: Payload = None,
     header: Headers = None,
@@ -86,59 +86,59 @@ async def pub(
         "expect_last_subject_sequence": expect_last_subject,
     }
     if not stored and any(value is not None for value in options.values()):
-        raise Failure("--ttl, --msg-id and --expect-... are for streams: add --jetstream", MISUSED)
-    headers = headers_of(header)
-    source = _each_line() if lines else iter([payload_of(payload, file)] * count)
+        raise CliError("--ttl, --msg-id and --expect-... are for streams: add --jetstream", USAGE_ERROR)
+    headers = parse_headers(header)
+    source = _iter_stdin_lines() if lines else iter([read_payload(payload, file)] * count)
     total = None if lines else count
-    with show.progress(f"publishing to {subject}", total) as step:
+    with show.progress_bar(f"publishing to {subject}", total) as step:
         for data in source:
             if stored:
-                ack = await link.js.publish(subject, data, headers=headers, **options)
-                _stored(link, ack)
+                ack = await session.js.publish(subject, data, headers=headers, **options)
+                _print_ack(session, ack)
             else:
-                await link.nc.publish(subject, data, reply=reply, headers=headers)
+                await session.nc.publish(subject, data, reply=reply, headers=headers)
             step()
-    await link.nc.flush(timeout=max(1, round(link.timeout)))
+    await session.nc.flush(timeout=max(1, round(session.timeout)))
 
 
-def _each_line() -> Iterator[bytes]:
+def _iter_stdin_lines() -> Iterator[bytes]:
     for line in sys.stdin.buffer:
         yield line.rstrip(b"\r\n")
 
 
-def _stored(link: Link, ack: Any) -> None:
-    if link.json:
-        show.line({"stream": ack.stream, "seq": ack.seq, "duplicate": bool(ack.duplicate)})
+def _print_ack(session: CliSession, ack: Any) -> None:
+    if session.json:
+        show.print_json_line({"stream": ack.stream, "seq": ack.seq, "duplicate": bool(ack.duplicate)})
     else:
         print(f"stored in {ack.stream}, sequence {ack.seq}" + (", a duplicate" if ack.duplicate else ""))
 
 
 @sub_app.command()
-@connected
+@with_connection
 async def sub(
-    link: Link,
+    session: CliSession,
     subject: Subject,
     queue: Annotated[str, typer.Option(help="Share the messages with others of this queue group.")] = "",
     count: Count = 0,
     raw: Raw = False,
 ) -> None:
     """Show the messages of a subject as they come."""
-    link.stay()
-    messages = await link.nc.subscribe(subject, queue=queue)
-    await link.nc.flush()
-    show.note(f"Listening on {subject}")
-    seen = 0
+    session.enable_reconnect()
+    messages = await session.nc.subscribe(subject, queue=queue)
+    await session.nc.flush()
+    show.print_note(f"Listening on {subject}")
+    received = 0
     async for message in messages.messages:
-        present(message, link.json, raw)
-        seen += 1
-        if seen == count:
+        print_received(message, session.json, raw)
+        received += 1
+        if received == count:
             break
 
 
 @req_app.command()
-@connected
+@with_connection
 async def req(
-    link: Link,
+    session: CliSession,
     subject: Subject,
     payload: Payload = None,
     header: Headers = None,
@@ -148,32 +148,36 @@ async def req(
     raw: Raw = False,
 ) -> int | None:
     """Ask, and show the answer."""
-    headers, data = headers_of(header), payload_of(payload)
+    headers, data = parse_headers(header), read_payload(payload)
     if replies == 1:
-        present(await link.nc.request(subject, data, timeout=link.timeout, headers=headers), link.json, raw)
+        print_received(
+            await session.nc.request(subject, data, timeout=session.timeout, headers=headers),
+            session.json,
+            raw,
+        )
         return None
-    inbox = link.nc.new_inbox()
-    answers = await link.nc.subscribe(inbox)
-    await link.nc.publish(subject, data, reply=inbox, headers=headers)
-    seen = 0
+    inbox = session.nc.new_inbox()
+    reply_subscription = await session.nc.subscribe(inbox)
+    await session.nc.publish(subject, data, reply=inbox, headers=headers)
+    received = 0
     try:
-        async with asyncio.timeout(link.timeout):
-            async for message in answers.messages:
+        async with asyncio.timeout(session.timeout):
+            async for message in reply_subscription.messages:
                 if (message.headers or {}).get("Status") == "503":
-                    raise Failure("nobody listens there (no responders)", NO_ANSWER)
-                present(message, link.json, raw)
-                seen += 1
-                if seen == replies:
+                    raise CliError("nobody listens there (no responders)", NO_ANSWER)
+                print_received(message, session.json, raw)
+                received += 1
+                if received == replies:
                     return None
     except TimeoutError:
-        show.note(f"{seen} answers within {link.timeout:g} s")
-    return 0 if seen >= max(replies, 1) else NO_ANSWER
+        show.print_note(f"{received} answers within {session.timeout:g} s")
+    return 0 if received >= max(replies, 1) else NO_ANSWER
 
 
 @reply_app.command()
-@connected
+@with_connection
 async def reply(
-    link: Link,
+    session: CliSession,
     subject: Subject,
     payload: Annotated[str, typer.Argument(help="The answer; with --echo it is the request itself.")] = "",
     echo: Annotated[bool, typer.Option("--echo", help="Answer with the request.")] = False,
@@ -188,30 +192,36 @@ async def reply(
 ) -> None:
     """Answer requests on a subject."""
     if bool(payload) + echo + bool(command) != 1:
-        raise Failure("what is the answer? Give one of PAYLOAD, --echo or --command", MISUSED)
-    headers = headers_of(header)
-    link.stay()
-    requests = await link.nc.subscribe(subject, queue=queue)
-    await link.nc.flush()
-    show.note(f"Answering on {subject}")
-    seen = 0
+        raise CliError("what is the answer? Give one of PAYLOAD, --echo or --command", USAGE_ERROR)
+    headers = parse_headers(header)
+    session.enable_reconnect()
+    requests = await session.nc.subscribe(subject, queue=queue)
+    await session.nc.flush()
+    show.print_note(f"Answering on {subject}")
+    received = 0
     async for request in requests.messages:
-        present(request, link.json)
-        data = request.data if echo else await _printed(command, request) if command else payload.encode()
+        print_received(request, session.json)
+        data = (
+            request.data
+            if echo
+            else await _run_reply_command(command, request)
+            if command
+            else payload.encode()
+        )
         if request.reply:
-            await link.nc.publish(request.reply, data, headers=headers)
-        seen += 1
-        if seen == count:
-            await link.nc.flush()
+            await session.nc.publish(request.reply, data, headers=headers)
+        received += 1
+        if received == count:
+            await session.nc.flush()
             break
 
 
-async def _printed(command: str, request: Msg) -> bytes:
+async def _run_reply_command(command: str, request: Msg) -> bytes:
     """What a command prints; the request is its standard input, never a part of its words."""
     import shlex
 
     process = await asyncio.create_subprocess_exec(
         *shlex.split(command), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
-    printed, _ = await process.communicate(request.data)
-    return printed
+    output, _ = await process.communicate(request.data)
+    return output

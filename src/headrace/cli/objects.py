@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli import show
-from headrace.cli.arguments import Force
-from headrace.cli.failures import NOT_FOUND, Failure
-from headrace.cli.link import Link, connected
-from headrace.durations import duration_ns
+from headrace.cli import output as show
+from headrace.cli.exit_codes import NOT_FOUND, CliError
+from headrace.cli.session import CliSession, with_connection
+from headrace.cli.shared_options import Force
+from headrace.durations import parse_duration_ns
 
 if TYPE_CHECKING:
     from nats.js.object_store import ObjectStore
@@ -23,29 +23,29 @@ Name = Annotated[str, typer.Argument(help="The object.")]
 _PREFIX = "OBJ_"
 
 
-async def _bucket(link: Link, bucket: str) -> ObjectStore:
+async def _get_bucket(session: CliSession, bucket: str) -> ObjectStore:
     from nats.js.errors import NotFoundError
 
     try:
-        return await link.js.object_store(bucket)
+        return await session.js.object_store(bucket)
     except NotFoundError:
         text = f"there is no object bucket {bucket!r}; 'headrace object ls' lists them"
-        raise Failure(text, NOT_FOUND) from None
+        raise CliError(text, NOT_FOUND) from None
 
 
-async def _found(bucket: ObjectStore, name: str) -> Any:
+async def _get_info(bucket: ObjectStore, name: str) -> Any:
     from nats.js.errors import NotFoundError
 
     try:
         info = await bucket.get_info(name)
     except NotFoundError:
-        raise Failure(f"there is no object {name!r}", NOT_FOUND) from None
+        raise CliError(f"there is no object {name!r}", NOT_FOUND) from None
     if info.deleted:
-        raise Failure(f"there is no object {name!r}", NOT_FOUND)
+        raise CliError(f"there is no object {name!r}", NOT_FOUND)
     return info
 
 
-def _facts(info: Any) -> dict[str, Any]:
+def _info_to_json(info: Any) -> dict[str, Any]:
     return {
         "bucket": info.bucket,
         "name": info.name,
@@ -57,38 +57,38 @@ def _facts(info: Any) -> dict[str, Any]:
 
 
 @objects_app.command("ls")
-@connected
+@with_connection
 async def ls(
-    link: Link, bucket: Annotated[str, typer.Argument(help="List this bucket's objects.")] = ""
+    session: CliSession, bucket: Annotated[str, typer.Argument(help="List this bucket's objects.")] = ""
 ) -> None:
     """List the buckets, or the objects of one."""
     if not bucket:
-        found = await link.listed("STREAM.LIST", "streams")
+        found = await session.list_all("STREAM.LIST", "streams")
         infos = [info for info in found if info["config"]["name"].startswith(_PREFIX)]
         rows = [
-            (info["config"]["name"].removeprefix(_PREFIX), show.size(info["state"]["bytes"]))
+            (info["config"]["name"].removeprefix(_PREFIX), show.format_size(info["state"]["bytes"]))
             for info in infos
         ]
-        if link.json:
+        if session.json:
             names = [
                 {"bucket": name, "bytes": info["state"]["bytes"]}
                 for (name, _), info in zip(rows, infos, strict=True)
             ]
-            show.document(names)
+            show.print_json(names)
         else:
-            show.table(("bucket", "size"), rows)
+            show.print_table(("bucket", "size"), rows)
         return
-    objects = await _objects(await _bucket(link, bucket))
-    if link.json:
-        show.document([_facts(info) for info in objects])
+    objects = await _list_objects(await _get_bucket(session, bucket))
+    if session.json:
+        show.print_json([_info_to_json(info) for info in objects])
     else:
-        show.table(
+        show.print_table(
             ("name", "size", "modified"),
-            [(info.name, show.size(info.size or 0), show.moment(info.mtime)) for info in objects],
+            [(info.name, show.format_size(info.size or 0), show.format_time(info.mtime)) for info in objects],
         )
 
 
-async def _objects(bucket: ObjectStore) -> list[Any]:
+async def _list_objects(bucket: ObjectStore) -> list[Any]:
     from nats.js.errors import NotFoundError
 
     try:
@@ -98,9 +98,9 @@ async def _objects(bucket: ObjectStore) -> list[Any]:
 
 
 @objects_app.command()
-@connected
+@with_connection
 async def add(
-    link: Link,
+    session: CliSession,
     bucket: Annotated[str, typer.Argument(help="Its name.")],
     ttl: Annotated[str, typer.Option(metavar="DURATION", help="How long objects live.")] = "",
     description: Annotated[str | None, typer.Option(help="What it is for.")] = None,
@@ -108,30 +108,32 @@ async def add(
     """Make a bucket."""
     from nats.js.api import ObjectStoreConfig
 
-    seconds = duration_ns(ttl) / 1e9 if ttl else None
-    await link.js.create_object_store(bucket, ObjectStoreConfig(ttl=seconds, description=description))
-    show.done(link.json, {"bucket": bucket}, f"made {bucket}")
+    seconds = parse_duration_ns(ttl) / 1e9 if ttl else None
+    await session.js.create_object_store(bucket, ObjectStoreConfig(ttl=seconds, description=description))
+    show.print_result(session.json, {"bucket": bucket}, f"made {bucket}")
 
 
 @objects_app.command()
-@connected
+@with_connection
 async def put(
-    link: Link,
+    session: CliSession,
     bucket: Bucket,
     file: Annotated[Path, typer.Argument(help="The file.")],
     name: Annotated[str, typer.Option(help="The object's name, if not the file's.")] = "",
 ) -> None:
     """Store a file."""
-    store = await _bucket(link, bucket)
+    store = await _get_bucket(session, bucket)
     with file.open("rb") as data:
         info = await store.put(name or file.name, data)
-    show.done(link.json, _facts(info), f"stored {info.name}, {show.size(info.size or 0)}")
+    show.print_result(
+        session.json, _info_to_json(info), f"stored {info.name}, {show.format_size(info.size or 0)}"
+    )
 
 
 @objects_app.command()
-@connected
+@with_connection
 async def get(
-    link: Link,
+    session: CliSession,
     bucket: Bucket,
     name: Name,
     output: Annotated[
@@ -139,42 +141,42 @@ async def get(
     ] = None,
 ) -> None:
     """Read an object."""
-    store = await _bucket(link, bucket)
-    await _found(store, name)
+    store = await _get_bucket(session, bucket)
+    await _get_info(store, name)
     data = (await store.get(name)).data or b""
     if output is None:
-        show.message("", None, data, raw=True)
+        show.print_message("", None, data, raw=True)
         return
     output.write_bytes(data)
-    show.done(link.json, {"bucket": bucket, "name": name, "file": str(output)}, f"wrote {output}")
+    show.print_result(session.json, {"bucket": bucket, "name": name, "file": str(output)}, f"wrote {output}")
 
 
 @objects_app.command()
-@connected
-async def info(link: Link, bucket: Bucket, name: Name) -> None:
+@with_connection
+async def info(session: CliSession, bucket: Bucket, name: Name) -> None:
     """Show what is known of an object."""
-    facts = _facts(await _found(await _bucket(link, bucket), name))
-    if link.json:
-        show.document(facts)
+    values = _info_to_json(await _get_info(await _get_bucket(session, bucket), name))
+    if session.json:
+        show.print_json(values)
     else:
-        show.facts(f"Object {name}", {**facts, "size": show.size(facts["size"])})
+        show.print_fields(f"Object {name}", {**values, "size": show.format_size(values["size"])})
 
 
 @objects_app.command()
-@connected
+@with_connection
 async def rm(
-    link: Link,
+    session: CliSession,
     bucket: Bucket,
     name: Annotated[str, typer.Argument(help="The object; none removes the bucket.")] = "",
     force: Force = False,
 ) -> None:
     """Remove an object, or a bucket with everything in it."""
-    store = await _bucket(link, bucket)
+    store = await _get_bucket(session, bucket)
     if name:
-        await _found(store, name)
+        await _get_info(store, name)
         show.confirm(f"Remove {name} from {bucket}?", force)
         await store.delete(name)
     else:
         show.confirm(f"Remove object bucket {bucket} with everything in it?", force)
-        await link.js.delete_object_store(bucket)
-    show.done(link.json, {"bucket": bucket, "name": name or None}, f"removed {name or bucket}")
+        await session.js.delete_object_store(bucket)
+    show.print_result(session.json, {"bucket": bucket, "name": name or None}, f"removed {name or bucket}")

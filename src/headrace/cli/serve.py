@@ -14,15 +14,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 from headrace import COMPATIBLE_VERSION, __version__
-from headrace.cli.flags import USAGE, Action, CommandLine, UsageError, parse
-from headrace.cli.memory import keep_heap_whole
+from headrace.cli.malloc_tuning import limit_fragmentation
+from headrace.cli.serve_flags import USAGE, Action, CommandLine, UsageError, parse
+from headrace.config.options import OptionsError, ServerOptions
 from headrace.errors import HeadraceError
-from headrace.net.logs import Log, WrittenLog
-from headrace.net.options import Options, OptionsError
+from headrace.net.logs import Logger, QueuedLogger
 from headrace.server import Server
 
-OK, FAILED, MISUSED = 0, 1, 2
-TURN_S = 0.0002
+OK, FAILED, USAGE_ERROR = 0, 1, 2
+SWITCH_INTERVAL_S = 0.0002
 
 # NumPy is used for its arrays alone; threads for linear algebra would cost start-up time and memory.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -40,69 +40,69 @@ SIGNALS = {
 def serve(arguments: Sequence[str]) -> int:
     """Do what the command line asks for; the exit code."""
     try:
-        line = parse(arguments)
-        return _ACTIONS[line.action](line)
+        command_line = parse(arguments)
+        return _ACTIONS[command_line.action](command_line)
     except UsageError as error:
         print(f"headrace serve: {error}", file=sys.stderr, flush=True)
         print(USAGE)
-        return MISUSED
+        return USAGE_ERROR
     except OptionsError as error:
         print(f"headrace serve: {error}", file=sys.stderr)
         return FAILED
 
 
-def version_text() -> str:
+def format_version() -> str:
     return f"headrace {__version__} (compatible with nats-server: v{COMPATIBLE_VERSION})"
 
 
-def _version(line: CommandLine) -> int:
-    print(version_text())
+def _print_version(command_line: CommandLine) -> int:
+    print(format_version())
     return OK
 
 
-def _help(line: CommandLine) -> int:
+def _print_help(command_line: CommandLine) -> int:
     print(USAGE)
     return OK
 
 
-def _check(line: CommandLine) -> int:
-    line.resolve()
+def _check_settings(command_line: CommandLine) -> int:
+    command_line.resolve()
     print("headrace serve: the settings are fine")
     return OK
 
 
-def _signal(line: CommandLine) -> int:
+def _send_signal(command_line: CommandLine) -> int:
     """`-sl stop=1234` or `-sl stop=/run/headrace.pid`."""
-    name, _, target = line.signal.partition("=")
+    name, _, target = command_line.signal.partition("=")
     if name not in SIGNALS:
         raise OptionsError(f"unknown signal {name!r}: use one of {', '.join(sorted(SIGNALS))}")
-    target = target or line.settings.get("pid_file", "")
+    target = target or command_line.settings.get("pid_file", "")
     if not target:
         raise OptionsError(f"which process? Give its id or its pid file: --signal {name}=<pid>")
     try:
-        pid = int(target) if target.isdigit() else _pid_in(target)
+        pid = int(target) if target.isdigit() else _read_pid(target)
         os.kill(pid, SIGNALS[name])
     except (OSError, ValueError) as error:
         raise OptionsError(f"cannot signal {target!r}: {error}") from error
     return OK
 
 
-def _pid_in(path: str) -> int:
+def _read_pid(path: str) -> int:
     with open(path, encoding="ascii") as file:
         return int(file.read())
 
 
-def _run(line: CommandLine) -> int:
-    options, warnings = line.resolve()
+def _run(command_line: CommandLine) -> int:
+    options, warnings = command_line.resolve()
     try:
-        log = WrittenLog(options)
+        log = QueuedLogger(options)
     except OSError as error:
         raise OptionsError(f"cannot write the log file {options.log_file!r}: {error}") from error
     try:
         for warning in warnings:
             log.warn(warning)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_main(line, options, log))
+            return runner.run(_main(command_line, options, log))
     except (HeadraceError, OSError) as error:
         log.fatal(str(error))
         return FAILED
@@ -112,10 +112,10 @@ def _run(line: CommandLine) -> int:
 
 _ACTIONS: dict[Action, Callable[[CommandLine], int]] = {
     Action.RUN: _run,
-    Action.CHECK: _check,
-    Action.VERSION: _version,
-    Action.HELP: _help,
-    Action.SIGNAL: _signal,
+    Action.CHECK: _check_settings,
+    Action.VERSION: _print_version,
+    Action.HELP: _print_help,
+    Action.SIGNAL: _send_signal,
 }
 
 
@@ -129,31 +129,31 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _main(line: CommandLine, options: Options, log: Log) -> int:
+async def _main(command_line: CommandLine, options: ServerOptions, log: Logger) -> int:
     server = Server(options=options, log=log)
     stop = asyncio.Event()
-    _trap(server, stop, log, line)
+    _install_signal_handlers(server, stop, log, command_line)
     await server.start()
-    keep_heap_whole()
+    limit_fragmentation()
     # Whoever commits waits this long for a loop that does not rest, several times a commit; Python's own 5 ms add up.
-    sys.setswitchinterval(TURN_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     # What was made while starting lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
     stopped = asyncio.ensure_future(server.wait_stopped())
-    asked = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((stopped, asked), return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
+    stop_requested = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((stopped, stop_requested), return_when=asyncio.FIRST_COMPLETED)
+    stop_requested.cancel()
     await server.stop()
     await stopped
     log.info("Server Exiting..")
     return OK
 
 
-def _reload(server: Server, log: Log, line: CommandLine) -> None:
+def _reload(server: Server, log: Logger, command_line: CommandLine) -> None:
     """Read the configuration again; a mistake in it changes nothing."""
     try:
-        options, warnings = line.resolve()
+        options, warnings = command_line.resolve()
         for warning in warnings:
             log.warn(warning)
         server.reload(options)
@@ -161,17 +161,19 @@ def _reload(server: Server, log: Log, line: CommandLine) -> None:
         log.error(f"Failed to reload the configuration: {error}")
 
 
-def _trap(server: Server, stop: asyncio.Event, log: Log, line: CommandLine) -> None:
-    def ask_stop(name: str) -> None:
+def _install_signal_handlers(
+    server: Server, stop: asyncio.Event, log: Logger, command_line: CommandLine
+) -> None:
+    def request_stop(name: str) -> None:
         log.info(f'Trapped "{name}" signal')
         stop.set()
 
     handlers: dict[signal.Signals, Callable[[], None]] = {
-        signal.SIGINT: lambda: ask_stop("interrupt"),
-        signal.SIGTERM: lambda: ask_stop("terminated"),
+        signal.SIGINT: lambda: request_stop("interrupt"),
+        signal.SIGTERM: lambda: request_stop("terminated"),
         signal.SIGUSR1: log.reopen,
         signal.SIGUSR2: server.begin_lame_duck,
-        signal.SIGHUP: lambda: _reload(server, log, line),
+        signal.SIGHUP: lambda: _reload(server, log, command_line),
     }
     loop = asyncio.get_running_loop()
     for number, handler in handlers.items():

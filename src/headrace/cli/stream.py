@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import show, stream_options
-from headrace.cli.arguments import Force, NewName, Stream
-from headrace.cli.failures import MISUSED, Failure
-from headrace.cli.link import Link, configured, connected
+from headrace.cli import output, stream_options
+from headrace.cli.exit_codes import USAGE_ERROR, CliError
+from headrace.cli.session import CliSession, with_connection, with_options
+from headrace.cli.shared_options import Force, NewName, Stream
 from headrace.cli.stream_backup import backup_commands
 from headrace.cli.stream_messages import message_commands
 
@@ -24,45 +24,45 @@ ConfigFile = Annotated[
 
 
 @stream_app.command("ls")
-@connected
+@with_connection
 async def ls(
-    link: Link,
+    session: CliSession,
     subject: Annotated[str, typer.Option(help="Only those that capture this subject.")] = "",
     only_names: Annotated[bool, typer.Option("--names", "-n", help="Only their names.")] = False,
 ) -> None:
     """List the streams."""
     body = {"subject": subject} if subject else None
-    found = await link.listed("STREAM.LIST", "streams", body)
+    found = await session.list_all("STREAM.LIST", "streams", body)
     found.sort(key=lambda info: str(info["config"]["name"]))
     if only_names:
         listed = [info["config"]["name"] for info in found]
-        if link.json:
-            show.document(listed)
+        if session.json:
+            output.print_json(listed)
         else:
             print("\n".join(listed), end="\n" if listed else "")
-    elif link.json:
-        show.document(found)
+    elif session.json:
+        output.print_json(found)
     elif not found:
-        show.note("there are no streams; 'headrace stream add' makes one")
+        output.print_note("there are no streams; 'headrace stream add' makes one")
     else:
         columns = ("name", "subjects", "storage", "messages", "size", "consumers", "last message")
-        show.table(columns, map(_row, found))
+        output.print_table(columns, map(_make_row, found))
 
 
-def _row(info: dict[str, Any]) -> tuple[object, ...]:
+def _make_row(info: dict[str, Any]) -> tuple[object, ...]:
     config, state = info["config"], info["state"]
     return (
         config["name"],
-        _origin(config) or ", ".join(config.get("subjects") or ()),
+        _describe_upstream(config) or ", ".join(config.get("subjects") or ()),
         config["storage"],
         f"{state['messages']:,}",
-        show.size(state["bytes"]),
+        output.format_size(state["bytes"]),
         state["consumer_count"],
-        show.ago(state.get("last_ts")),
+        output.format_age(state.get("last_ts")),
     )
 
 
-def _origin(config: dict[str, Any]) -> str:
+def _describe_upstream(config: dict[str, Any]) -> str:
     if mirror := config.get("mirror"):
         return f"mirror of {mirror['name']}"
     sources = config.get("sources") or ()
@@ -70,126 +70,127 @@ def _origin(config: dict[str, Any]) -> str:
 
 
 @stream_app.command()
-@connected
-async def info(link: Link, stream: Stream) -> None:
+@with_connection
+async def info(session: CliSession, stream: Stream) -> None:
     """Show a stream's configuration and state."""
-    present(link, await link.api(f"STREAM.INFO.{stream}"))
+    print_stream(session, await session.api_request(f"STREAM.INFO.{stream}"))
 
 
-def present(link: Link, found: dict[str, Any]) -> None:
+def print_stream(session: CliSession, found: dict[str, Any]) -> None:
     """A stream as people or programs read it."""
     found.pop("did_create", None)
-    if link.json:
-        show.document(found)
+    if session.json:
+        output.print_json(found)
         return
     config, state = found["config"], found["state"]
-    show.facts(f"Stream {config['name']}", _config_facts(config))
-    show.facts("State", _state_facts(state))
-    for origin in [found["mirror"]] if found.get("mirror") else found.get("sources") or ():
-        seen = origin.get("active", -1)
+    output.print_fields(f"Stream {config['name']}", _make_config_fields(config))
+    output.print_fields("State", _make_state_fields(state))
+    for upstream in [found["mirror"]] if found.get("mirror") else found.get("sources") or ():
+        idle_ns = upstream.get("active", -1)
         values = {
-            "lag": f"{origin['lag']:,}",
-            "last seen": show.span(seen) + " ago" if seen >= 0 else "never",
+            "lag": f"{upstream['lag']:,}",
+            "last seen": output.format_duration(idle_ns) + " ago" if idle_ns >= 0 else "never",
         }
-        show.facts(
-            f"Origin {origin['name']}", {**values, "error": (origin.get("error") or {}).get("description")}
+        output.print_fields(
+            f"Origin {upstream['name']}",
+            {**values, "error": (upstream.get("error") or {}).get("description")},
         )
 
 
-def _config_facts(config: dict[str, Any]) -> dict[str, object]:
+def _make_config_fields(config: dict[str, Any]) -> dict[str, object]:
     flags = [key for key, value in config.items() if value is True]
     return {
         "description": config.get("description"),
         "subjects": config.get("subjects"),
-        "origin": _origin(config),
+        "origin": _describe_upstream(config),
         "storage": config["storage"],
         "retention": config["retention"],
         "discard": config["discard"],
         "compression": config.get("compression", "none"),
         "replicas": config.get("num_replicas"),
-        "max messages": show.limit(config.get("max_msgs")),
-        "max per subject": show.limit(config.get("max_msgs_per_subject")),
-        "max size": show.limit_size(config.get("max_bytes")),
-        "max age": show.span(config["max_age"]) if config.get("max_age") else "unlimited",
-        "max message size": show.limit_size(config.get("max_msg_size")),
-        "max consumers": show.limit(config.get("max_consumers")),
-        "duplicate window": show.span(config.get("duplicate_window")),
-        "markers kept for": show.span(config.get("subject_delete_marker_ttl") or 0),
+        "max messages": output.format_limit(config.get("max_msgs")),
+        "max per subject": output.format_limit(config.get("max_msgs_per_subject")),
+        "max size": output.format_size_limit(config.get("max_bytes")),
+        "max age": output.format_duration(config["max_age"]) if config.get("max_age") else "unlimited",
+        "max message size": output.format_size_limit(config.get("max_msg_size")),
+        "max consumers": output.format_limit(config.get("max_consumers")),
+        "duplicate window": output.format_duration(config.get("duplicate_window")),
+        "markers kept for": output.format_duration(config.get("subject_delete_marker_ttl") or 0),
         "on": ", ".join(flags),
         "metadata": [f"{key}={value}" for key, value in (config.get("metadata") or {}).items()],
     }
 
 
-def _state_facts(state: dict[str, Any]) -> dict[str, object]:
+def _make_state_fields(state: dict[str, Any]) -> dict[str, object]:
     return {
         "messages": f"{state['messages']:,}",
-        "size": show.size(state["bytes"]),
-        "first": _place(state["first_seq"], state.get("first_ts")),
-        "last": _place(state["last_seq"], state.get("last_ts")),
+        "size": output.format_size(state["bytes"]),
+        "first": _format_position(state["first_seq"], state.get("first_ts")),
+        "last": _format_position(state["last_seq"], state.get("last_ts")),
         "deleted": f"{state['num_deleted']:,}" if state.get("num_deleted") else None,
         "subjects": f"{state['num_subjects']:,}" if state.get("num_subjects") else None,
         "consumers": state["consumer_count"],
     }
 
 
-def _place(seq: int, time: str | None) -> str:
-    at = show.moment(time)
-    return f"{seq:,}" + (f" at {at} UTC" if at else "")
+def _format_position(seq: int, time: str | None) -> str:
+    time_text = output.format_time(time)
+    return f"{seq:,}" + (f" at {time_text} UTC" if time_text else "")
 
 
 @stream_app.command()
-@connected
-@configured(stream_options.OPTIONS, into="given")
+@with_connection
+@with_options(stream_options.OPTIONS, into="given")
 async def add(
-    link: Link,
+    session: CliSession,
     stream: NewName,
     given: dict[str, Any],
     config: ConfigFile = None,
 ) -> None:
     """Make a stream."""
-    wanted = {**stream_options.read_config(config), "name": stream}
-    wanted = stream_options.apply(wanted, given)
-    if not wanted.get("subjects") and not wanted.get("mirror") and not wanted.get("sources"):
-        raise Failure(f"what shall {stream} capture? Give --subjects, --mirror or --source", MISUSED)
-    present(link, await link.api(f"STREAM.CREATE.{stream}", wanted))
+    new_config = {**stream_options.read_config(config), "name": stream}
+    new_config = stream_options.apply_options(new_config, given)
+    if not new_config.get("subjects") and not new_config.get("mirror") and not new_config.get("sources"):
+        raise CliError(f"what shall {stream} capture? Give --subjects, --mirror or --source", USAGE_ERROR)
+    print_stream(session, await session.api_request(f"STREAM.CREATE.{stream}", new_config))
 
 
 @stream_app.command()
-@connected
-@configured(stream_options.OPTIONS, into="given")
+@with_connection
+@with_options(stream_options.OPTIONS, into="given")
 async def edit(
-    link: Link,
+    session: CliSession,
     stream: Stream,
     given: dict[str, Any],
     config: ConfigFile = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
 ) -> None:
     """Change a stream; what is not named stays as it is."""
-    now = (await link.api(f"STREAM.INFO.{stream}"))["config"]
-    wanted = stream_options.apply({**now, **stream_options.read_config(config)}, given)
-    changed = {key: wanted[key] for key in wanted if wanted[key] != now.get(key)}
+    current = (await session.api_request(f"STREAM.INFO.{stream}"))["config"]
+    new_config = stream_options.apply_options({**current, **stream_options.read_config(config)}, given)
+    changed = {key: new_config[key] for key in new_config if new_config[key] != current.get(key)}
     if dry_run:
-        show.changes(link.json, now, changed)
+        output.print_changes(session.json, current, changed)
         return
     if not changed:
-        show.note(f"{stream} is like that already")
-    present(link, await link.api(f"STREAM.UPDATE.{stream}", wanted))
+        output.print_note(f"{stream} is like that already")
+    print_stream(session, await session.api_request(f"STREAM.UPDATE.{stream}", new_config))
 
 
 @stream_app.command()
-@connected
-async def rm(link: Link, stream: Stream, force: Force = False) -> None:
+@with_connection
+async def rm(session: CliSession, stream: Stream, force: Force = False) -> None:
     """Remove a stream with all its messages and consumers."""
-    state = (await link.api(f"STREAM.INFO.{stream}"))["state"]
-    show.confirm(f"Remove stream {stream} with {state['messages']:,} messages?", force)
-    await link.api(f"STREAM.DELETE.{stream}")
-    show.done(link.json, {"stream": stream, "messages": state["messages"]}, f"removed {stream}")
+    state = (await session.api_request(f"STREAM.INFO.{stream}"))["state"]
+    output.confirm(f"Remove stream {stream} with {state['messages']:,} messages?", force)
+    await session.api_request(f"STREAM.DELETE.{stream}")
+    output.print_result(session.json, {"stream": stream, "messages": state["messages"]}, f"removed {stream}")
 
 
 @stream_app.command()
-@connected
+@with_connection
 async def purge(
-    link: Link,
+    session: CliSession,
     stream: Stream,
     subject: Annotated[str, typer.Option(help="Only messages of these subjects.")] = "",
     seq: Annotated[int, typer.Option(min=0, help="Only messages below this sequence.")] = 0,
@@ -197,29 +198,31 @@ async def purge(
     force: Force = False,
 ) -> None:
     """Remove messages of a stream, by default all; the stream stays."""
-    state = (await link.api(f"STREAM.INFO.{stream}"))["state"]
-    which = f" of {subject}" if subject else ""
-    which += f" below {seq}" if seq else ""
-    which += f" but the newest {keep}" if keep else ""
-    show.confirm(f"Purge messages{which} from {stream}, which has {state['messages']:,}?", force)
+    state = (await session.api_request(f"STREAM.INFO.{stream}"))["state"]
+    selection_text = f" of {subject}" if subject else ""
+    selection_text += f" below {seq}" if seq else ""
+    selection_text += f" but the newest {keep}" if keep else ""
+    output.confirm(f"Purge messages{selection_text} from {stream}, which has {state['messages']:,}?", force)
     body = {key: value for key, value in (("filter", subject), ("seq", seq), ("keep", keep)) if value}
-    purged = (await link.api(f"STREAM.PURGE.{stream}", body))["purged"]
-    show.done(link.json, {"stream": stream, "purged": purged}, f"purged {purged:,} messages from {stream}")
+    purged = (await session.api_request(f"STREAM.PURGE.{stream}", body))["purged"]
+    output.print_result(
+        session.json, {"stream": stream, "purged": purged}, f"purged {purged:,} messages from {stream}"
+    )
 
 
 @stream_app.command()
-@connected
-async def seal(link: Link, stream: Stream, force: Force = False) -> None:
+@with_connection
+async def seal(session: CliSession, stream: Stream, force: Force = False) -> None:
     """Close a stream for ever: nothing can be added, removed or changed any more."""
-    config = (await link.api(f"STREAM.INFO.{stream}"))["config"]
-    show.confirm(f"Seal {stream}? This cannot be undone.", force)
-    present(link, await link.api(f"STREAM.UPDATE.{stream}", {**config, "sealed": True}))
+    config = (await session.api_request(f"STREAM.INFO.{stream}"))["config"]
+    output.confirm(f"Seal {stream}? This cannot be undone.", force)
+    print_stream(session, await session.api_request(f"STREAM.UPDATE.{stream}", {**config, "sealed": True}))
 
 
 @stream_app.command()
-@connected
+@with_connection
 async def subjects(
-    link: Link,
+    session: CliSession,
     stream: Stream,
     pattern: Annotated[str, typer.Argument(help="Only these.")] = ">",
 ) -> None:
@@ -227,14 +230,14 @@ async def subjects(
     counts: dict[str, int] = {}
     while True:
         body = {"subjects_filter": pattern, "offset": len(counts)}
-        answer = await link.api(f"STREAM.INFO.{stream}", body)
-        page = answer["state"].get("subjects") or {}
+        response = await session.api_request(f"STREAM.INFO.{stream}", body)
+        page = response["state"].get("subjects") or {}
         counts |= page
-        if not page or len(counts) >= answer.get("total", 0):
+        if not page or len(counts) >= response.get("total", 0):
             break
-    if link.json:
-        show.document(dict(sorted(counts.items())))
+    if session.json:
+        output.print_json(dict(sorted(counts.items())))
     elif counts:
-        show.table(("subject", "messages"), [(key, f"{counts[key]:,}") for key in sorted(counts)])
+        output.print_table(("subject", "messages"), [(key, f"{counts[key]:,}") for key in sorted(counts)])
     else:
-        show.note(f"{stream} has no messages on {pattern}")
+        output.print_note(f"{stream} has no messages on {pattern}")

@@ -13,121 +13,128 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from headrace.cli import show
-from headrace.cli.arguments import Stream
-from headrace.cli.failures import CONFLICT, NO_ANSWER, NOT_FOUND, Failure, no_jetstream
-from headrace.cli.link import Link, connected
+from headrace.cli import output
+from headrace.cli.exit_codes import CONFLICT, NO_ANSWER, NOT_FOUND, CliError, is_jetstream_missing
+from headrace.cli.session import CliSession, with_connection
+from headrace.cli.shared_options import Stream
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 backup_commands = typer.Typer()
 
-ABOUT, CONTENT = "backup.json", "stream.tar.s2"
+METADATA_FILE, CONTENT_FILE = "backup.json", "stream.tar.s2"
 _CHUNK_BYTES = 128 * 1024
 
 
 @backup_commands.command()
-@connected
+@with_connection
 async def backup(
-    link: Link,
+    session: CliSession,
     stream: Stream,
     folder: Annotated[Path, typer.Argument(help="Where to put it; must not hold a backup yet.")],
     consumers: Annotated[bool, typer.Option("--consumers/--no-consumers", help="With its consumers.")] = True,
     check: Annotated[bool, typer.Option("--check", help="Let the server check all messages first.")] = False,
 ) -> None:
     """Copy a stream into a folder, with its consumers; it goes on meanwhile."""
-    if (folder / ABOUT).exists():
-        raise Failure(f"{folder} holds a backup already; choose another folder", CONFLICT)
+    if (folder / METADATA_FILE).exists():
+        raise CliError(f"{folder} holds a backup already; choose another folder", CONFLICT)
     folder.mkdir(parents=True, exist_ok=True)
-    inbox = link.nc.new_inbox()
-    pieces = await link.nc.subscribe(inbox, pending_bytes_limit=-1)
-    wanted = {
+    inbox = session.nc.new_inbox()
+    chunks = await session.nc.subscribe(inbox, pending_bytes_limit=-1)
+    request = {
         "deliver_subject": inbox,
         "no_consumers": not consumers,
         "jsck": check,
         "chunk_size": _CHUNK_BYTES,
     }
-    about = await _asked(link, f"STREAM.SNAPSHOT.{stream}", wanted)
-    part = folder / f"{CONTENT}.part"
-    with part.open("wb") as file, show.progress(f"backing up {stream}", about["state"]["bytes"]) as step:
-        size = await _receive(link, pieces, file, step)
+    backup_metadata = await _request_backup(session, f"STREAM.SNAPSHOT.{stream}", request)
+    partial_file = folder / f"{CONTENT_FILE}.part"
+    with (
+        partial_file.open("wb") as file,
+        output.progress_bar(f"backing up {stream}", backup_metadata["state"]["bytes"]) as step,
+    ):
+        size = await _receive(session, chunks, file, step)
         file.flush()
         os.fsync(file.fileno())
-    part.rename(folder / CONTENT)
-    (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
-    messages = about["state"]["messages"]
-    facts = {"stream": stream, "folder": str(folder), "messages": messages, "bytes": size}
-    show.done(link.json, facts, f"{messages:,} messages of {stream} are in {folder}, {show.size(size)}")
+    partial_file.rename(folder / CONTENT_FILE)
+    (folder / METADATA_FILE).write_text(json.dumps(backup_metadata, indent=2) + "\n")
+    messages = backup_metadata["state"]["messages"]
+    values = {"stream": stream, "folder": str(folder), "messages": messages, "bytes": size}
+    output.print_result(
+        session.json, values, f"{messages:,} messages of {stream} are in {folder}, {output.format_size(size)}"
+    )
 
 
-async def _asked(link: Link, call: str, wanted: dict[str, Any]) -> dict[str, Any]:
+async def _request_backup(session: CliSession, call: str, request: dict[str, Any]) -> dict[str, Any]:
     from headrace.client.errors import JetStreamError
 
     try:
-        return await link.api(call, wanted)
+        return await session.api_request(call, request)
     except JetStreamError as error:
-        if no_jetstream(error):
-            raise Failure("this server keeps no backups: nobody answers there", NO_ANSWER) from None
+        if is_jetstream_missing(error):
+            raise CliError("this server keeps no backups: nobody answers there", NO_ANSWER) from None
         raise
 
 
-async def _receive(link: Link, pieces: Any, file: BinaryIO, step: show.Progress) -> int:
+async def _receive(session: CliSession, chunks: Any, file: BinaryIO, step: output.ProgressCallback) -> int:
     """Every piece, each acknowledged; an empty one is the last."""
     from nats.errors import TimeoutError as Late
 
     size = 0
     while True:
         try:
-            piece: Msg = await pieces.next_msg(timeout=max(link.timeout, 10))
+            chunk_msg: Msg = await chunks.next_msg(timeout=max(session.timeout, 10))
         except Late:
-            raise Failure("the server stopped sending; the backup is incomplete", NO_ANSWER) from None
-        status = (piece.headers or {}).get("Status", "204")
+            raise CliError("the server stopped sending; the backup is incomplete", NO_ANSWER) from None
+        status = (chunk_msg.headers or {}).get("Status", "204")
         if status != "204":
-            said = (piece.headers or {}).get("Description", "")
-            raise Failure(f"the server gave up: {status} {said}".strip())
-        if not piece.data:
+            description = (chunk_msg.headers or {}).get("Description", "")
+            raise CliError(f"the server gave up: {status} {description}".strip())
+        if not chunk_msg.data:
             return size
-        file.write(piece.data)
-        size += len(piece.data)
-        step(len(piece.data))
-        if piece.reply:
-            await link.nc.publish(piece.reply)
+        file.write(chunk_msg.data)
+        size += len(chunk_msg.data)
+        step(len(chunk_msg.data))
+        if chunk_msg.reply:
+            await session.nc.publish(chunk_msg.reply)
 
 
 @backup_commands.command()
-@connected
+@with_connection
 async def restore(
-    link: Link,
+    session: CliSession,
     folder: Annotated[Path, typer.Argument(help="The folder of a backup.")],
     replicas: Annotated[int | None, typer.Option(help="Copies in a cluster, if not as before.")] = None,
 ) -> None:
     """Make a stream again from a backup; it must not exist."""
     try:
-        about = json.loads((folder / ABOUT).read_text())
-        size = (folder / CONTENT).stat().st_size
+        backup_metadata = json.loads((folder / METADATA_FILE).read_text())
+        size = (folder / CONTENT_FILE).stat().st_size
     except FileNotFoundError as error:
-        raise Failure(f"{folder} holds no backup: {error.filename} is missing", NOT_FOUND) from None
-    config, state = about["config"], about["state"]
+        raise CliError(f"{folder} holds no backup: {error.filename} is missing", NOT_FOUND) from None
+    config, state = backup_metadata["config"], backup_metadata["state"]
     if replicas is not None:
         config["num_replicas"] = replicas
     name = config["name"]
-    wanted = {"config": config, "state": state}
-    subject = (await _asked(link, f"STREAM.RESTORE.{name}", wanted))["deliver_subject"]
-    with (folder / CONTENT).open("rb") as file, show.progress(f"restoring {name}", size) as step:
+    request = {"config": config, "state": state}
+    subject = (await _request_backup(session, f"STREAM.RESTORE.{name}", request))["deliver_subject"]
+    with (folder / CONTENT_FILE).open("rb") as file, output.progress_bar(f"restoring {name}", size) as step:
         while chunk := file.read(_CHUNK_BYTES):
-            answer = await link.nc.request(subject, chunk, timeout=max(link.timeout, 10))
-            if answer.data:
-                _refused(json.loads(answer.data))
+            response = await session.nc.request(subject, chunk, timeout=max(session.timeout, 10))
+            if response.data:
+                _raise_on_error(json.loads(response.data))
             step(len(chunk))
-    found = json.loads((await link.nc.request(subject, b"", timeout=max(link.timeout, 60))).data)
-    _refused(found)
+    found = json.loads((await session.nc.request(subject, b"", timeout=max(session.timeout, 60))).data)
+    _raise_on_error(found)
     messages = found["state"]["messages"]
-    show.done(link.json, {"stream": name, "messages": messages}, f"{name} is back with {messages:,} messages")
+    output.print_result(
+        session.json, {"stream": name, "messages": messages}, f"{name} is back with {messages:,} messages"
+    )
 
 
-def _refused(answer: dict[str, Any]) -> None:
-    from headrace.client.errors import error_of
+def _raise_on_error(response: dict[str, Any]) -> None:
+    from headrace.client.errors import make_error
 
-    if "error" in answer:
-        raise error_of(answer["error"])
+    if "error" in response:
+        raise make_error(response["error"])

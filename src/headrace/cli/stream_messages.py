@@ -7,18 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import show
-from headrace.cli.arguments import Force, Raw, Stream
-from headrace.cli.failures import MISUSED, NOT_FOUND, Failure
-from headrace.cli.link import Link, connected
+from headrace.cli import output
+from headrace.cli.exit_codes import NOT_FOUND, USAGE_ERROR, CliError
+from headrace.cli.session import CliSession, with_connection
+from headrace.cli.shared_options import Force, Raw, Stream
 
 message_commands = typer.Typer()
 
 
 @message_commands.command()
-@connected
+@with_connection
 async def get(
-    link: Link,
+    session: CliSession,
     stream: Stream,
     seq: Annotated[int | None, typer.Argument(min=1, help="The message's sequence.")] = None,
     last_for: Annotated[str, typer.Option(metavar="SUBJECT", help="The last message of a subject.")] = "",
@@ -36,33 +36,33 @@ async def get(
     elif seq and not last_for:
         body = {"seq": seq}
     else:
-        raise Failure(
-            "which message? Give a sequence, or --last-for, or --next-for with or without one", MISUSED
+        raise CliError(
+            "which message? Give a sequence, or --last-for, or --next-for with or without one", USAGE_ERROR
         )
-    stored = await _stored(link, stream, body)
-    headers, payload = headers_of(stored.get("hdrs")), base64.b64decode(stored.get("data", ""))
-    if link.json:
+    stored = await _get_message(session, stream, body)
+    headers, payload = decode_headers(stored.get("hdrs")), base64.b64decode(stored.get("data", ""))
+    if session.json:
         known = {key: stored[key] for key in ("subject", "seq", "time")}
-        show.document({**known, "headers": headers, **show.payload_json(payload)})
+        output.print_json({**known, "headers": headers, **output.encode_payload(payload)})
         return
-    head = f"[{stored['subject']}] sequence {stored['seq']}, {show.moment(stored['time'])} UTC"
-    show.message(head, headers, payload, raw=raw)
+    head = f"[{stored['subject']}] sequence {stored['seq']}, {output.format_time(stored['time'])} UTC"
+    output.print_message(head, headers, payload, raw=raw)
 
 
-async def _stored(link: Link, stream: str, body: dict[str, Any]) -> dict[str, Any]:
+async def _get_message(session: CliSession, stream: str, body: dict[str, Any]) -> dict[str, Any]:
     from headrace.client.errors import NotFound, StreamNotFound
 
     try:
-        found: dict[str, Any] = (await link.api(f"STREAM.MSG.GET.{stream}", body))["message"]
+        found: dict[str, Any] = (await session.api_request(f"STREAM.MSG.GET.{stream}", body))["message"]
     except StreamNotFound:
         raise
     except NotFound:
-        which = " ".join(str(value) for value in body.values())
-        raise Failure(f"{stream} has no such message ({which})", NOT_FOUND) from None
+        selector_text = " ".join(str(value) for value in body.values())
+        raise CliError(f"{stream} has no such message ({selector_text})", NOT_FOUND) from None
     return found
 
 
-def headers_of(encoded: str | None) -> dict[str, str]:
+def decode_headers(encoded: str | None) -> dict[str, str]:
     """The headers of a stored message; a name that comes several times keeps all its values."""
     found: dict[str, str] = {}
     for each in base64.b64decode(encoded or "").decode(errors="replace").split("\r\n")[1:]:
@@ -73,9 +73,9 @@ def headers_of(encoded: str | None) -> dict[str, str]:
 
 
 @message_commands.command()
-@connected
+@with_connection
 async def rmm(
-    link: Link,
+    session: CliSession,
     stream: Stream,
     seq: Annotated[int, typer.Argument(min=1, help="The message's sequence.")],
     erase: Annotated[
@@ -84,7 +84,7 @@ async def rmm(
     force: Force = False,
 ) -> None:
     """Remove a message from a stream."""
-    await _stored(link, stream, {"seq": seq})
-    show.confirm(f"Remove message {seq} of {stream}?", force)
-    await link.api(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": not erase})
-    show.done(link.json, {"stream": stream, "seq": seq}, f"removed message {seq} of {stream}")
+    await _get_message(session, stream, {"seq": seq})
+    output.confirm(f"Remove message {seq} of {stream}?", force)
+    await session.api_request(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": not erase})
+    output.print_result(session.json, {"stream": stream, "seq": seq}, f"removed message {seq} of {stream}")

@@ -12,33 +12,33 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from headrace.cli.failures import MISUSED, Failure
-from headrace.durations import duration_ns, size_bytes
+from headrace.cli.exit_codes import USAGE_ERROR, CliError
+from headrace.durations import parse_duration_ns, parse_size
 
 Setter = Callable[[dict[str, Any], Any], None]
 
 
-def _text(*names: str, help: str, metavar: str = "TEXT") -> Any:
+def _text_option(*names: str, help: str, metavar: str = "TEXT") -> Any:
     return Annotated[str | None, typer.Option(*names, help=help, metavar=metavar, show_default=False)]
 
 
-def _texts(*names: str, help: str, metavar: str = "TEXT") -> Any:
+def _texts_option(*names: str, help: str, metavar: str = "TEXT") -> Any:
     return Annotated[list[str] | None, typer.Option(*names, help=help, metavar=metavar, show_default=False)]
 
 
-def _count(name: str, help: str) -> Any:
+def _count_option(name: str, help: str) -> Any:
     return Annotated[int | None, typer.Option(name, help=help, metavar="N", show_default=False)]
 
 
-def _switch(name: str, help: str) -> Any:
+def _switch_option(name: str, help: str) -> Any:
     return Annotated[bool | None, typer.Option(f"--{name}/--no-{name}", help=help, show_default=False)]
 
 
 OPTIONS: dict[str, Any] = {
-    "subjects": _texts(
+    "subjects": _texts_option(
         "--subjects", "--subject", metavar="SUBJECT", help="What it captures; repeat, or a,b,c."
     ),
-    "description": _text("--description", help="What it is for."),
+    "description": _text_option("--description", help="What it is for."),
     "storage": Annotated[
         Literal["file", "memory"] | None,
         typer.Option("--storage", metavar="file|memory", help="Where it lives.", show_default=False),
@@ -61,58 +61,62 @@ OPTIONS: dict[str, Any] = {
             show_default=False,
         ),
     ],
-    "discard_per_subject": _switch("discard-per-subject", "Full subjects refuse new messages too."),
-    "max_msgs": _count("--max-msgs", "Messages at most; -1 is no limit."),
-    "max_msgs_per_subject": _count("--max-msgs-per-subject", "Messages of a subject at most."),
-    "max_bytes": _text("--max-bytes", metavar="SIZE", help="Size at most: 10GB; -1 is no limit."),
-    "max_age": _text("--max-age", metavar="DURATION", help="How long messages are kept: 24h; 0 is for ever."),
-    "max_msg_size": _text("--max-msg-size", metavar="SIZE", help="Size of a message at most."),
-    "max_consumers": _count("--max-consumers", "Consumers at most."),
-    "dupe_window": _text("--dupe-window", metavar="DURATION", help="How long message ids are remembered."),
-    "replicas": _count("--replicas", "Copies in a cluster."),
+    "discard_per_subject": _switch_option("discard-per-subject", "Full subjects refuse new messages too."),
+    "max_msgs": _count_option("--max-msgs", "Messages at most; -1 is no limit."),
+    "max_msgs_per_subject": _count_option("--max-msgs-per-subject", "Messages of a subject at most."),
+    "max_bytes": _text_option("--max-bytes", metavar="SIZE", help="Size at most: 10GB; -1 is no limit."),
+    "max_age": _text_option(
+        "--max-age", metavar="DURATION", help="How long messages are kept: 24h; 0 is for ever."
+    ),
+    "max_msg_size": _text_option("--max-msg-size", metavar="SIZE", help="Size of a message at most."),
+    "max_consumers": _count_option("--max-consumers", "Consumers at most."),
+    "dupe_window": _text_option(
+        "--dupe-window", metavar="DURATION", help="How long message ids are remembered."
+    ),
+    "replicas": _count_option("--replicas", "Copies in a cluster."),
     "compression": Annotated[
         Literal["none", "s2"] | None,
         typer.Option("--compression", metavar="none|s2", help="Of what is on disk.", show_default=False),
     ],
-    "allow_msg_ttl": _switch("allow-msg-ttl", "Messages may have their own lifetime."),
-    "marker_ttl": _text(
+    "allow_msg_ttl": _switch_option("allow-msg-ttl", "Messages may have their own lifetime."),
+    "marker_ttl": _text_option(
         "--marker-ttl", metavar="DURATION", help="How long markers of what expired are kept; 0 leaves none."
     ),
-    "allow_atomic": _switch("allow-atomic", "Atomic batches are taken."),
-    "allow_counter": _switch("allow-counter", "Messages add to counters."),
-    "allow_schedules": _switch("allow-schedules", "Messages may be published later."),
-    "allow_direct": _switch("allow-direct", "Messages can be read without the stream's leader."),
-    "mirror_direct": _switch("mirror-direct", "Direct reads of the origin are served too."),
-    "allow_rollup": _switch("allow-rollup", "A message may replace those before it."),
-    "deny_delete": _switch("deny-delete", "Single messages cannot be deleted."),
-    "deny_purge": _switch("deny-purge", "It cannot be purged."),
-    "ack": _switch("ack", "Publishing is acknowledged."),
-    "first_seq": _count("--first-seq", "The sequence of its first message."),
-    "mirror": _text("--mirror", metavar="STREAM", help="It is a copy of this stream."),
-    "sources": _texts("--source", metavar="STREAM", help="It collects this stream; repeatable."),
-    "through": _text(
+    "allow_atomic": _switch_option("allow-atomic", "Atomic batches are taken."),
+    "allow_counter": _switch_option("allow-counter", "Messages add to counters."),
+    "allow_schedules": _switch_option("allow-schedules", "Messages may be published later."),
+    "allow_direct": _switch_option("allow-direct", "Messages can be read without the stream's leader."),
+    "mirror_direct": _switch_option("mirror-direct", "Direct reads of the origin are served too."),
+    "allow_rollup": _switch_option("allow-rollup", "A message may replace those before it."),
+    "deny_delete": _switch_option("deny-delete", "Single messages cannot be deleted."),
+    "deny_purge": _switch_option("deny-purge", "It cannot be purged."),
+    "ack": _switch_option("ack", "Publishing is acknowledged."),
+    "first_seq": _count_option("--first-seq", "The sequence of its first message."),
+    "mirror": _text_option("--mirror", metavar="STREAM", help="It is a copy of this stream."),
+    "sources": _texts_option("--source", metavar="STREAM", help="It collects this stream; repeatable."),
+    "through": _text_option(
         "--through",
         metavar="CONSUMER:SUBJECT",
         help="The durable consumer that the mirror or only source reads through (consumer add --for-sourcing).",
     ),
-    "republish": _text(
+    "republish": _text_option(
         "--republish", metavar="FROM:TO", help="Publish again what was stored: 'orders.>:stored.>'."
     ),
-    "transform": _text("--transform", metavar="FROM:TO", help="Store under another subject."),
-    "metadata": _texts("--metadata", metavar="NAME=VALUE", help="A note for programs; repeatable."),
-    "tags": _texts("--tag", metavar="TAG", help="Servers that may keep it; repeatable."),
-    "cluster": _text("--cluster", help="The cluster that keeps it."),
+    "transform": _text_option("--transform", metavar="FROM:TO", help="Store under another subject."),
+    "metadata": _texts_option("--metadata", metavar="NAME=VALUE", help="A note for programs; repeatable."),
+    "tags": _texts_option("--tag", metavar="TAG", help="Servers that may keep it; repeatable."),
+    "cluster": _text_option("--cluster", help="The cluster that keeps it."),
 }
 
 
-def apply(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def apply_options(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with the options that were given."""
     result = dict(config)
     for name, value in given.items():
         if name != "through":
             _SETTERS[name](result, value)
     if through := given.get("through"):
-        _through(result, through)
+        _set_source_consumer(result, through)
     return result
 
 
@@ -122,52 +126,52 @@ def read_config(path: Path | None) -> dict[str, Any]:
         return {}
     found = json.loads(path.read_text())
     if not isinstance(found, dict):
-        raise Failure(f"{path} holds no configuration: a JSON object was expected", MISUSED)
+        raise CliError(f"{path} holds no configuration: a JSON object was expected", USAGE_ERROR)
     config: dict[str, Any] = found.get("config", found)
     return config
 
 
-def size_or_unlimited(text: str) -> int:
-    return -1 if text in ("-1", "unlimited") else size_bytes(text)
+def parse_size_or_unlimited(text: str) -> int:
+    return -1 if text in ("-1", "unlimited") else parse_size(text)
 
 
-def pairs(texts: Sequence[str]) -> dict[str, str]:
+def parse_pairs(texts: Sequence[str]) -> dict[str, str]:
     """Notes from `name=value` texts."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise Failure(f"{text!r} is no pair: write name=value", MISUSED)
+            raise CliError(f"{text!r} is no pair: write name=value", USAGE_ERROR)
         found[name.strip()] = value.strip()
     return found
 
 
-def _set(key: str, convert: Callable[[Any], Any] = lambda value: value) -> Setter:
+def _make_setter(key: str, convert: Callable[[Any], Any] = lambda value: value) -> Setter:
     def setter(config: dict[str, Any], value: Any) -> None:
         config[key] = convert(value)
 
     return setter
 
 
-def _split(texts: Sequence[str]) -> list[str]:
+def _split_commas(texts: Sequence[str]) -> list[str]:
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
-def two(text: str, what: str) -> tuple[str, str]:
+def split_pair(text: str, kind: str) -> tuple[str, str]:
     """The two halves of `a:b`."""
     first, colon, second = text.partition(":")
     if not (colon and first and second):
-        raise Failure(f"{text!r} is no {what}: write it as FIRST:SECOND", MISUSED)
+        raise CliError(f"{text!r} is no {kind}: write it as FIRST:SECOND", USAGE_ERROR)
     return first, second
 
 
-def _mapping(text: str) -> dict[str, str]:
-    source, target = two(text, "mapping of subjects")
+def _parse_mapping(text: str) -> dict[str, str]:
+    source, target = split_pair(text, "mapping of subjects")
     return {"src": source, "dest": target}
 
 
-def _marker_ttl(config: dict[str, Any], value: str) -> None:
-    nanoseconds = duration_ns(value) if value != "0" else 0
+def _set_marker_ttl(config: dict[str, Any], value: str) -> None:
+    nanoseconds = parse_duration_ns(value) if value != "0" else 0
     config["subject_delete_marker_ttl"] = nanoseconds
     if nanoseconds:
         # Servers refuse markers that would outlive their own lifetime, and rollups write them.
@@ -175,46 +179,46 @@ def _marker_ttl(config: dict[str, Any], value: str) -> None:
         config["allow_rollup_hdrs"] = True
 
 
-def _placement(part: str) -> Setter:
+def _make_placement_setter(part: str) -> Setter:
     def setter(config: dict[str, Any], value: Any) -> None:
         config["placement"] = {**(config.get("placement") or {}), part: value}
 
     return setter
 
 
-def _through(config: dict[str, Any], text: str) -> None:
-    name, subject = two(text, "consumer")
-    origins = [config["mirror"]] if config.get("mirror") else config.get("sources") or []
-    if len(origins) != 1:
-        raise Failure("--through needs --mirror or exactly one --source", MISUSED)
-    origins[0]["consumer"] = {"name": name, "deliver_subject": subject}
+def _set_source_consumer(config: dict[str, Any], text: str) -> None:
+    name, subject = split_pair(text, "consumer")
+    upstreams = [config["mirror"]] if config.get("mirror") else config.get("sources") or []
+    if len(upstreams) != 1:
+        raise CliError("--through needs --mirror or exactly one --source", USAGE_ERROR)
+    upstreams[0]["consumer"] = {"name": name, "deliver_subject": subject}
 
 
-def _age(text: str) -> int:
-    return 0 if text == "0" else duration_ns(text)
+def _parse_age(text: str) -> int:
+    return 0 if text == "0" else parse_duration_ns(text)
 
 
 _SETTERS: dict[str, Setter] = {
-    "subjects": _set("subjects", _split),
-    "retention": _set("retention", lambda value: {"work": "workqueue"}.get(value, value)),
-    "discard_per_subject": _set("discard_new_per_subject"),
-    "max_bytes": _set("max_bytes", size_or_unlimited),
-    "max_age": _set("max_age", _age),
-    "max_msg_size": _set("max_msg_size", size_or_unlimited),
-    "dupe_window": _set("duplicate_window", duration_ns),
-    "replicas": _set("num_replicas"),
-    "marker_ttl": _marker_ttl,
-    "allow_counter": _set("allow_msg_counter"),
-    "allow_schedules": _set("allow_msg_schedules"),
-    "allow_rollup": _set("allow_rollup_hdrs"),
-    "ack": _set("no_ack", lambda value: not value),
-    "mirror": _set("mirror", lambda name: {"name": name}),
-    "sources": _set("sources", lambda names: [{"name": name} for name in _split(names)]),
-    "republish": _set("republish", _mapping),
-    "transform": _set("subject_transform", _mapping),
-    "metadata": _set("metadata", pairs),
-    "tags": _placement("tags"),
-    "cluster": _placement("cluster"),
+    "subjects": _make_setter("subjects", _split_commas),
+    "retention": _make_setter("retention", lambda value: {"work": "workqueue"}.get(value, value)),
+    "discard_per_subject": _make_setter("discard_new_per_subject"),
+    "max_bytes": _make_setter("max_bytes", parse_size_or_unlimited),
+    "max_age": _make_setter("max_age", _parse_age),
+    "max_msg_size": _make_setter("max_msg_size", parse_size_or_unlimited),
+    "dupe_window": _make_setter("duplicate_window", parse_duration_ns),
+    "replicas": _make_setter("num_replicas"),
+    "marker_ttl": _set_marker_ttl,
+    "allow_counter": _make_setter("allow_msg_counter"),
+    "allow_schedules": _make_setter("allow_msg_schedules"),
+    "allow_rollup": _make_setter("allow_rollup_hdrs"),
+    "ack": _make_setter("no_ack", lambda value: not value),
+    "mirror": _make_setter("mirror", lambda name: {"name": name}),
+    "sources": _make_setter("sources", lambda names: [{"name": name} for name in _split_commas(names)]),
+    "republish": _make_setter("republish", _parse_mapping),
+    "transform": _make_setter("subject_transform", _parse_mapping),
+    "metadata": _make_setter("metadata", parse_pairs),
+    "tags": _make_placement_setter("tags"),
+    "cluster": _make_placement_setter("cluster"),
 }
 for _name in OPTIONS:
-    _SETTERS.setdefault(_name, _set(_name))
+    _SETTERS.setdefault(_name, _make_setter(_name))

@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from headrace.cli import show
-from headrace.cli.failures import MISUSED, Failure
-from headrace.cli.link import Link, connected
-from headrace.cli.server import round_trip_ns
+from headrace.cli import output
+from headrace.cli.exit_codes import USAGE_ERROR, CliError
+from headrace.cli.server import measure_round_trip_ns
+from headrace.cli.session import CliSession, with_connection
 
 top_app = typer.Typer(add_completion=False)
 
@@ -28,7 +28,7 @@ Sort = Literal["name", "messages", "size", "rate"]
 
 
 @dataclass(frozen=True)
-class Row:
+class StreamRow:
     """A stream at a moment; rates are since the look before."""
 
     name: str
@@ -42,43 +42,43 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Look:
+class Sample:
     """Everything at a moment."""
 
-    at: float
+    time_s: float
     round_trip_ns: int
-    streams: dict[str, Row]
+    streams: dict[str, StreamRow]
     consumers: list[dict[str, Any]] = field(default_factory=list)
 
 
-async def look(link: Link, before: Look | None, consumers: bool) -> Look:
+async def take_sample(session: CliSession, previous: Sample | None, consumers: bool) -> Sample:
     """Ask the server, and compare with the look before."""
-    took = await round_trip_ns(link)
-    found = await link.listed("STREAM.LIST", "streams")
-    at = time.monotonic()
+    rtt_ns = await measure_round_trip_ns(session)
+    found = await session.list_all("STREAM.LIST", "streams")
+    time_s = time.monotonic()
     rows = {}
     for info in found:
-        row = _row(info, before, at)
+        row = _make_row(info, previous, time_s)
         rows[row.name] = row
-    lags = []
+    consumer_rows = []
     if consumers:
         busy = sorted((row for row in rows.values() if row.consumers), key=lambda row: -row.stored_per_s)
         for row in busy[:_CONSUMERS_SHOWN]:
-            lags += await link.listed(f"CONSUMER.LIST.{row.name}", "consumers")
-    lags.sort(key=lambda info: (-info["num_pending"], -info["num_ack_pending"], info["name"]))
-    return Look(at, took, rows, lags[:_CONSUMERS_SHOWN])
+            consumer_rows += await session.list_all(f"CONSUMER.LIST.{row.name}", "consumers")
+    consumer_rows.sort(key=lambda info: (-info["num_pending"], -info["num_ack_pending"], info["name"]))
+    return Sample(time_s, rtt_ns, rows, consumer_rows[:_CONSUMERS_SHOWN])
 
 
-def _row(info: dict[str, Any], before: Look | None, at: float) -> Row:
+def _make_row(info: dict[str, Any], previous: Sample | None, time_s: float) -> StreamRow:
     config, state = info["config"], info["state"]
     name = config["name"]
-    old = before.streams.get(name) if before else None
-    seconds = at - before.at if before else 0.0
+    old = previous.streams.get(name) if previous else None
+    seconds = time_s - previous.time_s if previous else 0.0
     stored = growth = 0.0
     if old and seconds > 0:
         stored = max(0, state["last_seq"] - old.last_seq) / seconds
         growth = (state["bytes"] - old.bytes) / seconds
-    return Row(
+    return StreamRow(
         name,
         state["messages"],
         state["bytes"],
@@ -90,7 +90,7 @@ def _row(info: dict[str, Any], before: Look | None, at: float) -> Row:
     )
 
 
-_ORDERS: dict[str, Any] = {
+_SORT_KEYS: dict[str, Any] = {
     "name": lambda row: row.name,
     "messages": lambda row: (-row.messages, row.name),
     "size": lambda row: (-row.bytes, row.name),
@@ -98,11 +98,11 @@ _ORDERS: dict[str, Any] = {
 }
 
 
-def facts_of(seen: Look, sort: str) -> dict[str, Any]:
+def sample_to_json(sample: Sample, sort: str) -> dict[str, Any]:
     """A look for programs."""
-    streams = sorted(seen.streams.values(), key=_ORDERS[sort])
+    streams = sorted(sample.streams.values(), key=_SORT_KEYS[sort])
     return {
-        "round_trip_ms": round(seen.round_trip_ns / 1e6, 3),
+        "round_trip_ms": round(sample.round_trip_ns / 1e6, 3),
         "streams": [{key: getattr(row, key) for key in row.__dataclass_fields__} for row in streams],
         "consumers": [
             {
@@ -112,15 +112,15 @@ def facts_of(seen: Look, sort: str) -> dict[str, Any]:
                 "ack_pending": info["num_ack_pending"],
                 "redelivered": info["num_redelivered"],
             }
-            for info in seen.consumers
+            for info in sample.consumers
         ],
     }
 
 
 @top_app.command()
-@connected
+@with_connection
 async def top(
-    link: Link,
+    session: CliSession,
     interval: Annotated[
         float, typer.Option("--interval", "-i", min=0.1, help="Seconds between looks.")
     ] = 1.0,
@@ -136,33 +136,36 @@ async def top(
 
     Into a pipe, or with --json, every look is printed: one JSON document a line.
     """
-    if not (link.json or sys.stdout.isatty() or count):
-        raise Failure("this is no terminal: add --json, or --count 1 for one look", MISUSED)
-    drawn = sys.stdout.isatty() and not link.json
-    before: Look | None = None
+    if not (session.json or sys.stdout.isatty() or count):
+        raise CliError("this is no terminal: add --json, or --count 1 for one look", USAGE_ERROR)
+    drawn = sys.stdout.isatty() and not session.json
+    previous: Sample | None = None
     number = 0
-    link.stay()
-    with _screen() if drawn else _lines(link, sort) as paint, _keys(drawn) as ended:
-        while not ended.is_set():
-            before = await look(link, before, consumers)
-            paint(before, sort, link)
+    session.enable_reconnect()
+    with (
+        _screen_painter() if drawn else _line_painter(session, sort) as paint,
+        _quit_on_key(drawn) as quit_event,
+    ):
+        while not quit_event.is_set():
+            previous = await take_sample(session, previous, consumers)
+            paint(previous, sort, session)
             number += 1
             if number == count:
                 return
             try:
-                await asyncio.wait_for(ended.wait(), interval)
+                await asyncio.wait_for(quit_event.wait(), interval)
             except TimeoutError:
                 continue
 
 
 @contextmanager
-def _lines(link: Link, sort: str) -> Iterator[Any]:
-    def paint(seen: Look, sort: str, link: Link) -> None:
-        if link.json:
-            show.line(facts_of(seen, sort))
+def _line_painter(session: CliSession, sort: str) -> Iterator[Any]:
+    def paint(sample: Sample, sort: str, session: CliSession) -> None:
+        if session.json:
+            output.print_json_line(sample_to_json(sample, sort))
             return
-        rows = [_cells(row) for row in sorted(seen.streams.values(), key=_ORDERS[sort])]
-        show.table(_COLUMNS, rows)
+        rows = [_cells(row) for row in sorted(sample.streams.values(), key=_SORT_KEYS[sort])]
+        output.print_table(_COLUMNS, rows)
 
     yield paint
 
@@ -170,47 +173,52 @@ def _lines(link: Link, sort: str) -> Iterator[Any]:
 _COLUMNS = ("stream", "messages", "size", "subjects", "stored/s", "growth/s", "consumers")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    growth = f"{'-' if row.bytes_per_s < 0 else ''}{show.size(abs(row.bytes_per_s))}"
-    counts = (f"{row.messages:,}", show.size(row.bytes), f"{row.subjects:,}", f"{row.stored_per_s:,.0f}")
+def _cells(row: StreamRow) -> tuple[str, ...]:
+    growth = f"{'-' if row.bytes_per_s < 0 else ''}{output.format_size(abs(row.bytes_per_s))}"
+    counts = (
+        f"{row.messages:,}",
+        output.format_size(row.bytes),
+        f"{row.subjects:,}",
+        f"{row.stored_per_s:,.0f}",
+    )
     return (row.name, *counts, growth, str(row.consumers))
 
 
 @contextmanager
-def _screen() -> Iterator[Any]:
+def _screen_painter() -> Iterator[Any]:
     """The whole terminal, given back as it was."""
     from rich.live import Live
 
     with Live(screen=True, auto_refresh=False) as live:
 
-        def paint(seen: Look, sort: str, link: Link) -> None:
-            live.update(_drawing(seen, sort, link, live.console.size.height), refresh=True)
+        def paint(sample: Sample, sort: str, session: CliSession) -> None:
+            live.update(_render(sample, sort, session, live.console.size.height), refresh=True)
 
         yield paint
 
 
-def _drawing(seen: Look, sort: str, link: Link, height: int) -> Any:
+def _render(sample: Sample, sort: str, session: CliSession, height: int) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    def table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], room: int) -> Table:
+    def table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], row_limit: int) -> Table:
         drawn = Table(box=SIMPLE_HEAD, expand=True, pad_edge=False, header_style="bold")
         for number, column in enumerate(columns):
             drawn.add_column(column, justify="right" if number else "left", no_wrap=True)
-        for row in rows[: max(1, room)]:
-            drawn.add_row(*(Text(show.printable(cell)) for cell in row))
+        for row in rows[: max(1, row_limit)]:
+            drawn.add_row(*(Text(output.escape_control(cell)) for cell in row))
         return drawn
 
-    rate = sum(row.stored_per_s for row in seen.streams.values())
-    size = sum(row.bytes for row in seen.streams.values())
+    rate = sum(row.stored_per_s for row in sample.streams.values())
+    size = sum(row.bytes for row in sample.streams.values())
     head = Text(
-        f"headrace top  {link.target.shown}  round trip {seen.round_trip_ns / 1e6:.2f} ms  "
-        f"{len(seen.streams)} streams  {show.size(size)}  {rate:,.0f} stored/s  (q ends)",
+        f"headrace top  {session.target.display_urls}  round trip {sample.round_trip_ns / 1e6:.2f} ms  "
+        f"{len(sample.streams)} streams  {output.format_size(size)}  {rate:,.0f} stored/s  (q ends)",
         style="reverse",
     )
-    lags = [
+    consumer_rows = [
         (
             f"{info['stream_name']} > {info['name']}",
             f"{info['num_pending']:,}",
@@ -218,24 +226,28 @@ def _drawing(seen: Look, sort: str, link: Link, height: int) -> Any:
             f"{info['num_redelivered']:,}",
             f"{info['num_waiting']:,}",
         )
-        for info in seen.consumers
+        for info in sample.consumers
     ]
-    room = height - 5 - (len(lags) + 4 if lags else 0)
-    streams = [_cells(row) for row in sorted(seen.streams.values(), key=_ORDERS[sort])]
-    parts: list[Any] = [head, table(_COLUMNS, streams, room)]
-    if lags:
+    row_limit = height - 5 - (len(consumer_rows) + 4 if consumer_rows else 0)
+    streams = [_cells(row) for row in sorted(sample.streams.values(), key=_SORT_KEYS[sort])]
+    parts: list[Any] = [head, table(_COLUMNS, streams, row_limit)]
+    if consumer_rows:
         parts.append(
-            table(("consumer", "unprocessed", "ack pending", "redelivered", "waiting"), lags, len(lags))
+            table(
+                ("consumer", "unprocessed", "ack pending", "redelivered", "waiting"),
+                consumer_rows,
+                len(consumer_rows),
+            )
         )
     return Group(*parts)
 
 
 @contextmanager
-def _keys(drawn: bool) -> Iterator[asyncio.Event]:
+def _quit_on_key(drawn: bool) -> Iterator[asyncio.Event]:
     """Set when q is pressed; the terminal's mode is given back."""
-    ended = asyncio.Event()
+    quit_event = asyncio.Event()
     if not (drawn and sys.stdin.isatty()):
-        yield ended
+        yield quit_event
         return
     import termios
     import tty
@@ -244,14 +256,14 @@ def _keys(drawn: bool) -> Iterator[asyncio.Event]:
     mode = termios.tcgetattr(terminal)
     loop = asyncio.get_running_loop()
 
-    def pressed() -> None:
+    def on_key() -> None:
         if sys.stdin.read(1).lower() in ("q", ""):
-            ended.set()
+            quit_event.set()
 
     tty.setcbreak(terminal)
-    loop.add_reader(terminal, pressed)
+    loop.add_reader(terminal, on_key)
     try:
-        yield ended
+        yield quit_event
     finally:
         loop.remove_reader(terminal)
         termios.tcsetattr(terminal, termios.TCSADRAIN, mode)

@@ -15,13 +15,13 @@ from headrace.client.configs import (
     StreamSource,
 )
 from headrace.client.connection import Client, connect, jetstream
+from headrace.client.consumer_reset import ConsumerReset
 from headrace.client.context import JetStream
-from headrace.client.kv import KeyValue
-from headrace.client.kv_bucket import BucketConfig, BucketStatus
+from headrace.client.key_value import KeyValue
+from headrace.client.kv_config import BucketConfig, BucketStatus
 from headrace.client.kv_entry import Entry, Operation
-from headrace.client.messages import Message
-from headrace.client.reset import ConsumerReset
-from headrace.client.sourcing import source_through
+from headrace.client.outgoing_message import Message
+from headrace.client.sourcing_consumer import source_through
 from headrace.client.watch import Watcher
 
 __all__ = [

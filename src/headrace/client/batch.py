@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from nats.js.api import PubAck
 
-from headrace.client import messages as m
+from headrace.client import outgoing_message as m
 from headrace.client.durations import Duration
 from headrace.client.errors import (
     BatchClosed,
@@ -28,8 +28,8 @@ from headrace.client.errors import (
     OutcomeUnknown,
     WrongLastSequence,
 )
-from headrace.client.messages import Message
-from headrace.client.replies import Answer
+from headrace.client.outgoing_message import Message
+from headrace.client.response_mux import PendingAck
 
 if TYPE_CHECKING:
     from headrace.client.context import JetStream
@@ -39,10 +39,10 @@ MAX_MESSAGES = 1000
 #: The API level of servers that know atomic batches (nats-server 2.12).
 API_LEVEL = 2
 _ACK_EVERY = 100
-_EARLY_ERRORS_FROM_BYTES = 64 * 1024
+_WAIT_FOR_FIRST_FROM_BYTES = 64 * 1024
 
 #: The headers that may be the reason of an error which a server reports for the batch as a whole.
-_REASONS: dict[int, frozenset[str]] = {
+_HEADERS_BY_ERR_CODE: dict[int, frozenset[str]] = {
     10060: frozenset({m.EXPECTED_STREAM}),
     10071: frozenset({m.EXPECTED_SEQUENCE, m.EXPECTED_SUBJECT_SEQUENCE}),
     10111: frozenset({m.ROLLUP}),
@@ -53,9 +53,9 @@ _REASONS: dict[int, frozenset[str]] = {
     10193: frozenset({m.EXPECTED_SUBJECT}),
     10201: frozenset({m.MSG_ID}),
 }
-_TELLING = frozenset().union(*_REASONS.values())
+_CHECKED_HEADERS = frozenset().union(*_HEADERS_BY_ERR_CODE.values())
 #: Errors of the message that is answered, whatever the batch: too large, stream sealed, stream without batches.
-_OWN_ERRORS = {10054, 10109, 10174}
+_SINGLE_MESSAGE_ERRORS = {10054, 10109, 10174}
 
 
 @dataclass
@@ -77,13 +77,13 @@ class BatchAck(PubAck):
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _PendingMessage:
     subject: str
     payload: bytes
     headers: dict[str, str]
 
 
-class _State(Enum):
+class _BatchState(Enum):
     OPEN = auto()
     FAILED = auto()
     DONE = auto()
@@ -116,17 +116,17 @@ class Batch:
         self._ack_every = ack_every
         self._timeout_s = js.timeout if timeout is None else timeout
         self._limit = limit
-        self._turn = asyncio.Lock()
-        self._state = _State.OPEN
-        self._held: _Held | None = None
+        self._lock = asyncio.Lock()
+        self._state = _BatchState.OPEN
+        self._pending: _PendingMessage | None = None
         self._sent = 0
         self._first_subject = ""
-        self._unread: dict[Member, Answer] = {}
-        self._telling: list[tuple[Member, dict[str, str]]] = []
+        self._pending_acks: dict[Member, PendingAck] = {}
+        self._checked_members: list[tuple[Member, dict[str, str]]] = []
 
     def __len__(self) -> int:
         """How many messages it has so far."""
-        return self._sent + (self._held is not None)
+        return self._sent + (self._pending is not None)
 
     async def publish(
         self,
@@ -157,47 +157,52 @@ class Batch:
 
     async def add(self, message: Message) -> int:
         """Add a message that was made before."""
-        async with self._turn:
+        async with self._lock:
             self._check_open()
             try:
                 if len(self) >= self._limit:
-                    raise too_large(self._limit)
-                return await self._hold(_Held(message.subject, message.payload, message.wire_headers()))
+                    raise make_too_large_error(self._limit)
+                return await self._replace_pending(
+                    _PendingMessage(message.subject, message.payload, message.encode_headers())
+                )
             except BaseException:
                 # Going on without this message would store a part of what was meant to be whole.
-                self._state = _State.FAILED
+                self._state = _BatchState.FAILED
                 raise
 
     async def commit(self) -> BatchAck | None:
         """Store everything; None if the batch is empty."""
-        async with self._turn:
+        async with self._lock:
             self._check_open()
-            self._state = _State.FAILED
+            self._state = _BatchState.FAILED
             try:
                 self.ack = await self._commit()
             except BaseException:
-                await self._drop()
+                await self._abandon_on_server()
                 raise
-            self._state = _State.DONE
+            self._state = _BatchState.DONE
             return self.ack
 
     async def abandon(self) -> None:
         """Store nothing. The server is told, so that it does not keep the batch for its 10 s."""
-        if self._state is not _State.DONE:
-            self._state = _State.DONE
-            await self._drop()
+        if self._state is not _BatchState.DONE:
+            self._state = _BatchState.DONE
+            await self._abandon_on_server()
 
     async def send_all(self, messages: list[Message]) -> BatchAck:
         """Everything in one go, with one round trip where little is at stake."""
         if not messages:
             raise ValueError("a batch needs at least one message")
         if len(messages) > self._limit:
-            raise too_large(self._limit)
-        held = [_Held(message.subject, message.payload, message.wire_headers()) for message in messages]
-        big = sum(len(message.payload) for message in messages) > _EARLY_ERRORS_FROM_BYTES
+            raise make_too_large_error(self._limit)
+        pending = [
+            _PendingMessage(message.subject, message.payload, message.encode_headers())
+            for message in messages
+        ]
+        is_large = sum(len(message.payload) for message in messages) > _WAIT_FOR_FIRST_FROM_BYTES
         try:
-            for message in held:
-                await self._hold(message, wait_for_first=big)
+            for message in pending:
+                await self._replace_pending(message, wait_for_first=is_large)
         except BaseException:
             await self.abandon()
             raise
@@ -213,126 +218,130 @@ class Batch:
     ) -> None:
         if kind is not None:
             await self.abandon()
-        elif self._state is _State.FAILED:
+        elif self._state is _BatchState.FAILED:
             await self.abandon()
             raise BatchClosed("a message of the batch was refused, so nothing was stored")
-        elif self._state is _State.OPEN:
+        elif self._state is _BatchState.OPEN:
             await self.commit()
 
     def _check_open(self) -> None:
-        if self._state is not _State.OPEN:
+        if self._state is not _BatchState.OPEN:
             raise BatchClosed(
                 "the batch is committed, refused or abandoned: begin another one with js.batch()"
             )
 
-    async def _hold(self, message: _Held, *, wait_for_first: bool = True) -> int:
-        if self._held is not None:
-            await self._release(self._held, wait_for_first=wait_for_first)
-        self._held = message
+    async def _replace_pending(self, message: _PendingMessage, *, wait_for_first: bool = True) -> int:
+        if self._pending is not None:
+            await self._send_pending(self._pending, wait_for_first=wait_for_first)
+        self._pending = message
         return len(self)
 
-    async def _release(self, held: _Held, *, wait_for_first: bool) -> None:
+    async def _send_pending(self, pending: _PendingMessage, *, wait_for_first: bool) -> None:
         """Send the message that was held back, as one that others follow."""
         await self._require_support()
-        self._held = None
-        member = Member(self._sent + 1, held.subject)
+        self._pending = None
+        member = Member(self._sent + 1, pending.subject)
         if member.position != 1 and member.position % self._ack_every:
-            headers = self._numbered(member.position, held.headers)
-            await self._js.connection.publish(held.subject, held.payload, headers=headers)
-            self._note(member, held)
+            headers = self._with_batch_headers(member.position, pending.headers)
+            await self._js.connection.publish(pending.subject, pending.payload, headers=headers)
+            self._record_sent(member, pending)
             return
-        earlier = tuple(self._unread)
-        self._unread[member] = await self._ask(member, held)
+        earlier = tuple(self._pending_acks)
+        self._pending_acks[member] = await self._send_for_ack(member, pending)
         if member.position == 1:
-            self._first_subject = held.subject
+            self._first_subject = pending.subject
             earlier = (member,) if wait_for_first else ()
-        await self._read(*earlier)
+        await self._check_acks(*earlier)
 
     async def _require_support(self) -> None:
         """An older server would store the first message like any other."""
         if self._sent == 0 and (level := await self._js.api_level()) is not None and level < API_LEVEL:
             raise LevelTooLow.refuse(f"atomic batches need API level {API_LEVEL}, the server has {level}")
 
-    async def _ask(self, member: Member, held: _Held, *, commit: bool = False) -> Answer:
+    async def _send_for_ack(
+        self, member: Member, pending: _PendingMessage, *, commit: bool = False
+    ) -> PendingAck:
         """Send a message that wants an answer."""
-        headers = self._numbered(member.position, held.headers)
+        headers = self._with_batch_headers(member.position, pending.headers)
         if commit:
             headers[m.BATCH_COMMIT] = "1"
-        answer = await self._js.replies.send(held.subject, held.payload, headers)
-        self._note(member, held)
-        return answer
+        pending_ack = await self._js.reply_inbox.send(pending.subject, pending.payload, headers)
+        self._record_sent(member, pending)
+        return pending_ack
 
-    def _note(self, member: Member, held: _Held) -> None:
+    def _record_sent(self, member: Member, pending: _PendingMessage) -> None:
         self._sent = member.position
-        if not _TELLING.isdisjoint(held.headers):
-            self._telling.append((member, held.headers))
+        if not _CHECKED_HEADERS.isdisjoint(pending.headers):
+            self._checked_members.append((member, pending.headers))
 
-    def _numbered(self, position: int, headers: Mapping[str, str]) -> dict[str, str]:
+    def _with_batch_headers(self, position: int, headers: Mapping[str, str]) -> dict[str, str]:
         return {**headers, m.BATCH_ID: self.id, m.BATCH_SEQUENCE: str(position)}
 
-    async def _read(self, *members: Member) -> None:
+    async def _check_acks(self, *members: Member) -> None:
         """Answers to members are empty, or say what is wrong with them."""
         for member in members:
-            answer = self._unread.pop(member)
+            pending_ack = self._pending_acks.pop(member)
             try:
-                stored = await answer.read(self._timeout_s)
+                stored = await pending_ack.wait(self._timeout_s)
             except JetStreamError as error:
-                self._blame(error, member)
+                self._attribute_error(error, member)
                 raise
             finally:
-                self._js.replies.forget(answer)
+                self._js.reply_inbox.discard(pending_ack)
             if stored is not None:
                 raise LevelTooLow.refuse(f"the server knows no batches and stored {member.subject!r} at once")
 
     async def _commit(self) -> BatchAck | None:
-        if self._held is None:
+        if self._pending is None:
             return None
         await self._require_support()
-        member = Member(self._sent + 1, self._held.subject)
-        answer = await self._ask(member, self._held, commit=True)
-        self._held = None
+        member = Member(self._sent + 1, self._pending.subject)
+        commit_ack = await self._send_for_ack(member, self._pending, commit=True)
+        self._pending = None
         try:
-            ack = await answer.read(self._timeout_s)
+            ack = await commit_ack.wait(self._timeout_s)
         except NoAnswer as error:
             text = f"no answer to the commit of batch {self.id} within {self._timeout_s:g} s"
             raise OutcomeUnknown(text) from error
         except JetStreamError as error:
             # An error of an earlier message is the cause of this one.
-            await self._read(*[early for early, told in self._unread.items() if told.done])
-            self._blame(error, member)
+            await self._check_acks(
+                *[early_member for early_member, early_ack in self._pending_acks.items() if early_ack.done]
+            )
+            self._attribute_error(error, member)
             raise
         finally:
-            self._js.replies.forget(answer, *self._unread.values())
+            self._js.reply_inbox.discard(commit_ack, *self._pending_acks.values())
         return cast("BatchAck", BatchAck.from_response(ack or {}))
 
-    async def _drop(self) -> None:
-        self._js.replies.forget(*self._unread.values())
+    async def _abandon_on_server(self) -> None:
+        self._js.reply_inbox.discard(*self._pending_acks.values())
         if self._first_subject and not self._js.connection.is_closed:
             # A commit that is neither "1" nor "eob" makes servers drop the batch at once.
-            headers = self._numbered(self._sent + 1, {m.BATCH_COMMIT: "abandon"})
+            headers = self._with_batch_headers(self._sent + 1, {m.BATCH_COMMIT: "abandon"})
             await self._js.connection.publish(self._first_subject, b"", headers=headers)
 
-    def _blame(self, error: JetStreamError, answered: Member) -> None:
+    def _attribute_error(self, error: JetStreamError, acked_member: Member) -> None:
         """Name the member that was refused, or those that it may have been."""
-        if error.err_code in _OWN_ERRORS or answered.position == 1:
-            error.member = answered
+        if error.err_code in _SINGLE_MESSAGE_ERRORS or acked_member.position == 1:
+            error.member = acked_member
             return
-        reasons = _REASONS.get(error.err_code or 0, frozenset())
+        reasons = _HEADERS_BY_ERR_CODE.get(error.err_code or 0, frozenset())
         # Who expected the sequence that the server has is not the one who expected another.
-        innocent = str(error.actual) if isinstance(error, WrongLastSequence) else None
+        matching_value = str(error.actual) if isinstance(error, WrongLastSequence) else None
         error.candidates = tuple(
             member
-            for member, headers in self._telling
-            if any(headers.get(name, innocent) != innocent for name in reasons)
+            for member, headers in self._checked_members
+            if any(headers.get(name, matching_value) != matching_value for name in reasons)
         )
         if len(error.candidates) == 1:
             error.member = error.candidates[0]
 
 
-def too_large(limit: int = MAX_MESSAGES) -> BatchTooLarge:
+def make_too_large_error(limit: int = MAX_MESSAGES) -> BatchTooLarge:
     return BatchTooLarge.refuse(f"a batch has at most {limit} messages")
 
 
-def as_messages(messages: Iterable[Message | tuple[Any, ...]]) -> list[Message]:
+def to_messages(messages: Iterable[Message | tuple[Any, ...]]) -> list[Message]:
     """Messages, or tuples (subject, payload) or (subject, payload, headers), as messages."""
     return [each if isinstance(each, Message) else Message(*each) for each in messages]

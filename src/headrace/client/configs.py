@@ -49,7 +49,7 @@ class StreamConsumerSource(api.StreamConsumerSource):
 
 @dataclass
 class StreamSource(api.StreamSource):
-    """An origin of a stream."""
+    """An upstream stream of a mirror or source, as programs write it; `jetstream_api.configs.StreamSource` is the API's."""
 
     @classmethod
     def from_response(cls, resp: dict[str, Any]) -> StreamSource:

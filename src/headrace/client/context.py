@@ -15,9 +15,10 @@ import nats.errors
 from nats.aio.client import Client as NATS
 from nats.js import JetStreamContext, api
 
-from headrace.client import kv_bucket, sourcing
-from headrace.client.batch import Batch, BatchAck, as_messages
+from headrace.client import kv_config, sourcing_consumer
+from headrace.client.batch import Batch, BatchAck, to_messages
 from headrace.client.configs import ConsumerInfo, StreamInfo
+from headrace.client.consumer_reset import ConsumerReset, reset_consumer
 from headrace.client.durations import Duration
 from headrace.client.errors import (
     BadBucket,
@@ -25,15 +26,14 @@ from headrace.client.errors import (
     BucketNotFound,
     LimitMarkersUnsupported,
     StreamNotFound,
-    named_errors,
-    recast,
+    translate_error,
+    translate_nats_errors,
 )
-from headrace.client.kv import KeyValue
-from headrace.client.kv_bucket import BucketConfig, BucketStatus
+from headrace.client.key_value import KeyValue
+from headrace.client.kv_config import BucketConfig, BucketStatus
 from headrace.client.kv_entry import check_bucket
-from headrace.client.messages import Message
-from headrace.client.replies import Replies
-from headrace.client.reset import ConsumerReset, reset_consumer
+from headrace.client.outgoing_message import Message
+from headrace.client.response_mux import ReplyInbox
 
 
 class JetStream(JetStreamContext):
@@ -47,7 +47,7 @@ class JetStream(JetStreamContext):
 
     def __init__(self, conn: NATS, **options: Any) -> None:
         super().__init__(conn, **options)
-        self.replies = Replies(conn)
+        self.reply_inbox = ReplyInbox(conn)
         self._api_level: int | None = None
 
     @property
@@ -69,7 +69,7 @@ class JetStream(JetStreamContext):
 
     async def _api_request(self, req_subject: str, req: bytes = b"", timeout: float = 5) -> dict[str, Any]:
         """What all of nats-py's methods call, so that their errors have names too."""
-        with named_errors(req_subject):
+        with translate_nats_errors(req_subject):
             return await super()._api_request(req_subject, req, timeout)
 
     async def api_level(self) -> int | None:
@@ -110,8 +110,8 @@ class JetStream(JetStreamContext):
             msg_id=msg_id,
             stream=stream,
         )
-        with named_errors(subject):
-            return await super().publish(subject, payload, timeout, headers=message.wire_headers() or None)
+        with translate_nats_errors(subject):
+            return await super().publish(subject, payload, timeout, headers=message.encode_headers() or None)
 
     def batch(self, **options: Any) -> Batch:
         """An atomic batch, as a context: `async with js.batch() as batch: await batch.publish(...)`.
@@ -128,7 +128,7 @@ class JetStream(JetStreamContext):
 
         Options as for `batch`. More messages than a batch takes are refused before anything is sent.
         """
-        return await Batch(self, **options).send_all(as_messages(messages))
+        return await Batch(self, **options).send_all(to_messages(messages))
 
     # Buckets
 
@@ -136,10 +136,10 @@ class JetStream(JetStreamContext):
         self, config: BucketConfig | api.KeyValueConfig | None = None, **params: Any
     ) -> KeyValue:
         """Create a bucket; the options are those of `BucketConfig`. One that exists alike is taken as it is."""
-        bucket = kv_bucket.config_from(config, params)
-        stream = bucket.stream()
+        bucket = kv_config.make_config(config, params)
+        stream = bucket.to_stream_config()
         if bucket.limit_markers:
-            await self._require_markers()
+            await self._require_limit_markers()
         try:
             info = await self.api_request(f"STREAM.CREATE.{stream['name']}", stream)
         except BucketExists as error:
@@ -151,7 +151,7 @@ class JetStream(JetStreamContext):
     async def key_value(self, bucket: str) -> KeyValue:
         """An existing bucket; `BucketNotFound` if there is none."""
         try:
-            info = await self.stream_info(kv_bucket.stream_of(check_bucket(bucket)))
+            info = await self.stream_info(kv_config.stream_name_for(check_bucket(bucket)))
         except StreamNotFound as error:
             raise BucketNotFound.refuse(f"there is no bucket {bucket!r}") from error
         if info.config.max_msgs_per_subject < 1:
@@ -165,53 +165,55 @@ class JetStream(JetStreamContext):
 
         Limit markers can be enabled and changed, not disabled.
         """
-        name = kv_bucket.stream_of(check_bucket(bucket))
+        name = kv_config.stream_name_for(check_bucket(bucket))
         try:
-            now = (await self.api_request(f"STREAM.INFO.{name}"))["config"]
+            current_config = (await self.api_request(f"STREAM.INFO.{name}"))["config"]
         except StreamNotFound as error:
-            raise recast(error, BucketNotFound) from error
-        config = kv_bucket.changed(now, changes)
+            raise translate_error(error, BucketNotFound) from error
+        config = kv_config.apply_changes(current_config, changes)
         if changes.get("limit_markers"):
-            await self._require_markers()
+            await self._require_limit_markers()
         info = await self.api_request(f"STREAM.UPDATE.{name}", config)
         return KeyValue(self, bucket, StreamInfo.from_response(info))
 
     async def delete_key_value(self, bucket: str) -> bool:
         """Delete a bucket with everything in it."""
         try:
-            answer = await self.api_request(f"STREAM.DELETE.{kv_bucket.stream_of(check_bucket(bucket))}")
+            response = await self.api_request(
+                f"STREAM.DELETE.{kv_config.stream_name_for(check_bucket(bucket))}"
+            )
         except StreamNotFound as error:
-            raise recast(error, BucketNotFound) from error
-        return bool(answer["success"])
+            raise translate_error(error, BucketNotFound) from error
+        return bool(response["success"])
 
     async def key_value_names(self) -> list[str]:
         """The names of all buckets."""
-        names = [name async for name in self._listed("STREAM.NAMES", "streams")]
-        return [bucket for name in names if (bucket := kv_bucket.bucket_of(name)) is not None]
+        names = [name async for name in self._iter_listing("STREAM.NAMES", "streams")]
+        return [bucket for name in names if (bucket := kv_config.parse_bucket_name(name)) is not None]
 
     async def key_value_statuses(self) -> list[BucketStatus]:
         """The status of every bucket."""
         infos = await self.streams_info()
-        named = [(info, kv_bucket.bucket_of(str(info.config.name))) for info in infos]
-        return [BucketStatus(info, bucket) for info, bucket in named if bucket is not None]
+        named_infos = [(info, kv_config.parse_bucket_name(str(info.config.name))) for info in infos]
+        return [BucketStatus(info, bucket) for info, bucket in named_infos if bucket is not None]
 
-    async def _require_markers(self) -> None:
+    async def _require_limit_markers(self) -> None:
         level = (await self.account_info()).api.level or 0
-        if level < kv_bucket.MARKERS_LEVEL:
-            text = f"limit markers need API level {kv_bucket.MARKERS_LEVEL}, the server has {level}"
+        if level < kv_config.LIMIT_MARKERS_API_LEVEL:
+            text = f"limit markers need API level {kv_config.LIMIT_MARKERS_API_LEVEL}, the server has {level}"
             raise LimitMarkersUnsupported.refuse(text)
 
     # Streams and consumers
 
     async def add_stream(self, /, config: api.StreamConfig | None = None, **params: Any) -> StreamInfo:
         """Create a stream."""
-        return await self._send_stream("CREATE", config, params)
+        return await self._create_or_update_stream("CREATE", config, params)
 
     async def update_stream(self, /, config: api.StreamConfig | None = None, **params: Any) -> StreamInfo:
         """Change a stream's configuration to this one."""
-        return await self._send_stream("UPDATE", config, params)
+        return await self._create_or_update_stream("UPDATE", config, params)
 
-    async def _send_stream(
+    async def _create_or_update_stream(
         self, verb: str, config: api.StreamConfig | None, params: dict[str, Any]
     ) -> StreamInfo:
         config = (config or api.StreamConfig()).evolve(**params)
@@ -228,8 +230,8 @@ class JetStream(JetStreamContext):
 
     async def streams_info(self, offset: int = 0) -> list[StreamInfo]:  # type: ignore[override]
         """All streams, from an offset on."""
-        listed = self._listed("STREAM.LIST", "streams", offset)
-        return [StreamInfo.from_response(info) async for info in listed]
+        listing = self._iter_listing("STREAM.LIST", "streams", offset)
+        return [StreamInfo.from_response(info) async for info in listing]
 
     async def add_consumer(
         self,
@@ -251,8 +253,8 @@ class JetStream(JetStreamContext):
 
     async def consumer_info(self, stream: str, consumer: str, timeout: float | None = None) -> ConsumerInfo:
         """A consumer's configuration and state."""
-        answer = await self.api_request(f"CONSUMER.INFO.{stream}.{consumer}", timeout=timeout)
-        return ConsumerInfo.from_response(answer)
+        response = await self.api_request(f"CONSUMER.INFO.{stream}.{consumer}", timeout=timeout)
+        return ConsumerInfo.from_response(response)
 
     async def reset_consumer(
         self, stream: str, consumer: str, seq: int | None = None, timeout: float | None = None
@@ -280,7 +282,7 @@ class JetStream(JetStreamContext):
         More options: `deliver_policy`, `replay_policy`, `max_ack_pending`, `description`, `metadata`.
         `sourcing.source_through(info)` is what the sourcing stream then needs in its configuration.
         """
-        return await sourcing.create_sourcing_consumer(
+        return await sourcing_consumer.create_sourcing_consumer(
             self,
             stream,
             name,
@@ -291,7 +293,7 @@ class JetStream(JetStreamContext):
             **options,
         )
 
-    async def _listed(self, call: str, part: str, offset: int = 0) -> AsyncIterator[Any]:
+    async def _iter_listing(self, call: str, part: str, offset: int = 0) -> AsyncIterator[Any]:
         """The parts of a listing, page by page."""
         while True:
             page = await self.api_request(call, {"offset": offset})

@@ -47,14 +47,14 @@ class JetStreamError(HeadraceError, theirs.APIError):
         return cls(cls.CODE, cls.ERR_CODE, description)
 
     def __str__(self) -> str:
-        place = ""
+        member_text = ""
         if self.member:
-            place = f"batch member {self.member.position} ({self.member.subject}): "
+            member_text = f"batch member {self.member.position} ({self.member.subject}): "
         elif self.candidates:
             shown = ", ".join(str(candidate.position) for candidate in self.candidates[:5])
-            place = f"batch member {shown}{', ...' if len(self.candidates) > 5 else ''}: "
-        answer = f" [{self.code}/{self.err_code}]" if self.err_code else ""
-        return f"{place}{self.description}{answer}{self.remedy and f'; {self.remedy}'}"
+            member_text = f"batch member {shown}{', ...' if len(self.candidates) > 5 else ''}: "
+        codes = f" [{self.code}/{self.err_code}]" if self.err_code else ""
+        return f"{member_text}{self.description}{codes}{self.remedy and f'; {self.remedy}'}"
 
     def __reduce__(self) -> Any:
         state = {"member": self.member, "candidates": self.candidates}
@@ -310,18 +310,18 @@ class OutcomeUnknown(NoAnswer):
     """
 
 
-def _descendants(kind: type[JetStreamError]) -> Iterator[type[JetStreamError]]:
+def _iter_subclasses(kind: type[JetStreamError]) -> Iterator[type[JetStreamError]]:
     for child in kind.__subclasses__():
         yield child
-        yield from _descendants(child)
+        yield from _iter_subclasses(child)
 
 
 #: Parents come first, so that a code means the general name and callers choose the special one.
-_BY_ERROR: dict[int, type[JetStreamError]] = {10164: WrongLastSequence}
-for _kind in _descendants(JetStreamError):
+_CLASS_BY_ERR_CODE: dict[int, type[JetStreamError]] = {10164: WrongLastSequence}
+for _kind in _iter_subclasses(JetStreamError):
     if "ERR_CODE" in vars(_kind) and _kind is not KeyNotFound:
-        _BY_ERROR.setdefault(_kind.ERR_CODE, _kind)
-_BY_CODE: dict[int, type[JetStreamError]] = {
+        _CLASS_BY_ERR_CODE.setdefault(_kind.ERR_CODE, _kind)
+_CLASS_BY_CODE: dict[int, type[JetStreamError]] = {
     400: BadRequest,
     404: NotFound,
     500: ServerFault,
@@ -329,22 +329,22 @@ _BY_CODE: dict[int, type[JetStreamError]] = {
 }
 
 
-def error_of(answer: dict[str, Any]) -> JetStreamError:
+def make_error(response: dict[str, Any]) -> JetStreamError:
     """The named error of an API error object `{"code", "err_code", "description"}`."""
-    code, err_code = int(answer.get("code") or 0), int(answer.get("err_code") or 0)
-    kind = _BY_ERROR.get(err_code) or _BY_CODE.get(code, JetStreamError)
-    return kind(code, err_code, str(answer.get("description") or "the server refused without a reason"))
+    code, err_code = int(response.get("code") or 0), int(response.get("err_code") or 0)
+    kind = _CLASS_BY_ERR_CODE.get(err_code) or _CLASS_BY_CODE.get(code, JetStreamError)
+    return kind(code, err_code, str(response.get("description") or "the server refused without a reason"))
 
 
-def recast(error: JetStreamError, kind: type[JetStreamError]) -> JetStreamError:
+def translate_error(error: JetStreamError, kind: type[JetStreamError]) -> JetStreamError:
     """The same answer under a more special name."""
-    special = kind(error.code, error.err_code, error.description)
-    special.member, special.candidates = error.member, error.candidates
-    return special
+    translated = kind(error.code, error.err_code, error.description)
+    translated.member, translated.candidates = error.member, error.candidates
+    return translated
 
 
 @contextmanager
-def named_errors(what: str = "the request") -> Iterator[None]:
+def translate_nats_errors(target: str = "the request") -> Iterator[None]:
     """What nats-py raises inside leaves under its Headrace name."""
     try:
         yield
@@ -352,10 +352,10 @@ def named_errors(what: str = "the request") -> Iterator[None]:
         raise
     except theirs.APIError as error:
         names = ("code", "err_code", "description")
-        raise error_of({name: getattr(error, name, None) for name in names}) from error
+        raise make_error({name: getattr(error, name, None) for name in names}) from error
     except (theirs.NoStreamResponseError, nats.errors.NoRespondersError) as error:
-        raise NoStream(what) from error
+        raise NoStream(target) from error
     except nats.errors.TimeoutError as error:
         raise NoAnswer(
-            f"no answer to {what} in time; is the server reachable and allowed to answer?"
+            f"no answer to {target} in time; is the server reachable and allowed to answer?"
         ) from error

@@ -16,10 +16,10 @@ from nats.js.kv import KeyValue as NatsKeyValue
 
 from headrace.errors import HeadraceError
 
-OPERATION = "KV-Operation"
-MARKER_REASON = "Nats-Marker-Reason"
+OPERATION_HEADER = "KV-Operation"
+MARKER_REASON_HEADER = "Nats-Marker-Reason"
 #: The names that earlier drafts of the markers had.
-LIMIT_NAMES = ("Nats-Applied-Limit", "Nats-Limit-Applied")
+LIMIT_HEADERS = ("Nats-Applied-Limit", "Nats-Limit-Applied")
 
 _BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
 _KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
@@ -41,7 +41,7 @@ class Operation(StrEnum):
     PURGE = "PURGE"
 
 
-_REASONS = {"MaxAge": Operation.PURGE, "Purge": Operation.PURGE, "Remove": Operation.DEL}
+_OPERATION_BY_REASON = {"MaxAge": Operation.PURGE, "Purge": Operation.PURGE, "Remove": Operation.DEL}
 
 
 @dataclass
@@ -62,18 +62,18 @@ class Entry(NatsKeyValue.Entry):
         return self.operation is not Operation.PUT
 
 
-def operation_of(headers: Mapping[str, str] | None) -> Operation | None:
+def parse_operation(headers: Mapping[str, str] | None) -> Operation | None:
     """What a stored message did to its key; None for a marker of a reason that is not known.
 
     A client's own operation comes before the server's reason for a marker.
     """
     if not headers:
         return Operation.PUT
-    if operation := headers.get(OPERATION):
+    if operation := headers.get(OPERATION_HEADER):
         return Operation(operation) if operation in Operation.__members__ else Operation.PUT
-    if reason := headers.get(MARKER_REASON):
-        return _REASONS.get(reason)
-    for name in LIMIT_NAMES:
+    if reason := headers.get(MARKER_REASON_HEADER):
+        return _OPERATION_BY_REASON.get(reason)
+    for name in LIMIT_HEADERS:
         if limit := headers.get(name):
             return Operation.PURGE if limit == "MaxAge" else None
     return Operation.PUT

@@ -30,17 +30,18 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 import nats.errors
 
 from headrace.client import batch as asynchronous_batch
-from headrace.client import connection, context, kv, watch
+from headrace.client import connection, context, key_value, watch
 from headrace.client.batch import BatchAck
 from headrace.client.errors import NoAnswer
 from headrace.client.kv_entry import Entry
+from headrace.deprecation import renamed_parameter
 from headrace.errors import HeadraceError
 
 __all__ = ["Batch", "Client", "KeyValue", "Watcher", "WrongProcess", "connect"]
 
-_CONNECT_S = 10.0
-_PATIENCE_S = 60.0
-_FAREWELL_S = 2.0
+_CONNECT_TIMEOUT_S = 10.0
+_CALL_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 2.0
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -51,7 +52,7 @@ class WrongProcess(HeadraceError):
     """A client is used in a process that was forked from the one that connected it."""
 
 
-class Background:
+class EventLoopThread:
     """The thread that runs the event loop."""
 
     def __init__(self) -> None:
@@ -59,84 +60,84 @@ class Background:
         self.thread = threading.Thread(target=self.loop.run_forever, name="headrace-client", daemon=True)
         self.thread.start()
 
-    def run(self, work: Awaitable[T], patience_s: float | None) -> T:
+    def run(self, work: Awaitable[T], timeout_s: float | None) -> T:
         """Have it done there, and wait for the result."""
-        result = asyncio.run_coroutine_threadsafe(_awaited(work), self.loop)
+        result = asyncio.run_coroutine_threadsafe(_to_coroutine(work), self.loop)
         try:
-            return result.result(patience_s)
+            return result.result(timeout_s)
         except BaseException as error:
             # Also when the caller is interrupted: what nobody waits for should not go on.
             if not result.done() and result.cancel() and isinstance(error, TimeoutError):
-                raise NoAnswer(f"not done within {patience_s:g} s; is the server reachable?") from None
+                raise NoAnswer(f"not done within {timeout_s:g} s; is the server reachable?") from None
             raise
 
     def stop(self) -> None:
-        async def end_all() -> None:
+        async def cancel_all() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(end_all(), self.loop).result(_FAREWELL_S)
+        asyncio.run_coroutine_threadsafe(cancel_all(), self.loop).result(_STOP_TIMEOUT_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(_FAREWELL_S)
+        self.thread.join(_STOP_TIMEOUT_S)
 
 
-async def _awaited(work: Awaitable[T]) -> T:
+async def _to_coroutine(work: Awaitable[T]) -> T:
     return await work
 
 
-class _Process:
+class _ProcessEventLoop:
     """The background of this process, made when it is first needed."""
 
     def __init__(self) -> None:
-        self._starting = threading.Lock()
-        self._background: Background | None = None
-        self._inherited: list[Background | None] = []
+        self._lock = threading.Lock()
+        self._loop_thread: EventLoopThread | None = None
+        self._parent_loop_threads: list[EventLoopThread | None] = []
 
-    def background(self) -> Background:
-        with self._starting:
-            if self._background is None:
-                self._background = Background()
+    def get_loop_thread(self) -> EventLoopThread:
+        with self._lock:
+            if self._loop_thread is None:
+                self._loop_thread = EventLoopThread()
                 atexit.register(self._stop, os.getpid())
-            return self._background
+            return self._loop_thread
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In the child: the parent's thread is not here. Its loop is kept, since closing it would reach the parent."""
-        self._inherited.append(self._background)
-        self._background = None
-        self._starting = threading.Lock()
+        self._parent_loop_threads.append(self._loop_thread)
+        self._loop_thread = None
+        self._lock = threading.Lock()
 
     def _stop(self, pid: int) -> None:
-        if pid == os.getpid() and self._background is not None:
-            self._background.stop()
+        if pid == os.getpid() and self._loop_thread is not None:
+            self._loop_thread.stop()
 
 
-_process = _Process()
-os.register_at_fork(after_in_child=_process.forked)
+_process_loop = _ProcessEventLoop()
+os.register_at_fork(after_in_child=_process_loop.on_fork)
 
 
-class _Face(Generic[Inner]):
+class _SyncProxy(Generic[Inner]):
     """The blocking face of an asynchronous object, which is its `inner`."""
 
-    def __init__(self, inner: Inner, patience_s: float) -> None:
+    def __init__(self, inner: Inner, timeout_s: float) -> None:
         self.inner = inner
-        self._patience_s = patience_s
-        self._background = _process.background()
+        self._timeout_s = timeout_s
+        self._loop_thread = _process_loop.get_loop_thread()
         self._pid = os.getpid()
 
     def run(self, work: Awaitable[T], timeout: float | None = None) -> T:
         """Wait for something asynchronous, for what has no method here: `client.run(client.js.purge_stream("S"))`."""
-        return self._wait(work, self._patience_s if timeout is None else timeout)
+        return self._wait(work, self._timeout_s if timeout is None else timeout)
 
-    def _wait(self, work: Awaitable[T], patience_s: float | None) -> T:
+    def _wait(self, work: Awaitable[T], timeout_s: float | None) -> T:
         try:
             self._check_caller()
         except BaseException:
             if asyncio.iscoroutine(work):
                 work.close()
             raise
-        return self._background.run(work, patience_s)
+        return self._loop_thread.run(work, timeout_s)
 
     def _check_caller(self) -> None:
         if self._pid != os.getpid():
@@ -144,29 +145,31 @@ class _Face(Generic[Inner]):
                 f"connected in process {self._pid}, used in {os.getpid()}: call sync.connect() after the fork"
             )
             raise WrongProcess(text)
-        if threading.current_thread() is self._background.thread:
+        if threading.current_thread() is self._loop_thread.thread:
             raise RuntimeError(
                 "a callback of the event loop cannot wait for it: use the asynchronous client there"
             )
 
 
-def _blocking(
+def _make_blocking(
     method: Callable[Concatenate[Inner, P], Awaitable[T]],
-) -> Callable[Concatenate[_Face[Inner], P], T]:
+) -> Callable[Concatenate[_SyncProxy[Inner], P], T]:
     @functools.wraps(method)
-    def call(face: _Face[Inner], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return face.run(method(face.inner, *args, **kwargs))
+    def call(proxy: _SyncProxy[Inner], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return proxy.run(method(proxy.inner, *args, **kwargs))
 
     return call
 
 
-class Batch(_Face[asynchronous_batch.Batch]):
-    """An atomic batch: committed at the end of its context, abandoned on an exception."""
+class Batch(_SyncProxy[asynchronous_batch.Batch]):
+    """An atomic batch, the blocking form of `client.batch.Batch`: committed at the end of its context, abandoned on an
+    exception.
+    """
 
-    publish = _blocking(asynchronous_batch.Batch.publish)
-    add = _blocking(asynchronous_batch.Batch.add)
-    commit = _blocking(asynchronous_batch.Batch.commit)
-    abandon = _blocking(asynchronous_batch.Batch.abandon)
+    publish = _make_blocking(asynchronous_batch.Batch.publish)
+    add = _make_blocking(asynchronous_batch.Batch.add)
+    commit = _make_blocking(asynchronous_batch.Batch.commit)
+    abandon = _make_blocking(asynchronous_batch.Batch.abandon)
 
     @property
     def ack(self) -> BatchAck | None:
@@ -184,12 +187,15 @@ class Batch(_Face[asynchronous_batch.Batch]):
         self.run(self.inner.__aexit__(kind, error, trace))
 
 
-class Watcher(_Face[watch.Watcher]):
-    """An iterator of entries, with None where the initial ones end; waits for the next as long as it takes."""
+class Watcher(_SyncProxy[watch.Watcher]):
+    """The blocking form of `client.watch.Watcher`: an iterator of entries, with None where the initial ones end.
 
-    updates = _blocking(watch.Watcher.updates)
-    initial = _blocking(watch.Watcher.initial)
-    stop = _blocking(watch.Watcher.stop)
+    It waits for the next one as long as it takes.
+    """
+
+    updates = _make_blocking(watch.Watcher.updates)
+    initial = _make_blocking(watch.Watcher.initial)
+    stop = _make_blocking(watch.Watcher.stop)
 
     def __iter__(self) -> Iterator[Entry | None]:
         return self
@@ -209,22 +215,22 @@ class Watcher(_Face[watch.Watcher]):
         self.stop()
 
 
-class KeyValue(_Face[kv.KeyValue]):
-    """A bucket."""
+class KeyValue(_SyncProxy[key_value.KeyValue]):
+    """The blocking form of `client.kv.KeyValue`: a bucket."""
 
-    get = _blocking(kv.KeyValue.get)
-    put = _blocking(kv.KeyValue.put)
-    create = _blocking(kv.KeyValue.create)
-    update = _blocking(kv.KeyValue.update)
-    delete = _blocking(kv.KeyValue.delete)
-    purge = _blocking(kv.KeyValue.purge)
-    put_many = _blocking(kv.KeyValue.put_many)
-    update_many = _blocking(kv.KeyValue.update_many)
-    create_many = _blocking(kv.KeyValue.create_many)
-    history = _blocking(kv.KeyValue.history)
-    keys = _blocking(kv.KeyValue.keys)
-    purge_deletes = _blocking(kv.KeyValue.purge_deletes)
-    status = _blocking(kv.KeyValue.status)
+    get = _make_blocking(key_value.KeyValue.get)
+    put = _make_blocking(key_value.KeyValue.put)
+    create = _make_blocking(key_value.KeyValue.create)
+    update = _make_blocking(key_value.KeyValue.update)
+    delete = _make_blocking(key_value.KeyValue.delete)
+    purge = _make_blocking(key_value.KeyValue.purge)
+    put_many = _make_blocking(key_value.KeyValue.put_many)
+    update_many = _make_blocking(key_value.KeyValue.update_many)
+    create_many = _make_blocking(key_value.KeyValue.create_many)
+    history = _make_blocking(key_value.KeyValue.history)
+    keys = _make_blocking(key_value.KeyValue.keys)
+    purge_deletes = _make_blocking(key_value.KeyValue.purge_deletes)
+    status = _make_blocking(key_value.KeyValue.status)
 
     @property
     def bucket(self) -> str:
@@ -232,26 +238,29 @@ class KeyValue(_Face[kv.KeyValue]):
 
     def watch(self, keys: str | Sequence[str] = ">", **options: Any) -> Watcher:
         """Watch keys; options as for the asynchronous `watch`."""
-        return Watcher(self.run(self.inner.watch(keys, **options)), self._patience_s)
+        return Watcher(self.run(self.inner.watch(keys, **options)), self._timeout_s)
 
 
-class Client(_Face[context.JetStream]):
-    """A connection with its JetStream context; `js` and `nc` are the asynchronous ones, for `run`."""
+class Client(_SyncProxy[context.JetStream]):
+    """The blocking form of `client.connection.Client`: a connection with its JetStream context.
 
-    publish = _blocking(context.JetStream.publish)
-    publish_batch = _blocking(context.JetStream.publish_batch)
-    add_stream = _blocking(context.JetStream.add_stream)
-    update_stream = _blocking(context.JetStream.update_stream)
-    delete_stream = _blocking(context.JetStream.delete_stream)
-    stream_info = _blocking(context.JetStream.stream_info)
-    get_msg = _blocking(context.JetStream.get_msg)
-    add_consumer = _blocking(context.JetStream.add_consumer)
-    consumer_info = _blocking(context.JetStream.consumer_info)
-    delete_consumer = _blocking(context.JetStream.delete_consumer)
-    reset_consumer = _blocking(context.JetStream.reset_consumer)
-    create_sourcing_consumer = _blocking(context.JetStream.create_sourcing_consumer)
-    delete_kv = _blocking(context.JetStream.delete_key_value)
-    kv_names = _blocking(context.JetStream.key_value_names)
+    `js` and `nc` are the asynchronous ones, for `run`.
+    """
+
+    publish = _make_blocking(context.JetStream.publish)
+    publish_batch = _make_blocking(context.JetStream.publish_batch)
+    add_stream = _make_blocking(context.JetStream.add_stream)
+    update_stream = _make_blocking(context.JetStream.update_stream)
+    delete_stream = _make_blocking(context.JetStream.delete_stream)
+    stream_info = _make_blocking(context.JetStream.stream_info)
+    get_msg = _make_blocking(context.JetStream.get_msg)
+    add_consumer = _make_blocking(context.JetStream.add_consumer)
+    consumer_info = _make_blocking(context.JetStream.consumer_info)
+    delete_consumer = _make_blocking(context.JetStream.delete_consumer)
+    reset_consumer = _make_blocking(context.JetStream.reset_consumer)
+    create_sourcing_consumer = _make_blocking(context.JetStream.create_sourcing_consumer)
+    delete_kv = _make_blocking(context.JetStream.delete_key_value)
+    kv_names = _make_blocking(context.JetStream.key_value_names)
 
     @property
     def js(self) -> context.JetStream:
@@ -263,19 +272,19 @@ class Client(_Face[context.JetStream]):
 
     def batch(self, **options: Any) -> Batch:
         """An atomic batch: `with client.batch() as batch: batch.publish(...)`."""
-        return Batch(self.inner.batch(**options), self._patience_s)
+        return Batch(self.inner.batch(**options), self._timeout_s)
 
     def kv(self, bucket: str) -> KeyValue:
         """An existing bucket."""
-        return KeyValue(self.run(self.inner.key_value(bucket)), self._patience_s)
+        return KeyValue(self.run(self.inner.key_value(bucket)), self._timeout_s)
 
     def create_kv(self, bucket: str, **options: Any) -> KeyValue:
         """Create a bucket; options are those of `BucketConfig`."""
-        return KeyValue(self.run(self.inner.create_key_value(bucket=bucket, **options)), self._patience_s)
+        return KeyValue(self.run(self.inner.create_key_value(bucket=bucket, **options)), self._timeout_s)
 
     def update_kv(self, bucket: str, **changes: Any) -> KeyValue:
         """Change options of a bucket."""
-        return KeyValue(self.run(self.inner.update_key_value(bucket, **changes)), self._patience_s)
+        return KeyValue(self.run(self.inner.update_key_value(bucket, **changes)), self._timeout_s)
 
     def request(self, subject: str, payload: bytes = b"", timeout: float = 5.0) -> bytes:
         """Ask whoever answers on a subject; the payload of the first answer."""
@@ -303,28 +312,29 @@ async def _close(client: nats.aio.client.Client) -> None:
         await client.close()
 
 
+@renamed_parameter("patience", "call_timeout")
 def connect(
     servers: str | Iterable[str] = "nats://127.0.0.1:4222",
     *,
     timeout: float = 5.0,
-    connect_timeout: float = _CONNECT_S,
-    patience: float = _PATIENCE_S,
+    connect_timeout: float = _CONNECT_TIMEOUT_S,
+    call_timeout: float = _CALL_TIMEOUT_S,
     domain: str | None = None,
     **options: Any,
 ) -> Client:
     """Connect to one of the servers; use it as a context, or `close()` it.
 
-    All in seconds: `connect_timeout` until it is connected, `timeout` for a single request, `patience` for a whole call.
+    All in seconds: `connect_timeout` until it is connected, `timeout` for a single request, `call_timeout` for a whole call.
     Further options are those of `nats.connect`.
     """
-    chosen = servers if isinstance(servers, str) else list(servers)
+    server_urls = servers if isinstance(servers, str) else list(servers)
 
-    async def opened() -> context.JetStream:
-        client = await connection.connect(chosen, **options)
+    async def open_context() -> context.JetStream:
+        client = await connection.connect(server_urls, **options)
         return client.jetstream(timeout=timeout, **({"domain": domain} if domain else {}))
 
     try:
-        js = _process.background().run(opened(), connect_timeout)
+        js = _process_loop.get_loop_thread().run(open_context(), connect_timeout)
     except NoAnswer as error:
-        raise NoAnswer(f"not connected to {chosen} within {connect_timeout:g} s") from error
-    return Client(js, patience)
+        raise NoAnswer(f"not connected to {server_urls} within {connect_timeout:g} s") from error
+    return Client(js, call_timeout)

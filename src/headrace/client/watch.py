@@ -19,15 +19,15 @@ from nats.js import api
 from nats.js.kv import KeyValue as NatsKeyValue
 from nats.js.kv import StopIterSentinel
 
-from headrace.client.durations import SECOND_NS, Duration, optional_ns
-from headrace.client.errors import NoAnswer, named_errors
-from headrace.client.kv_entry import Entry, Operation, check_pattern, operation_of
+from headrace.client.durations import SECOND_NS, Duration, parse_optional_ns
+from headrace.client.errors import NoAnswer, translate_nats_errors
+from headrace.client.kv_entry import Entry, Operation, check_pattern, parse_operation
 
 if TYPE_CHECKING:
     from headrace.client.context import JetStream
 
-_INACTIVE_S = 300.0
-_QUIET_S = 1.0
+_INACTIVE_THRESHOLD_S = 300.0
+_INIT_CHECK_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +59,19 @@ class WatchOptions:
         if len(chosen) > 1:
             raise ValueError(f"choose one of {' and '.join(chosen)}: they say where to start")
 
-    def consumer(self, prefix: str) -> api.ConsumerConfig:
+    def make_consumer_config(self, prefix: str) -> api.ConsumerConfig:
         """The consumer that delivers it."""
         subjects = [prefix + check_pattern(key) for key in self.keys]
-        idle_ns = optional_ns(self.inactive_threshold, "inactive_threshold")
+        idle_ns = parse_optional_ns(self.inactive_threshold, "inactive_threshold")
         return api.ConsumerConfig(
-            deliver_policy=self._start(),
+            deliver_policy=self._get_deliver_policy(),
             opt_start_seq=self.resume_from,
             headers_only=self.meta_only or None,
             filter_subjects=subjects if len(subjects) > 1 else None,
-            inactive_threshold=idle_ns / SECOND_NS if idle_ns else _INACTIVE_S,
+            inactive_threshold=idle_ns / SECOND_NS if idle_ns else _INACTIVE_THRESHOLD_S,
         )
 
-    def _start(self) -> api.DeliverPolicy:
+    def _get_deliver_policy(self) -> api.DeliverPolicy:
         if self.resume_from is not None:
             return api.DeliverPolicy.BY_START_SEQUENCE
         if self.updates_only:
@@ -95,22 +95,22 @@ class Watcher(NatsKeyValue.KeyWatcher):
     def __init__(self, js: JetStream, bucket: str, stream: str, prefix: str, options: WatchOptions) -> None:
         super().__init__(js)  # type: ignore[no-untyped-call]
         self._sub: Any = None
-        self._context = js
+        self._jetstream = js
         self._bucket = bucket
         self._stream = stream
         self._prefix = prefix
         self._options = options
         self._ready = asyncio.Event()
-        self._seen = 0
-        self._moved = 0
+        self._last_seq = 0
+        self._received_count = 0
         self._consumer = ""
         self._stopped = False
-        self._guard: asyncio.Task[None] | None = None
+        self._init_watchdog: asyncio.Task[None] | None = None
 
     async def start(self) -> Self:
-        config = self._options.consumer(self._prefix)
-        with named_errors(f"watching {self._bucket!r}"):
-            self._sub = await self._context.subscribe(
+        config = self._options.make_consumer_config(self._prefix)
+        with translate_nats_errors(f"watching {self._bucket!r}"):
+            self._sub = await self._jetstream.subscribe(
                 self._prefix + check_pattern(self._options.keys[0]),
                 stream=self._stream,
                 cb=self._on_message,
@@ -118,53 +118,53 @@ class Watcher(NatsKeyValue.KeyWatcher):
                 ordered_consumer=True,
             )
             try:
-                await self._begin()
+                await self._start_init()
             except BaseException:
                 await self.stop()
                 raise
         return self
 
-    async def _begin(self) -> None:
+    async def _start_init(self) -> None:
         info = await self._sub.consumer_info()
         self._consumer = info.name
         if self._options.updates_only:
             if info.delivered.consumer_seq == 0:
                 # After a reset, nats-py's ordered consumer would begin with what was there before.
-                self._seen = info.delivered.stream_seq
+                self._last_seq = info.delivered.stream_seq
             await self._finish_init()
         elif info.num_pending == 0 and info.delivered.consumer_seq == 0:
             await self._finish_init()
         else:
-            self._guard = asyncio.create_task(self._watch_init())
+            self._init_watchdog = asyncio.create_task(self._watch_init())
         self._ready.set()
 
     async def _watch_init(self) -> None:
         """Initial entries that expire before they are delivered leave no message that would end the beginning."""
         while not self._init_done:
-            moved = self._moved
-            await asyncio.sleep(_QUIET_S)
-            if self._init_done or moved != self._moved:
+            received_count = self._received_count
+            await asyncio.sleep(_INIT_CHECK_S)
+            if self._init_done or received_count != self._received_count:
                 continue
             with contextlib.suppress(nats.errors.Error):
                 info = await self._sub.consumer_info()
-                if info.num_pending == 0 and info.delivered.stream_seq <= self._seen:
+                if info.num_pending == 0 and info.delivered.stream_seq <= self._last_seq:
                     await self._finish_init()
 
     async def _on_message(self, message: Msg) -> None:
         await self._ready.wait()
         meta = message.metadata
-        self._moved += 1
+        self._received_count += 1
         self._consumer = meta.consumer
-        if meta.sequence.stream > self._seen:
-            self._seen = meta.sequence.stream
-            if entry := self._entry(message):
+        if meta.sequence.stream > self._last_seq:
+            self._last_seq = meta.sequence.stream
+            if entry := self._make_entry(message):
                 await self._updates.put(entry)
         if meta.num_pending == 0:
             await self._finish_init()
 
-    def _entry(self, message: Msg) -> Entry | None:
+    def _make_entry(self, message: Msg) -> Entry | None:
         """None if the watcher does not want to see it."""
-        operation = operation_of(message.headers)
+        operation = parse_operation(message.headers)
         if operation is None or (self._options.ignore_deletes and operation is not Operation.PUT):
             return None
         meta = message.metadata
@@ -207,16 +207,16 @@ class Watcher(NatsKeyValue.KeyWatcher):
         if self._stopped:
             return
         self._stopped = True
-        if self._guard:
-            self._guard.cancel()
+        if self._init_watchdog:
+            self._init_watchdog.cancel()
         with contextlib.suppress(nats.errors.Error):
             await self._sub.unsubscribe()
         while self._updates.full():
             self._updates.get_nowait()
         self._updates.put_nowait(self.STOP_ITER)
-        if self._consumer and self._context.connection.is_connected:
+        if self._consumer and self._jetstream.connection.is_connected:
             with contextlib.suppress(nats.errors.Error):
-                await self._context.delete_consumer(self._stream, self._consumer)
+                await self._jetstream.delete_consumer(self._stream, self._consumer)
 
     def __aiter__(self) -> Self:
         return self
@@ -236,7 +236,7 @@ class Watcher(NatsKeyValue.KeyWatcher):
         await self.stop()
 
 
-def patterns(keys: str | Sequence[str]) -> tuple[str, ...]:
+def check_patterns(keys: str | Sequence[str]) -> tuple[str, ...]:
     """One filter or several, checked."""
-    several = (keys,) if isinstance(keys, str) else tuple(keys)
-    return tuple(check_pattern(key) for key in several) or (">",)
+    key_list = (keys,) if isinstance(keys, str) else tuple(keys)
+    return tuple(check_pattern(key) for key in key_list) or (">",)

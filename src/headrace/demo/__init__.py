@@ -15,51 +15,51 @@ from pathlib import Path
 from rich.console import Console
 
 from headrace import COMPATIBLE_VERSION, __version__
-from headrace.demo import claims, core, crashes, landing, streams
-from headrace.demo.story import Outcome, Stage, Step, perform, summary
+from headrace.demo import claim_steps, core_steps, crash_steps, spark_steps, stream_steps
+from headrace.demo.steps import DemoContext, Step, StepResult, make_summary_table, run_step
 from headrace.server import Server
 
-__all__ = ["STEPS", "Outcome", "Stage", "Step", "main", "perform"]
+__all__ = ["STEPS", "DemoContext", "Step", "StepResult", "main", "run_step"]
 
 STEPS: tuple[Step, ...] = (
-    *core.STEPS,
-    *streams.STEPS,
-    *crashes.STEPS,
-    claims.STEPS[0],
-    *landing.STEPS,
-    claims.STEPS[1],
+    *core_steps.STEPS,
+    *stream_steps.STEPS,
+    *crash_steps.STEPS,
+    claim_steps.STEPS[0],
+    *spark_steps.STEPS,
+    claim_steps.STEPS[1],
 )
 
 
-async def tell(console: Console, *, stay: bool) -> int:
+async def run_demo(console: Console, *, keep_running: bool) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        return await _tell(console, Path(folder), stay=stay)
+        return await _run_demo(console, Path(folder), keep_running=keep_running)
 
 
-async def _tell(console: Console, folder: Path, *, stay: bool) -> int:
+async def _run_demo(console: Console, folder: Path, *, keep_running: bool) -> int:
     async with Server(folder / "store", http_port=-1) as server:
-        stage = Stage(server, folder)
-        about = f"Headrace {__version__} (compatible with nats-server {COMPATIBLE_VERSION})"
-        console.print(f"{about} on {server.url}, its page on {server.page_url}\n")
-        outcomes = []
+        context = DemoContext(server, folder)
+        version_text = f"Headrace {__version__} (compatible with nats-server {COMPATIBLE_VERSION})"
+        console.print(f"{version_text} on {server.url}, its page on {server.monitor_url}\n")
+        results = []
         for step in STEPS:
-            console.print(f"[bold]{step.title}[/]: {step.shows}")
-            outcomes.append(await perform(step, stage))
-            console.print(f"   {outcomes[-1].seen}\n", markup=False)
-        console.print(summary(outcomes))
-        if stay:
+            console.print(f"[bold]{step.title}[/]: {step.description}")
+            results.append(await run_step(step, context))
+            console.print(f"   {results[-1].message}\n", markup=False)
+        console.print(make_summary_table(results))
+        if keep_running:
             console.print(
-                f"\nThe broker stays up: {server.url}, and its page: {server.page_url}. Ctrl-C ends it."
+                f"\nThe broker stays up: {server.url}, and its page: {server.monitor_url}. Ctrl-C ends it."
             )
             await server.wait_stopped()
-    return 0 if all(outcome.mark != "failed" for outcome in outcomes) else 1
+    return 0 if all(result.status != "failed" for result in results) else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make demo", description="The story of Headrace in a few steps.")
     parser.add_argument("--exit", action="store_true", help="end after the last step")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        return asyncio.run(tell(Console(), stay=not chosen.exit))
+        return asyncio.run(run_demo(Console(), keep_running=not options.exit))
     except KeyboardInterrupt:
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-from headrace.monitor.http import Answer
+from headrace.monitor.http import HttpResponse
 
 _TYPES = {
     "index.html": "text/html; charset=utf-8",
@@ -26,8 +26,8 @@ _HEADERS = (
 
 
 @cache
-def asset(name: str) -> Answer | None:
+def get_asset(name: str) -> HttpResponse | None:
     """A file of the page by name; None when there is no such file."""
     if name not in _TYPES:
         return None
-    return Answer(200, _TYPES[name], (files("headrace.monitor") / "web" / name).read_bytes(), _HEADERS)
+    return HttpResponse(200, _TYPES[name], (files("headrace.monitor") / "web" / name).read_bytes(), _HEADERS)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.broker import Session
-from headrace.monitor.query import Query, asked, window
-from headrace.monitor.varz import SECOND_NS, rfc3339, uptime
+from headrace.monitor.query import Query, has_flag, parse_offset_limit
+from headrace.monitor.varz import SECOND_NS, format_rfc3339, format_uptime
 from headrace.net.connection import Connection
 
-_SORTS: dict[str, Callable[[Connection], int]] = {
+_SORT_KEYS: dict[str, Callable[[Connection], int]] = {
     "cid": lambda connection: connection.session.cid,
     "start": lambda connection: connection.session.cid,
     "subs": lambda connection: -len(connection.session.subs),
@@ -29,38 +29,38 @@ def connz(
     connections: Mapping[int, Connection], query: Query, server_id: str, now_ns: int, loop_s: float
 ) -> dict[str, Any]:
     """The connections that the query asks for; ValueError for a query that makes no sense."""
-    offset, limit = window(query)
-    chosen = _chosen(connections, query)
-    shown = chosen[offset : offset + limit]
+    offset, limit = parse_offset_limit(query)
+    selected = _select(connections, query)
+    page = selected[offset : offset + limit]
     return {
         "server_id": server_id,
-        "now": rfc3339(now_ns),
-        "num_connections": len(shown),
-        "total": len(chosen),
+        "now": format_rfc3339(now_ns),
+        "num_connections": len(page),
+        "total": len(selected),
         "offset": offset,
         "limit": limit,
-        "connections": [_entry(connection, query, now_ns, loop_s) for connection in shown],
+        "connections": [_make_entry(connection, query, now_ns, loop_s) for connection in page],
     }
 
 
-def _chosen(connections: Mapping[int, Connection], query: Query) -> list[Connection]:
+def _select(connections: Mapping[int, Connection], query: Query) -> list[Connection]:
     account = query.get("acc", "")
-    chosen = [c for c in connections.values() if not account or account_of(c.session) == account]
+    selected = [c for c in connections.values() if not account or get_account_name(c.session) == account]
     if "cid" in query:
         cid = int(query["cid"])
-        return [connection for connection in chosen if connection.session.cid == cid]
+        return [connection for connection in selected if connection.session.cid == cid]
     sort = query.get("sort", "cid")
-    if sort not in _SORTS:
-        raise ValueError(f"cannot sort by {sort!r}: use one of {', '.join(_SORTS)}")
-    return sorted(chosen, key=_SORTS[sort])
+    if sort not in _SORT_KEYS:
+        raise ValueError(f"cannot sort by {sort!r}: use one of {', '.join(_SORT_KEYS)}")
+    return sorted(selected, key=_SORT_KEYS[sort])
 
 
-def account_of(session: Session) -> str:
+def get_account_name(session: Session) -> str:
     """Which account a client is in; none before it is let in."""
     return session.identity.account if session.identity is not None else ""
 
 
-def _entry(connection: Connection, query: Query, now_ns: int, loop_s: float) -> dict[str, Any]:
+def _make_entry(connection: Connection, query: Query, now_ns: int, loop_s: float) -> dict[str, Any]:
     session = connection.session
     age_ns = int((loop_s - connection.start_s) * SECOND_NS)
     entry: dict[str, Any] = {
@@ -69,8 +69,8 @@ def _entry(connection: Connection, query: Query, now_ns: int, loop_s: float) -> 
         "type": "nats",
         "ip": connection.client_ip,
         "port": connection.client_port,
-        "start": rfc3339(now_ns - age_ns),
-        "uptime": uptime(age_ns // SECOND_NS),
+        "start": format_rfc3339(now_ns - age_ns),
+        "uptime": format_uptime(age_ns // SECOND_NS),
         "pending_bytes": connection.bytes_pending,
         "in_msgs": session.in_msgs,
         "out_msgs": session.out_msgs,
@@ -81,12 +81,12 @@ def _entry(connection: Connection, query: Query, now_ns: int, loop_s: float) -> 
     for name, value in (("name", session.name), ("lang", session.lang), ("version", session.version)):
         if value:
             entry[name] = value
-    if asked(query, "auth") and session.identity is not None:
+    if has_flag(query, "auth") and session.identity is not None:
         entry |= {"authorized_user": session.identity.user, "account": session.identity.account}
-    return entry | _subscriptions(connection, query)
+    return entry | _make_subscriptions(connection, query)
 
 
-def _subscriptions(connection: Connection, query: Query) -> dict[str, Any]:
+def _make_subscriptions(connection: Connection, query: Query) -> dict[str, Any]:
     subs = list(connection.session.subs.values())
     if query.get("subs") == "detail":
         details = [
@@ -100,6 +100,6 @@ def _subscriptions(connection: Connection, query: Query) -> dict[str, Any]:
             for sub in subs
         ]
         return {"subscriptions_list_detail": details} if details else {}
-    if asked(query, "subs") and subs:
+    if has_flag(query, "subs") and subs:
         return {"subscriptions_list": [sub.pattern.decode(errors="replace") for sub in subs]}
     return {}

@@ -19,9 +19,9 @@ from headrace.monitor.query import Query
 
 HEAD_BYTES_MAX = 8192
 BODY_BYTES_MAX = 64 * 1024
-PATIENCE_S = 5.0
+REQUEST_TIMEOUT_S = 5.0
 #: A whole file may take longer to leave, but somebody has to be reading it.
-DRAIN_PATIENCE_S = 30.0
+WRITE_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 256 * 1024
 _DIGITS_MAX = 9
 
@@ -37,7 +37,7 @@ class HttpRequest:
     body: bytes = b""
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What a page answers. The body may be a view of a mapped file: it is sent in pieces."""
 
     status: int
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Page = Callable[[HttpRequest], "Answer | Awaitable[Answer]"]
+PageHandler = Callable[[HttpRequest], "HttpResponse | Awaitable[HttpResponse]"]
 
 _REASONS = {
     200: "OK",
@@ -65,20 +65,20 @@ _REASONS = {
 }
 
 
-class BadRequest(Exception):
+class HttpError(Exception):
     """The peer's bytes are no request that is served here; the connection ends with the answer."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
-        self.answer = text_answer(status, text)
+        self.response = make_text_response(status, text)
 
 
-def json_answer(value: Any, status: int = 200) -> Answer:
-    return Answer(status, "application/json", json.dumps(value, indent=2).encode())
+def make_json_response(value: Any, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, "application/json", json.dumps(value, indent=2).encode())
 
 
-def text_answer(status: int, text: str) -> Answer:
-    return Answer(status, "text/plain; charset=utf-8", text.encode() + b"\n")
+def make_text_response(status: int, text: str) -> HttpResponse:
+    return HttpResponse(status, "text/plain; charset=utf-8", text.encode() + b"\n")
 
 
 class HttpServer:
@@ -86,23 +86,23 @@ class HttpServer:
 
     def __init__(
         self,
-        pages: Mapping[str, Page],
-        failed: Callable[[str], None],
+        pages: Mapping[str, PageHandler],
+        on_error: Callable[[str], None],
         *,
         methods: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         """`methods` names what a path takes besides GET and HEAD."""
         self._pages = dict(pages)
         self._methods = dict(methods or {})
-        self._failed = failed
+        self._on_error = on_error
         self._server: asyncio.Server | None = None
-        self._busy: set[asyncio.Task[None]] = set()
-        self.counts = dict.fromkeys(self._pages, 0)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.page_counts = dict.fromkeys(self._pages, 0)
         self.port = 0
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._server = await asyncio.start_server(
-            self._serve, host, max(port, 0), ssl=tls, limit=HEAD_BYTES_MAX, reuse_address=True
+            self._serve_connection, host, max(port, 0), ssl=tls, limit=HEAD_BYTES_MAX, reuse_address=True
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -110,105 +110,112 @@ class HttpServer:
         if self._server is None:
             return
         self._server.close()
-        for task in self._busy:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._busy, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._busy.add(task)
+        self._tasks.add(task)
         try:
-            while await self._exchange(reader, writer):
+            while await self._handle_request(reader, writer):
                 pass
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
             # The peer left, sent nothing, or sent too much: there is nobody to tell.
             pass
         finally:
-            self._busy.discard(task)
+            self._tasks.discard(task)
             writer.close()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _handle_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; true when the connection stays open for another."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                request, keep = await _read(reader)
-        except BadRequest as error:
-            await _send(writer, error.answer, keep=False, body=True)
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                request, keep_alive = await _read_request(reader)
+        except HttpError as error:
+            await _send_response(writer, error.response, keep_alive=False, with_body=True)
             return False
-        await _send(writer, await self._answer(request), keep=keep, body=request.method != "HEAD")
-        return keep
+        await _send_response(
+            writer,
+            await self._make_response(request),
+            keep_alive=keep_alive,
+            with_body=request.method != "HEAD",
+        )
+        return keep_alive
 
-    async def _answer(self, request: HttpRequest) -> Answer:
-        path = self._find(request.path)
+    async def _make_response(self, request: HttpRequest) -> HttpResponse:
+        path = self._find_page(request.path)
         if request.method not in ("GET", "HEAD", *self._methods.get(path, ())):
-            return text_answer(405, "method not allowed")
+            return make_text_response(405, "method not allowed")
         if not path:
-            return text_answer(404, "404 page not found")
-        self.counts[path] += 1
+            return make_text_response(404, "404 page not found")
+        self.page_counts[path] += 1
         try:
-            found = self._pages[path](request)
-            return await found if isawaitable(found) else found
+            result = self._pages[path](request)
+            return await result if isawaitable(result) else result
         except Exception as error:
             # A page that fails must not end the server; the log gets the reason, the peer does not.
-            self._failed(f"Monitoring page {path} failed: {error!r}")
-            return text_answer(500, "internal error")
+            self._on_error(f"Monitoring page {path} failed: {error!r}")
+            return make_text_response(500, "internal error")
 
-    def _find(self, path: str) -> str:
+    def _find_page(self, path: str) -> str:
         if path in self._pages:
             return path
-        above = path[: path.find("/", 1) + 1]
-        return above if len(above) > 1 and above in self._pages else ""
+        prefix = path[: path.find("/", 1) + 1]
+        return prefix if len(prefix) > 1 and prefix in self._pages else ""
 
 
-async def _read(reader: asyncio.StreamReader) -> tuple[HttpRequest, bool]:
+async def _read_request(reader: asyncio.StreamReader) -> tuple[HttpRequest, bool]:
     """One request, and whether the peer wants to go on afterwards."""
     head = await reader.readuntil(b"\r\n\r\n")
     line, *rest = head.decode("latin-1").split("\r\n")
-    words = line.split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        raise BadRequest(400, "bad request")
+    parts = line.split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+        raise HttpError(400, "bad request")
     headers = {name.strip().lower(): value.strip() for name, _, value in (h.partition(":") for h in rest)}
     body = await _read_body(reader, headers)
     try:
-        target = urlsplit(words[1])
+        target = urlsplit(parts[1])
         query = dict(parse_qsl(target.query, keep_blank_values=True))
     except ValueError:
-        raise BadRequest(400, "bad request") from None
-    keep = words[2] == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
-    return HttpRequest(words[0], unquote(target.path), query, headers, body), keep
+        raise HttpError(400, "bad request") from None
+    keep_alive = parts[2] == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
+    return HttpRequest(parts[0], unquote(target.path), query, headers, body), keep_alive
 
 
 async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
     if "transfer-encoding" in headers:
-        raise BadRequest(400, "bodies need a Content-Length")
+        raise HttpError(400, "bodies need a Content-Length")
     text = headers.get("content-length", "0")
     if not (text.isascii() and text.isdigit()):
-        raise BadRequest(400, "bad Content-Length")
+        raise HttpError(400, "bad Content-Length")
     if len(text) > _DIGITS_MAX or int(text) > BODY_BYTES_MAX:
-        raise BadRequest(413, f"a body of at most {BODY_BYTES_MAX} bytes is taken")
+        raise HttpError(413, f"a body of at most {BODY_BYTES_MAX} bytes is taken")
     return await reader.readexactly(int(text))
 
 
-async def _send(writer: asyncio.StreamWriter, answer: Answer, *, keep: bool, body: bool) -> None:
-    writer.write(_head(answer, keep=keep))
-    if body:
-        view = memoryview(answer.body)
+async def _send_response(
+    writer: asyncio.StreamWriter, response: HttpResponse, *, keep_alive: bool, with_body: bool
+) -> None:
+    writer.write(_encode_head(response, keep_alive=keep_alive))
+    if with_body:
+        view = memoryview(response.body)
         for start in range(0, len(view), _CHUNK_BYTES):
             writer.write(bytes(view[start : start + _CHUNK_BYTES]))
-            async with asyncio.timeout(DRAIN_PATIENCE_S):
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await writer.drain()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(REQUEST_TIMEOUT_S):
         await writer.drain()
 
 
-def _head(answer: Answer, *, keep: bool) -> bytes:
+def _encode_head(response: HttpResponse, *, keep_alive: bool) -> bytes:
     lines = [
-        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
-        f"Content-Type: {answer.content_type}",
-        f"Content-Length: {len(answer.body)}",
+        f"HTTP/1.1 {response.status} {_REASONS[response.status]}",
+        f"Content-Type: {response.content_type}",
+        f"Content-Length: {len(response.body)}",
         "X-Content-Type-Options: nosniff",
-        *(f"{name}: {value}" for name, value in answer.headers),
-        f"Connection: {'keep-alive' if keep else 'close'}",
+        *(f"{name}: {value}" for name, value in response.headers),
+        f"Connection: {'keep-alive' if keep_alive else 'close'}",
     ]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -11,41 +11,44 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.monitor.query import Query, asked, window
+from headrace.monitor.query import Query, has_flag, parse_offset_limit
 
 if TYPE_CHECKING:
     from headrace.broker.accounts import Account
-    from headrace.broker.jetstream import JetStream
+    from headrace.broker.jetstream import AccountJetStream
     from headrace.broker.stream import Stream
-    from headrace.net.options import Options
+    from headrace.config.options import ServerOptions
 
 
-def jsz(options: Options, accounts: Iterable[Account], query: Query) -> dict[str, Any]:
+def jsz(options: ServerOptions, accounts: Iterable[Account], query: Query) -> dict[str, Any]:
     """What all accounts hold together; ValueError for a query that makes no sense."""
-    chosen = [
+    selected = [
         (account, account.jetstream)
         for account in accounts
         if account.jetstream is not None and query.get("acc", account.name) == account.name
     ]
-    if not chosen:
+    if not selected:
         return {"disabled": True}
-    shown = _stats([jetstream for _, jetstream in chosen], len(chosen)) | _totals(chosen)
-    shown["config"] = _config(options)
-    if any(asked(query, name) for name in ("accounts", "streams", "consumers", "config")) or "acc" in query:
-        offset, limit = window(query)
-        details = [_account(account, jetstream, query) for account, jetstream in chosen]
-        shown["account_details"] = details[offset : offset + limit]
-    return shown
+    page = _make_stats([jetstream for _, jetstream in selected], len(selected)) | _make_counts(selected)
+    page["config"] = _make_config(options)
+    if (
+        any(has_flag(query, name) for name in ("accounts", "streams", "consumers", "config"))
+        or "acc" in query
+    ):
+        offset, limit = parse_offset_limit(query)
+        details = [_make_account_detail(account, jetstream, query) for account, jetstream in selected]
+        page["account_details"] = details[offset : offset + limit]
+    return page
 
 
-def totals(accounts: Iterable[Account]) -> dict[str, Any] | None:
+def make_totals(accounts: Iterable[Account]) -> dict[str, Any] | None:
     """The part that /varz shows; None without streams."""
-    there = [account.jetstream for account in accounts if account.jetstream is not None]
-    return _stats(there, len(there)) if there else None
+    jetstreams = [account.jetstream for account in accounts if account.jetstream is not None]
+    return _make_stats(jetstreams, len(jetstreams)) if jetstreams else None
 
 
-def _stats(streams: list[JetStream], accounts: int) -> dict[str, Any]:
-    used = {kind: [jetstream.usage(kind) for jetstream in streams] for kind in ("memory", "file")}
+def _make_stats(jetstreams: list[AccountJetStream], accounts: int) -> dict[str, Any]:
+    used = {kind: [jetstream.usage(kind) for jetstream in jetstreams] for kind in ("memory", "file")}
     return {
         "memory": sum(usage for usage, _ in used["memory"]),
         "storage": sum(usage for usage, _ in used["file"]),
@@ -54,60 +57,61 @@ def _stats(streams: list[JetStream], accounts: int) -> dict[str, Any]:
         "accounts": accounts,
         "ha_assets": 0,
         "api": {
-            "total": sum(jetstream.api_total for jetstream in streams),
-            "errors": sum(jetstream.api_errors for jetstream in streams),
+            "total": sum(jetstream.api_total for jetstream in jetstreams),
+            "errors": sum(jetstream.api_errors for jetstream in jetstreams),
         },
     }
 
 
-def _totals(chosen: list[tuple[Account, JetStream]]) -> dict[str, Any]:
-    streams = [stream for _, jetstream in chosen for stream in jetstream.streams.values()]
+def _make_counts(selected: list[tuple[Account, AccountJetStream]]) -> dict[str, Any]:
+    streams = [stream for _, jetstream in selected for stream in jetstream.streams.values()]
     return {
         "streams": len(streams),
         "consumers": sum(len(stream.consumers) for stream in streams),
         "messages": sum(stream.log.messages for stream in streams),
         "bytes": sum(stream.log.bytes for stream in streams),
-        "total": len(chosen),
+        "total": len(selected),
     }
 
 
-def _config(options: Options) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+def _make_config(options: ServerOptions) -> dict[str, Any]:
+    page: dict[str, Any] = {
         "max_memory": options.max_memory_store,
         "max_storage": options.max_file_store,
         "store_dir": options.store_dir,
         "sync_always": True,
     }
     if options.domain:
-        shown["domain"] = options.domain
-    return shown
+        page["domain"] = options.domain
+    return page
 
 
-def _account(account: Account, jetstream: JetStream, query: Query) -> dict[str, Any]:
-    shown = {"name": account.title, "id": account.name} | _stats([jetstream], 1)
-    if any(asked(query, name) for name in ("streams", "consumers", "config")):
-        shown["stream_detail"] = [_stream(stream, query) for stream in jetstream.sorted_streams()]
-    return shown
+def _make_account_detail(account: Account, jetstream: AccountJetStream, query: Query) -> dict[str, Any]:
+    page = {"name": account.display_name, "id": account.name} | _make_stats([jetstream], 1)
+    if any(has_flag(query, name) for name in ("streams", "consumers", "config")):
+        page["stream_detail"] = [_make_stream_detail(stream, query) for stream in jetstream.sorted_streams()]
+    return page
 
 
-def _stream(stream: Stream, query: Query) -> dict[str, Any]:
+def _make_stream_detail(stream: Stream, query: Query) -> dict[str, Any]:
     # Where no account has streams, nothing of theirs is loaded.
-    from headrace.broker.consumer_info import consumer_info
-    from headrace.broker.info import stream_info
+    from headrace.broker.consumers.consumer_info import make_consumer_info
+    from headrace.broker.streams.stream_info import make_stream_info
 
-    info = _plain(stream_info(stream, listed=True))
-    wanted = ["name", "created", "state", "mirror", "sources"] + (
-        ["config"] if asked(query, "config") else []
+    info = _to_builtins(make_stream_info(stream, in_list=True))
+    keys = ["name", "created", "state", "mirror", "sources"] + (
+        ["config"] if has_flag(query, "config") else []
     )
-    shown = {"name": stream.name} | {key: info[key] for key in wanted if key in info}
-    if asked(query, "consumers"):
-        shown["consumer_detail"] = [
-            _plain(consumer_info(consumer, listed=True)) for _, consumer in sorted(stream.consumers.items())
+    page = {"name": stream.name} | {key: info[key] for key in keys if key in info}
+    if has_flag(query, "consumers"):
+        page["consumer_detail"] = [
+            _to_builtins(make_consumer_info(consumer, in_list=True))
+            for _, consumer in sorted(stream.consumers.items())
         ]
-    return shown
+    return page
 
 
-def _plain(info: dict[str, Any]) -> dict[str, Any]:
+def _to_builtins(info: dict[str, Any]) -> dict[str, Any]:
     """Configurations are kept encoded; a page needs them as values."""
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(info))
-    return plain
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(info))
+    return decoded

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.monitor.query import Query, asked
+from headrace.monitor.query import Query, has_flag
 
 
 def leafz(leafs: list[dict[str, Any]], query: Query) -> dict[str, Any]:
     """Each entry has the fields of the page, `subscriptions_list` among them."""
-    chosen = [leaf for leaf in leafs if query.get("acc", leaf["account"]) == leaf["account"]]
-    if not asked(query, "subs"):
-        chosen = [{key: leaf[key] for key in leaf if key != "subscriptions_list"} for leaf in chosen]
-    return {"leafnodes": len(chosen), "leafs": chosen}
+    selected = [leaf for leaf in leafs if query.get("acc", leaf["account"]) == leaf["account"]]
+    if not has_flag(query, "subs"):
+        selected = [{key: leaf[key] for key in leaf if key != "subscriptions_list"} for leaf in selected]
+    return {"leafnodes": len(selected), "leafs": selected}

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator
 from headrace import COMPATIBLE_VERSION, __version__
 from headrace.broker.accounts import Account
 from headrace.broker.stream import Stream
-from headrace.monitor.consumers import figures
-from headrace.monitor.varz import SECOND_NS, Vitals, resident_bytes
-from headrace.store import FileDisk
-from headrace.store.latency import BOUNDS_US, Latency
+from headrace.monitor.consumer_stats import get_consumer_stats
+from headrace.monitor.varz import SECOND_NS, ServerStats, get_resident_bytes
+from headrace.storage import FileDisk
+from headrace.storage.io.latency import BOUNDS_US, LatencyHistogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: kind and help by name.
-ABOUT = {
+METRIC_DEFINITIONS = {
     "info": ("gauge", "Versions; the value is always 1"),
     "healthy": ("gauge", "1 while the server can do its work"),
     "start_time_seconds": ("gauge", "When the server started, since the epoch"),
@@ -65,59 +65,66 @@ Labels = tuple[tuple[str, str], ...]
 Sample = tuple[str, Labels, float]
 
 
-def metrics(vitals: Vitals, accounts: Iterable[Account], ailment: str, claims: bytes = b"") -> bytes:
+def render_metrics(
+    stats: ServerStats, accounts: Iterable[Account], unhealthy_reason: str, claims: bytes = b""
+) -> bytes:
     """Everything, in the text format; `claims` is appended as it is."""
     accounts = list(accounts)
-    samples = [*_server(vitals, ailment), *_stores(accounts), *_streams(accounts), *_consumers(accounts)]
+    samples = [
+        *_server_samples(stats, unhealthy_reason),
+        *_store_samples(accounts),
+        *_all_stream_samples(accounts),
+        *_consumer_samples(accounts),
+    ]
     by_name: dict[str, list[str]] = {}
     for name, labels, value in samples:
-        by_name.setdefault(name, []).append(_line(name, labels, value))
+        by_name.setdefault(name, []).append(_format_sample(name, labels, value))
     lines: list[str] = []
     for name, found in by_name.items():
-        lines += [*_head(name), *found]
-    lines += _commits(accounts)
+        lines += [*_format_head(name), *found]
+    lines += _format_commit_histogram(accounts)
     return "\n".join(lines).encode() + b"\n" + claims
 
 
-def _head(name: str) -> list[str]:
-    kind, text = ABOUT[name]
+def _format_head(name: str) -> list[str]:
+    kind, text = METRIC_DEFINITIONS[name]
     return [f"# HELP headrace_{name} {text}", f"# TYPE headrace_{name} {kind}"]
 
 
-def _line(name: str, labels: Labels, value: float) -> str:
-    shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+def _format_sample(name: str, labels: Labels, value: float) -> str:
+    shown = ",".join(f'{key}="{_escape(text)}"' for key, text in labels)
     return f"headrace_{name}{{{shown}}} {value}" if shown else f"headrace_{name} {value}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _server(vitals: Vitals, ailment: str) -> Iterator[Sample]:
+def _server_samples(stats: ServerStats, unhealthy_reason: str) -> Iterator[Sample]:
     yield "info", (("version", __version__), ("compatible", COMPATIBLE_VERSION)), 1
-    yield "healthy", (), int(not ailment)
-    yield "start_time_seconds", (), vitals.start_ns // SECOND_NS
-    yield "resident_bytes", (), resident_bytes()
-    yield "connections", (), vitals.connections
-    yield "connections_total", (), vitals.total_connections
-    yield "subscriptions", (), vitals.subscriptions
-    yield "received_messages_total", (), vitals.in_msgs
-    yield "received_bytes_total", (), vitals.in_bytes
-    yield "sent_messages_total", (), vitals.out_msgs
-    yield "sent_bytes_total", (), vitals.out_bytes
-    yield "slow_consumers_total", (), vitals.slow_consumers
-    yield "leafnodes", (), vitals.leafnodes
+    yield "healthy", (), int(not unhealthy_reason)
+    yield "start_time_seconds", (), stats.start_ns // SECOND_NS
+    yield "resident_bytes", (), get_resident_bytes()
+    yield "connections", (), stats.connections
+    yield "connections_total", (), stats.total_connections
+    yield "subscriptions", (), stats.subscriptions
+    yield "received_messages_total", (), stats.in_msgs
+    yield "received_bytes_total", (), stats.in_bytes
+    yield "sent_messages_total", (), stats.out_msgs
+    yield "sent_bytes_total", (), stats.out_bytes
+    yield "slow_consumers_total", (), stats.slow_consumers
+    yield "leafnodes", (), stats.leafnodes
 
 
-def _stores(accounts: list[Account]) -> Iterator[Sample]:
+def _store_samples(accounts: list[Account]) -> Iterator[Sample]:
     for account in accounts:
         jetstream = account.jetstream
         if jetstream is None:
             continue
-        store, labels = jetstream.store, (("account", account.title),)
+        store, labels = jetstream.store, (("account", account.display_name),)
         yield "api_requests_total", labels, jetstream.api_total
         yield "api_errors_total", labels, jetstream.api_errors
-        yield "batches_open", labels, jetstream.staging.open
+        yield "batches_open", labels, jetstream.batch_budget.open_batches
         yield "store_full", labels, int(store.full)
         yield "store_poisoned", labels, int(store.poisoned is not None)
         yield "store_damaged_places", labels, len(store.report().damage)
@@ -125,15 +132,17 @@ def _stores(accounts: list[Account]) -> Iterator[Sample]:
         yield "store_free_bytes", labels, store.disk.free()
 
 
-def _streams(accounts: list[Account]) -> Iterator[Sample]:
+def _all_stream_samples(accounts: list[Account]) -> Iterator[Sample]:
     for account in accounts:
         if account.jetstream is not None:
             for stream in account.jetstream.sorted_streams():
-                yield from _stream(stream, (("account", account.title), ("stream", stream.name)))
+                yield from _stream_samples(
+                    stream, (("account", account.display_name), ("stream", stream.name))
+                )
 
 
-def _stream(stream: Stream, labels: Labels) -> Iterator[Sample]:
-    log, counts = stream.log, stream.jetstream.diary.counts
+def _stream_samples(stream: Stream, labels: Labels) -> Iterator[Sample]:
+    log, counts = stream.log, stream.jetstream.event_history.counts
     yield "stream_messages", labels, log.messages
     yield "stream_bytes", labels, log.bytes
     yield "stream_subjects", labels, log.num_subjects
@@ -145,19 +154,23 @@ def _stream(stream: Stream, labels: Labels) -> Iterator[Sample]:
     yield "stream_batches_total", labels, counts["batch", stream.name]
     yield "stream_batches_abandoned_total", labels, counts["abandoned", stream.name]
     now_ns = stream.jetstream.timers.now_ns()
-    mirror = stream.sourcing.mirror(now_ns)
-    for origin in [*([mirror] if mirror else []), *stream.sourcing.sources(now_ns)]:
-        named = (*labels, ("source", origin.name))
-        yield "stream_source_lag", named, origin.lag
-        yield "stream_source_failing", named, int(origin.error is not None)
+    mirror = stream.sourcing.make_mirror_info(now_ns)
+    for source in [*([mirror] if mirror else []), *stream.sourcing.make_source_infos(now_ns)]:
+        source_labels = (*labels, ("source", source.name))
+        yield "stream_source_lag", source_labels, source.lag
+        yield "stream_source_failing", source_labels, int(source.error is not None)
 
 
-def _consumers(accounts: list[Account]) -> Iterator[Sample]:
+def _consumer_samples(accounts: list[Account]) -> Iterator[Sample]:
     for account in accounts:
         for stream in account.jetstream.sorted_streams() if account.jetstream is not None else ():
             for _, consumer in sorted(stream.consumers.items()):
-                shown = figures(consumer)
-                labels = (("account", account.title), ("stream", stream.name), ("consumer", consumer.name))
+                shown = get_consumer_stats(consumer)
+                labels = (
+                    ("account", account.display_name),
+                    ("stream", stream.name),
+                    ("consumer", consumer.name),
+                )
                 yield "consumer_pending", labels, shown.pending
                 yield "consumer_ack_pending", labels, shown.ack_pending
                 yield "consumer_redelivered", labels, shown.redelivered
@@ -167,22 +180,22 @@ def _consumers(accounts: list[Account]) -> Iterator[Sample]:
                 yield "consumer_paused", labels, int(shown.paused)
 
 
-def commit_latency(accounts: Iterable[Account]) -> Iterator[tuple[str, Latency]]:
+def iter_commit_latency(accounts: Iterable[Account]) -> Iterator[tuple[str, LatencyHistogram]]:
     """How long the commits of each account's store took."""
     for account in accounts:
         disk = account.jetstream.store.disk if account.jetstream is not None else None
         if isinstance(disk, FileDisk):
-            yield account.title, disk.latency["commit"]
+            yield account.display_name, disk.latency["commit"]
 
 
-def _commits(accounts: list[Account]) -> list[str]:
+def _format_commit_histogram(accounts: list[Account]) -> list[str]:
     lines: list[str] = []
-    for name, latency in commit_latency(accounts):
-        seen, labels = 0, f'account="{_escaped(name)}"'
+    for name, latency in iter_commit_latency(accounts):
+        cumulative, labels = 0, f'account="{_escape(name)}"'
         for bound_us, count in zip(BOUNDS_US, latency.counts, strict=False):
-            seen += count
-            lines.append(f'headrace_commit_seconds_bucket{{{labels},le="{bound_us / 1e6:g}"}} {seen}')
+            cumulative += count
+            lines.append(f'headrace_commit_seconds_bucket{{{labels},le="{bound_us / 1e6:g}"}} {cumulative}')
         lines.append(f'headrace_commit_seconds_bucket{{{labels},le="+Inf"}} {latency.count}')
         lines.append(f"headrace_commit_seconds_sum{{{labels}}} {latency.sum_us / 1e6}")
         lines.append(f"headrace_commit_seconds_count{{{labels}}} {latency.count}")
-    return _head("commit_seconds") + lines if lines else []
+    return _format_head("commit_seconds") + lines if lines else []

@@ -10,14 +10,14 @@ from itertools import islice
 from typing import Any
 
 from headrace import COMPATIBLE_VERSION, __version__
-from headrace.api.responses import Origin
 from headrace.broker.accounts import Account
-from headrace.broker.consumer import Consumer
-from headrace.broker.jetstream import JetStream
+from headrace.broker.consumers.consumer import Consumer
+from headrace.broker.jetstream import AccountJetStream
 from headrace.broker.stream import Stream
-from headrace.monitor.consumers import figures
-from headrace.monitor.metrics import commit_latency
-from headrace.monitor.varz import Vitals, resident_bytes, rfc3339
+from headrace.jetstream_api.responses import SourceStatus
+from headrace.monitor.consumer_stats import get_consumer_stats
+from headrace.monitor.metrics import iter_commit_latency
+from headrace.monitor.varz import ServerStats, format_rfc3339, get_resident_bytes
 from headrace.net.connection import Connection
 
 ROWS_MAX = 1000
@@ -26,86 +26,101 @@ _CLAIMS, _AUDIT = "CLAIMS", "CLAIMS_AUDIT"
 _CLAIM_EVENTS = ("created", "retrieved", "released", "deleted", "expired", "failed", "collected")
 
 
-def overview(
-    vitals: Vitals, accounts: Iterable[Account], connections: Mapping[int, Connection], ailment: str
+def make_overview(
+    stats: ServerStats,
+    accounts: Iterable[Account],
+    connections: Mapping[int, Connection],
+    unhealthy_reason: str,
 ) -> dict[str, Any]:
     """Everything but messages."""
-    there = [(a.title, a.jetstream) for a in accounts if a.jetstream is not None]
-    streams = [(title, stream) for title, jetstream in there for stream in jetstream.sorted_streams()]
-    consumers = [(title, c) for title, stream in streams for _, c in sorted(stream.consumers.items())]
+    jetstreams = [(a.display_name, a.jetstream) for a in accounts if a.jetstream is not None]
+    streams = [
+        (display_name, stream)
+        for display_name, jetstream in jetstreams
+        for stream in jetstream.sorted_streams()
+    ]
+    consumers = [
+        (display_name, c) for display_name, stream in streams for _, c in sorted(stream.consumers.items())
+    ]
     return {
-        "server": _server(vitals),
-        "health": {"ok": not ailment, "error": ailment},
-        "stores": [_store(title, jetstream) for title, jetstream in there],
-        "commits": [_commits(title, latency) for title, latency in commit_latency(accounts)],
-        "streams": [_stream(title, stream) for title, stream in streams[:ROWS_MAX]],
-        "consumers": [_consumer(title, consumer) for title, consumer in consumers[:ROWS_MAX]],
+        "server": _make_server(stats),
+        "health": {"ok": not unhealthy_reason, "error": unhealthy_reason},
+        "stores": [_make_store(display_name, jetstream) for display_name, jetstream in jetstreams],
+        "commits": [
+            _make_commits(display_name, latency) for display_name, latency in iter_commit_latency(accounts)
+        ],
+        "streams": [_make_stream(display_name, stream) for display_name, stream in streams[:ROWS_MAX]],
+        "consumers": [
+            _make_consumer(display_name, consumer) for display_name, consumer in consumers[:ROWS_MAX]
+        ],
         "totals": {"streams": len(streams), "consumers": len(consumers)},
-        "claims": [row for title, jetstream in there for row in claims(title, jetstream)],
-        "connections": _connections(connections),
-        "events": _events(there),
+        "claims": [
+            row for display_name, jetstream in jetstreams for row in make_claim_rows(display_name, jetstream)
+        ],
+        "connections": _make_connections(connections),
+        "events": _make_events(jetstreams),
     }
 
 
-def _server(vitals: Vitals) -> dict[str, Any]:
+def _make_server(stats: ServerStats) -> dict[str, Any]:
     return {
-        "name": vitals.server_name,
+        "name": stats.server_name,
         "version": __version__,
         "compatible": COMPATIBLE_VERSION,
-        "address": f"{vitals.host}:{vitals.port}",
-        "now_ms": vitals.now_ns // 1_000_000,
-        "uptime_s": (vitals.now_ns - vitals.start_ns) // 1_000_000_000,
-        "memory": resident_bytes(),
-        "connections": vitals.connections,
-        "leafnodes": vitals.leafnodes,
-        "subscriptions": vitals.subscriptions,
-        "slow_consumers": vitals.slow_consumers,
-        "in_msgs": vitals.in_msgs,
-        "in_bytes": vitals.in_bytes,
-        "out_msgs": vitals.out_msgs,
-        "out_bytes": vitals.out_bytes,
+        "address": f"{stats.host}:{stats.port}",
+        "now_ms": stats.now_ns // 1_000_000,
+        "uptime_s": (stats.now_ns - stats.start_ns) // 1_000_000_000,
+        "memory": get_resident_bytes(),
+        "connections": stats.connections,
+        "leafnodes": stats.leafnodes,
+        "subscriptions": stats.subscriptions,
+        "slow_consumers": stats.slow_consumers,
+        "in_msgs": stats.in_msgs,
+        "in_bytes": stats.in_bytes,
+        "out_msgs": stats.out_msgs,
+        "out_bytes": stats.out_bytes,
     }
 
 
-def _store(title: str, jetstream: JetStream) -> dict[str, Any]:
+def _make_store(display_name: str, jetstream: AccountJetStream) -> dict[str, Any]:
     store, report = jetstream.store, jetstream.store.report()
     return {
-        "account": title,
+        "account": display_name,
         "free": store.disk.free(),
         "pending_bytes": store.pending_bytes,
         "full": store.full,
         "poisoned": str(store.poisoned or ""),
         "damage": [str(damage) for damage in islice(report.damage, 20)],
-        "offline": report.offline,
-        "batches_open": jetstream.staging.open,
-        "batch_bytes": jetstream.staging.bytes,
+        "offline": report.offline_streams,
+        "batches_open": jetstream.batch_budget.open_batches,
+        "batch_bytes": jetstream.batch_budget.bytes,
         "api_requests": jetstream.api_total,
         "api_errors": jetstream.api_errors,
     }
 
 
-def _commits(title: str, latency: Any) -> dict[str, Any]:
+def _make_commits(display_name: str, latency: Any) -> dict[str, Any]:
     return {
-        "account": title,
+        "account": display_name,
         "count": latency.count,
         "p50_us": latency.quantile_us(0.5),
         "p99_us": latency.quantile_us(0.99),
     }
 
 
-def _stream(title: str, stream: Stream) -> dict[str, Any]:
-    log, config, counts = stream.log, stream.config, stream.jetstream.diary.counts
+def _make_stream(display_name: str, stream: Stream) -> dict[str, Any]:
+    log, config, counts = stream.log, stream.config, stream.jetstream.event_history.counts
     now_ns = stream.jetstream.timers.now_ns()
-    mirror = stream.sourcing.mirror(now_ns)
+    mirror = stream.sourcing.make_mirror_info(now_ns)
     return {
-        "account": title,
+        "account": display_name,
         "name": stream.name,
         "subjects": list(config.subjects),
         "messages": log.messages,
         "bytes": log.bytes,
         "first_seq": log.first_seq,
         "last_seq": log.last_seq,
-        "last_time": rfc3339(log.last_time_ns) if log.last_time_ns else "",
+        "last_time": format_rfc3339(log.last_time_ns) if log.last_time_ns else "",
         "num_subjects": log.num_subjects,
         "consumers": len(stream.consumers),
         "retention": config.retention,
@@ -116,39 +131,39 @@ def _stream(title: str, stream: Stream) -> dict[str, Any]:
         "expired": counts["expired", stream.name],
         "markers": counts["marker", stream.name],
         "batches": counts["batch", stream.name],
-        "batches_open": len(stream.batches),
+        "batches_open": len(stream.atomic_batches),
         "sources": [
-            _origin(origin, kind)
-            for kind, origin in [
+            _make_source(source, kind)
+            for kind, source in [
                 *([("mirror", mirror)] if mirror else []),
-                *(("source", origin) for origin in stream.sourcing.sources(now_ns)),
+                *(("source", source) for source in stream.sourcing.make_source_infos(now_ns)),
             ]
         ],
     }
 
 
-def _origin(origin: Origin, kind: str) -> dict[str, Any]:
+def _make_source(source: SourceStatus, kind: str) -> dict[str, Any]:
     return {
         "kind": kind,
-        "name": origin.name,
-        "lag": origin.lag,
-        "active_s": origin.active_ns / 1e9 if origin.active_ns >= 0 else None,
-        "error": str(origin.error) if origin.error is not None else "",
+        "name": source.name,
+        "lag": source.lag,
+        "active_s": source.active_ns / 1e9 if source.active_ns >= 0 else None,
+        "error": str(source.error) if source.error is not None else "",
     }
 
 
-def _consumer(title: str, consumer: Consumer) -> dict[str, Any]:
-    shown = figures(consumer)
+def _make_consumer(display_name: str, consumer: Consumer) -> dict[str, Any]:
+    consumer_stats = get_consumer_stats(consumer)
     filters = [pattern.decode(errors="replace") for pattern in consumer.filters]
     return {
-        "account": title,
+        "account": display_name,
         "stream": consumer.stream.name,
         "name": consumer.name,
         "filters": filters[:20],
-    } | shown._asdict()
+    } | consumer_stats._asdict()
 
 
-def _connections(connections: Mapping[int, Connection]) -> list[dict[str, Any]]:
+def _make_connections(connections: Mapping[int, Connection]) -> list[dict[str, Any]]:
     busiest = sorted(connections.values(), key=lambda c: -(c.session.in_msgs + c.session.out_msgs))
     return [
         {
@@ -167,38 +182,40 @@ def _connections(connections: Mapping[int, Connection]) -> list[dict[str, Any]]:
     ]
 
 
-def _events(there: list[tuple[str, JetStream]]) -> list[dict[str, Any]]:
+def _make_events(jetstreams: list[tuple[str, AccountJetStream]]) -> list[dict[str, Any]]:
     return [
-        {"account": title} | event._asdict() for title, jetstream in there for event in jetstream.diary.recent
+        {"account": display_name} | event._asdict()
+        for display_name, jetstream in jetstreams
+        for event in jetstream.event_history.recent
     ]
 
 
-def claims(title: str, jetstream: JetStream) -> list[dict[str, Any]]:
+def make_claim_rows(display_name: str, jetstream: AccountJetStream) -> list[dict[str, Any]]:
     """The claims of an account by namespace, where its streams hold any."""
     registry, audit = jetstream.streams.get(_CLAIMS), jetstream.streams.get(_AUDIT)
     if registry is None:
         return []
     log = registry.log
-    found = log.subjects(log.filter((b"$CLAIMS.namespace.*",)))
+    found = log.iter_subject_counts(log.get_filter((b"$CLAIMS.namespace.*",)))
     return [
         {
-            "account": title,
+            "account": display_name,
             "namespace": subject.rpartition(b".")[2].decode(errors="replace"),
-            "live": _count(registry, b"$CLAIMS.claim.%b.*" % subject.rpartition(b".")[2]),
-            "events": _claim_events(audit, subject.rpartition(b".")[2]),
+            "live": _count_messages(registry, b"$CLAIMS.claim.%b.*" % subject.rpartition(b".")[2]),
+            "events": _count_claim_events(audit, subject.rpartition(b".")[2]),
         }
         for subject, _ in islice(found, ROWS_MAX)
     ]
 
 
-def _claim_events(audit: Stream | None, namespace: bytes) -> dict[str, int]:
+def _count_claim_events(audit: Stream | None, namespace: bytes) -> dict[str, int]:
     if audit is None:
         return {}
     return {
-        event: _count(audit, b"$CLAIMS.audit.%b.*.%b" % (namespace, event.encode()))
+        event: _count_messages(audit, b"$CLAIMS.audit.%b.*.%b" % (namespace, event.encode()))
         for event in _CLAIM_EVENTS
     }
 
 
-def _count(stream: Stream, pattern: bytes) -> int:
-    return stream.log.count(stream.log.filter((pattern,)), 1)
+def _count_messages(stream: Stream, pattern: bytes) -> int:
+    return stream.log.count_from(stream.log.get_filter((pattern,)), 1)

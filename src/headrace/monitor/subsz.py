@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from headrace.broker.accounts import Account
-from headrace.monitor.connz import account_of
-from headrace.monitor.query import Query, asked, window
+from headrace.monitor.connz import get_account_name
+from headrace.monitor.query import Query, has_flag, parse_offset_limit
 from headrace.net.connection import Connection
 from headrace.protocol import subjects
 
@@ -18,26 +18,28 @@ from headrace.protocol import subjects
 def subsz(accounts: Iterable[Account], connections: Mapping[int, Connection], query: Query) -> dict[str, Any]:
     """Figures of all accounts; ValueError for a query that makes no sense."""
     test = query.get("test", "").encode()
-    if test and not (subjects.valid(test) and subjects.literal(test)):
+    if test and not (subjects.is_valid(test) and subjects.is_literal(test)):
         raise ValueError(f"invalid test subject, must be literal: {query['test']!r}")
-    offset, limit = window(query)
-    total = sum(account.hub.subscriptions for account in accounts)
-    shown: dict[str, Any] = {"num_subscriptions": total, "total": total, "offset": offset, "limit": limit}
-    if asked(query, "subs"):
-        found = [entry for entry in _details(connections, query.get("acc", "")) if _matches(entry, test)]
-        shown["total"] = len(found)
-        shown["subscriptions_list"] = found[offset : offset + limit]
-    return shown
+    offset, limit = parse_offset_limit(query)
+    total = sum(account.router.subscriptions for account in accounts)
+    page: dict[str, Any] = {"num_subscriptions": total, "total": total, "offset": offset, "limit": limit}
+    if has_flag(query, "subs"):
+        found = [
+            entry for entry in _iter_subscriptions(connections, query.get("acc", "")) if _matches(entry, test)
+        ]
+        page["total"] = len(found)
+        page["subscriptions_list"] = found[offset : offset + limit]
+    return page
 
 
 def _matches(entry: dict[str, Any], test: bytes) -> bool:
     return not test or subjects.matches(entry["subject"].encode(), test)
 
 
-def _details(connections: Mapping[int, Connection], account: str) -> Iterator[dict[str, Any]]:
+def _iter_subscriptions(connections: Mapping[int, Connection], account: str) -> Iterator[dict[str, Any]]:
     for connection in connections.values():
         session = connection.session
-        name = account_of(session)
+        name = get_account_name(session)
         if account and name != account:
             continue
         for sub in session.subs.values():

@@ -1,6 +1,6 @@
 """The general page, /varz: the reference's field names, with what this server has of them.
 
-Owns the form. The figures come in through `Vitals`, so that it knows neither sockets nor streams.
+Owns the form. The figures come in through `ServerStats`, so that it knows neither sockets nor streams.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace import COMPATIBLE_VERSION, __version__
-from headrace.net.options import Options
+from headrace.config.options import ServerOptions
 
 SECOND_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
+class ServerStats:
     """The figures of a running server at one moment."""
 
     server_id: str
@@ -42,24 +42,28 @@ class Vitals:
     leafnodes: int = 0
 
 
-def varz(options: Options, vitals: Vitals, streams: dict[str, Any] | None = None) -> dict[str, Any]:
+def varz(
+    options: ServerOptions, stats: ServerStats, jetstream_totals: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """`streams` is what all accounts hold together, if any can hold streams."""
-    shown = _identity(options, vitals) | _limits(options, vitals) | _figures(vitals)
+    page = _make_identity(options, stats) | _make_limits(options, stats) | _make_stats(stats)
     limits = {"max_memory": options.max_memory_store, "max_storage": options.max_file_store}
     config = limits | {"store_dir": options.store_dir, "sync_always": True}
-    return shown | {"jetstream": {"config": config, "stats": streams} if streams is not None else {}}
+    return page | {
+        "jetstream": {"config": config, "stats": jetstream_totals} if jetstream_totals is not None else {}
+    }
 
 
-def _identity(options: Options, vitals: Vitals) -> dict[str, Any]:
+def _make_identity(options: ServerOptions, stats: ServerStats) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "server_id": vitals.server_id,
-        "server_name": vitals.server_name,
+        "server_id": stats.server_id,
+        "server_name": stats.server_name,
         "version": COMPATIBLE_VERSION,
         "headrace_version": __version__,
         "proto": 1,
         "go": f"python{platform.python_version()}",
-        "host": vitals.host,
-        "port": vitals.port,
+        "host": stats.host,
+        "port": stats.port,
     }
     if options.auth_required:
         fields["auth_required"] = True
@@ -72,16 +76,16 @@ def _identity(options: Options, vitals: Vitals) -> dict[str, Any]:
     return fields
 
 
-def _limits(options: Options, vitals: Vitals) -> dict[str, Any]:
+def _make_limits(options: ServerOptions, stats: ServerStats) -> dict[str, Any]:
     return {
         "max_connections": options.max_connections,
         "max_subscriptions": options.max_subscriptions,
         "ping_interval": int(options.ping_interval_s * SECOND_NS),
         "ping_max": options.ping_max,
         "http_host": options.monitoring_host,
-        "http_port": vitals.http_port,
+        "http_port": stats.http_port,
         "http_base_path": "",
-        "https_port": vitals.https_port,
+        "https_port": stats.https_port,
         "auth_timeout": options.auth_timeout_s,
         "max_control_line": options.max_control_line,
         "max_payload": options.max_payload,
@@ -91,32 +95,32 @@ def _limits(options: Options, vitals: Vitals) -> dict[str, Any]:
     }
 
 
-def _figures(vitals: Vitals) -> dict[str, Any]:
+def _make_stats(stats: ServerStats) -> dict[str, Any]:
     return {
-        "start": rfc3339(vitals.start_ns),
-        "now": rfc3339(vitals.now_ns),
-        "uptime": uptime((vitals.now_ns - vitals.start_ns) // SECOND_NS),
-        "mem": resident_bytes(),
+        "start": format_rfc3339(stats.start_ns),
+        "now": format_rfc3339(stats.now_ns),
+        "uptime": format_uptime((stats.now_ns - stats.start_ns) // SECOND_NS),
+        "mem": get_resident_bytes(),
         "cores": os.cpu_count() or 1,
         "cpu": 0,
-        "connections": vitals.connections,
-        "total_connections": vitals.total_connections,
+        "connections": stats.connections,
+        "total_connections": stats.total_connections,
         "routes": 0,
         "remotes": 0,
-        "leafnodes": vitals.leafnodes,
-        "in_msgs": vitals.in_msgs,
-        "in_bytes": vitals.in_bytes,
-        "out_msgs": vitals.out_msgs,
-        "out_bytes": vitals.out_bytes,
-        "slow_consumers": vitals.slow_consumers,
-        "stale_connections": vitals.stale_connections,
-        "subscriptions": vitals.subscriptions,
-        "http_req_stats": vitals.page_counts,
-        "config_load_time": rfc3339(vitals.start_ns),
+        "leafnodes": stats.leafnodes,
+        "in_msgs": stats.in_msgs,
+        "in_bytes": stats.in_bytes,
+        "out_msgs": stats.out_msgs,
+        "out_bytes": stats.out_bytes,
+        "slow_consumers": stats.slow_consumers,
+        "stale_connections": stats.stale_connections,
+        "subscriptions": stats.subscriptions,
+        "http_req_stats": stats.page_counts,
+        "config_load_time": format_rfc3339(stats.start_ns),
     }
 
 
-def rfc3339(time_ns: int) -> str:
+def format_rfc3339(time_ns: int) -> str:
     """A time as the reference writes it: UTC, nanoseconds, no trailing zeros."""
     second, rest = divmod(time_ns, SECOND_NS)
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
@@ -124,7 +128,7 @@ def rfc3339(time_ns: int) -> str:
     return f"{text}{fraction}Z"
 
 
-def uptime(seconds: int) -> str:
+def format_uptime(seconds: int) -> str:
     """A duration as the reference writes it: 1y2d3h4m5s, from the largest unit that is not zero."""
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
@@ -136,7 +140,7 @@ def uptime(seconds: int) -> str:
     return "".join(f"{count}{unit}" for count, unit in parts)
 
 
-def resident_bytes() -> int:
+def get_resident_bytes() -> int:
     """Memory in use; 0 where the system does not tell in this way."""
     try:
         with open("/proc/self/statm", "rb") as statm:

@@ -14,21 +14,21 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from headrace.broker import Identity, Session
+from headrace._native import Parser
+from headrace.auth.authenticator import AuthContext
+from headrace.auth.nkeys import new_nonce
+from headrace.broker import Session, SessionIdentity
 from headrace.errors import ProtocolError
-from headrace.kernel import Parser
-from headrace.net.auth import Approach
-from headrace.net.doors import Door
-from headrace.net.nkeys import new_nonce
-from headrace.net.secure import Channel
+from headrace.net.listener_profile import ListenerProfile
+from headrace.net.tls_channel import TlsChannel
 
 if TYPE_CHECKING:
     from headrace.net.listener import Listener
 
 FIRST_PING_S = 2.0
-FIRST_PING_SPREAD = 0.2
-LINGER_S = 2.0
-TLS_HANDSHAKE = 0x16
+FIRST_PING_JITTER = 0.2
+CLOSE_TIMEOUT_S = 2.0
+TLS_HANDSHAKE_RECORD = 0x16
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -37,15 +37,15 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_channel",
         "_closing",
-        "_door",
-        "_expiry",
-        "_greeted",
+        "_detecting_tls",
+        "_expiry_timer",
+        "_info_sent",
+        "_last_activity",
         "_listener",
         "_nonce",
         "_parser",
-        "_peeking",
-        "_pinged",
-        "_seen",
+        "_ping_sent",
+        "_profile",
         "_transport",
         "client_ip",
         "client_port",
@@ -55,22 +55,22 @@ class Connection(asyncio.BufferedProtocol):
     )
 
     #: Whether what several clients share goes out as it is; otherwise it has to be put into a form of its own.
-    in_parts: ClassVar[bool] = True
+    writes_chunks: ClassVar[bool] = True
     session: Session
     _transport: asyncio.Transport
 
-    def __init__(self, listener: Listener, door: Door) -> None:
+    def __init__(self, listener: Listener, profile: ListenerProfile) -> None:
         self._listener = listener
-        self._door = door
-        self._greeted = False
+        self._profile = profile
+        self._info_sent = False
         self._nonce = ""
-        self._expiry: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.TimerHandle | None = None
         self._parser: Parser | None = None
-        self._channel: Channel | None = None
-        self._peeking = False
+        self._channel: TlsChannel | None = None
+        self._detecting_tls = False
         self._closing = False
-        self._pinged = False
-        self._seen = 0
+        self._ping_sent = False
+        self._last_activity = 0
         self.client_ip = ""
         self.client_port = 0
         self.slot = 0
@@ -83,98 +83,98 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport = cast("asyncio.Transport", transport)
         # Whatever does not fit into the socket at once counts as a blocked write.
         transport.set_write_buffer_limits(high=0)
-        peer = transport.get_extra_info("peername") or ("", 0)
-        self.client_ip, self.client_port = peer[0], peer[1]
+        peername = transport.get_extra_info("peername") or ("", 0)
+        self.client_ip, self.client_port = peername[0], peername[1]
         self.start_s = listener.loop.time()
-        if listener.authenticator.signs:
+        if listener.authenticator.needs_nonce:
             self._nonce = new_nonce()
-        self.session, self._parser = listener.admit(self)
-        if self._door.tls is not None:
-            self._begin_tls(self._door.tls)
+        self.session, self._parser = listener.create_session(self)
+        if self._profile.tls is not None:
+            self._start_tls(self._profile.tls)
         else:
-            self._begin_plain()
+            self._start_plain()
 
-    def _begin_tls(self, context: ssl.SSLContext) -> None:
+    def _start_tls(self, context: ssl.SSLContext) -> None:
         options = self._listener.options
-        self._peeking = options.allow_non_tls
+        self._detecting_tls = options.allow_non_tls
         self._make_channel(context)
         if not options.tls_handshake_first:
-            self._greet()
+            self._send_info()
         elif options.tls_first_wait_s:
-            self._listener.wheel.appoint(self, options.tls_first_wait_s)
+            self._listener.timer_wheel.schedule(self, options.tls_first_wait_s)
             return
-        self._listener.wheel.appoint(self, options.tls_timeout_s)
+        self._listener.timer_wheel.schedule(self, options.tls_timeout_s)
 
     def _make_channel(self, context: ssl.SSLContext) -> None:
-        self._channel = Channel(context)
+        self._channel = TlsChannel(context)
 
-    def _begin_plain(self) -> None:
-        self._greet()
-        self._begin_session()
+    def _start_plain(self) -> None:
+        self._send_info()
+        self._on_ready()
 
-    def _greet(self) -> None:
+    def _send_info(self) -> None:
         """Say who is here, once, before anything else."""
-        self._greeted = True
-        self._send_plain(self.greeting())
+        self._info_sent = True
+        self._send(self.info_line())
 
-    def greeting(self) -> bytes:
+    def info_line(self) -> bytes:
         """The first INFO."""
-        return self._listener.info(self, self._door, nonce=self._nonce)
+        return self._listener.make_info(self, self._profile, nonce=self._nonce)
 
-    def _begin_session(self) -> None:
+    def _on_ready(self) -> None:
         """The way is open: wait for CONNECT, or for whatever comes."""
         listener = self._listener
         options = listener.options
-        if listener.crowded:
+        if listener.at_max_connections:
             self.fail("maximum connections exceeded")
             return
-        patience = options.ping_interval_s if self.session.ready else options.auth_timeout_s
-        listener.wheel.appoint(self, patience)
+        timeout_s = options.ping_interval_s if self.session.authenticated else options.auth_timeout_s
+        listener.timer_wheel.schedule(self, timeout_s)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         # All connections share one buffer: it is parsed before anybody else can read.
-        return self._listener.inbox
+        return self._listener.recv_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         listener = self._listener
         if self._closing:
             return
-        outflow, carried = listener.outflow, self.session.carried
+        write_scheduler, fanout_before = listener.write_scheduler, self.session.fanout_bytes
         if self._channel is not None:
-            self._receive_secure(nbytes)
+            self._receive_tls(nbytes)
         else:
-            self._arrived(listener.inbox, nbytes)
-        full = nbytes == len(listener.inbox)
-        if full:
-            outflow.flush()
-        if listener.pressed():
+            self._on_plaintext(listener.recv_buffer, nbytes)
+        buffer_full = nbytes == len(listener.recv_buffer)
+        if buffer_full:
+            write_scheduler.flush()
+        if listener.is_disk_backlogged():
             listener.pause_publishers()
-        if listener.strained:
-            listener.hold_back(self)
-        elif outflow.crowded_by(self.session, self.session.carried - carried):
-            outflow.hold(self)
-        elif full:
+        if listener.congested:
+            listener.pause_connection(self)
+        elif write_scheduler.is_congested_by(self.session, self.session.fanout_bytes - fanout_before):
+            write_scheduler.pause_reader(self)
+        elif buffer_full:
             # Bulk: libuv would read on and on here. Let others have their turn first.
             self.pause_reading()
             listener.loop.call_soon(self.resume_reading)
 
-    def _wait_for_handshake(self) -> None:
+    def _extend_handshake_timeout(self) -> None:
         """A client that begins TLS unasked has the whole time for it."""
         options = self._listener.options
-        if not self._greeted and options.tls_first_wait_s:
-            self._listener.wheel.appoint(self, options.tls_timeout_s)
+        if not self._info_sent and options.tls_first_wait_s:
+            self._listener.timer_wheel.schedule(self, options.tls_timeout_s)
 
-    def _secured(self) -> None:
+    def _on_tls_established(self) -> None:
         """The handshake is over: greet who was not greeted before."""
-        if not self._greeted:
-            self._greet()
-        self._begin_session()
+        if not self._info_sent:
+            self._send_info()
+        self._on_ready()
 
-    def _arrived(self, data: bytes | bytearray, size: int) -> None:
+    def _on_plaintext(self, data: bytes | bytearray, size: int) -> None:
         """Plain bytes came."""
-        self._feed(data, size)
+        self._parse(data, size)
 
-    def _feed(self, data: bytes | bytearray, size: int) -> None:
+    def _parse(self, data: bytes | bytearray, size: int) -> None:
         assert self._parser is not None
         try:
             self._parser.feed(data, size)
@@ -184,32 +184,32 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.log.error(f"cid {self.session.cid}: {type(error).__name__}: {error}")
             self.fail(None)
 
-    def _receive_secure(self, nbytes: int) -> None:
+    def _receive_tls(self, nbytes: int) -> None:
         channel = self._channel
         assert channel is not None
-        inbox = self._listener.inbox
-        if self._peeking:
-            self._peeking = False
-            if inbox[0] != TLS_HANDSHAKE:
+        recv_buffer = self._listener.recv_buffer
+        if self._detecting_tls:
+            self._detecting_tls = False
+            if recv_buffer[0] != TLS_HANDSHAKE_RECORD:
                 self._channel = None
-                self._secured()
-                self._arrived(inbox, nbytes)
+                self._on_tls_established()
+                self._on_plaintext(recv_buffer, nbytes)
                 return
-        opened = channel.open
-        self._wait_for_handshake()
+        already_established = channel.established
+        self._extend_handshake_timeout()
         try:
-            plain = channel.receive(memoryview(inbox)[:nbytes])
+            plaintexts = channel.receive(memoryview(recv_buffer)[:nbytes])
         except ssl.SSLError:
-            self._send(channel.pending())
+            self._write(channel.drain_outgoing())
             self.fail(None)
             return
-        self._send(channel.pending())
-        if channel.open and not opened:
-            self._secured()
-        for chunk in plain:
+        self._write(channel.drain_outgoing())
+        if channel.established and not already_established:
+            self._on_tls_established()
+        for chunk in plaintexts:
             if not self._closing:
-                self._arrived(chunk, len(chunk))
-        if channel.ended:
+                self._on_plaintext(chunk, len(chunk))
+        if channel.peer_closed:
             self.close()
 
     def eof_received(self) -> None:
@@ -221,68 +221,68 @@ class Connection(asyncio.BufferedProtocol):
         self._parser = None
         self._set_expiry(0)
         self.session.close()
-        self._listener.dismiss(self)
+        self._listener.remove(self)
 
     # Output
 
     def flush(self) -> None:
         """Send what the session has to say; a client that does not keep up is cut off."""
-        if self.session.parted and self.in_parts and self._channel is None:
-            parts = self.session.take_parts()
+        if self.session.chunk_bytes and self.writes_chunks and self._channel is None:
+            chunks = self.session.drain_chunks()
             if self._transport.is_closing():
                 return
-            self._transport.writelines(parts)
-            self._note_backlog()
+            self._transport.writelines(chunks)
+            self._check_write_backlog()
         else:
-            out = self.session.take()
-            if not out or self._transport.is_closing():
+            output = self.session.drain()
+            if not output or self._transport.is_closing():
                 return
-            self._send_plain(self._framed(out))
-        if self.session.waiting and not self.session.blocked:
-            self.session.drained()
+            self._send(self._encode(output))
+        if self.session.writable_callbacks and not self.session.blocked:
+            self.session.notify_writable()
 
-    def _framed(self, out: bytearray) -> bytes | bytearray:
+    def _encode(self, output: bytearray) -> bytes | bytearray:
         """What goes out as this kind of connection carries it."""
-        return out
+        return output
 
-    def _send_plain(self, data: bytes | bytearray) -> None:
+    def _send(self, data: bytes | bytearray) -> None:
         """Send, sealed where there is TLS; before the handshake only the greeting goes as it is."""
         channel = self._channel
         if channel is None:
-            self._send(data)
-        elif channel.open:
-            self._send(channel.seal(data))
-        elif not self.session.stamped:
+            self._write(data)
+        elif channel.established:
+            self._write(channel.encrypt(data))
+        elif not self.session.connect_accepted:
             self._transport.write(data)
 
-    def _send(self, data: bytes | bytearray) -> None:
+    def _write(self, data: bytes | bytearray) -> None:
         if not data:
             return
         self._transport.write(data)
-        self._note_backlog()
+        self._check_write_backlog()
 
-    def _note_backlog(self) -> None:
+    def _check_write_backlog(self) -> None:
         pending = self._transport.get_write_buffer_size()
         if pending:
-            self._listener.backlog(self, pending)
+            self._listener.on_write_backlog(self, pending)
 
     def pause_writing(self) -> None:
         self.session.blocked = True
-        self._listener.block(self)
+        self._listener.start_write_deadline(self)
 
     def resume_writing(self) -> None:
-        self._listener.unblock(self)
-        self.session.drained()
+        self._listener.clear_write_deadline(self)
+        self.session.notify_writable()
 
     @property
-    def number(self) -> int:
+    def timer_id(self) -> int:
         """The client id, which the wheel knows it by."""
         return self.session.cid
 
     @property
     def bytes_pending(self) -> int:
         """What waits to be sent."""
-        return len(self.session.out) + self.session.parted + self._transport.get_write_buffer_size()
+        return len(self.session.buffer) + self.session.chunk_bytes + self._transport.get_write_buffer_size()
 
     def pause_reading(self) -> None:
         if not self._transport.is_closing():
@@ -297,7 +297,7 @@ class Connection(asyncio.BufferedProtocol):
     def fail(self, text: str | None) -> None:
         """End the connection, saying why unless the reference keeps silent there."""
         if text is not None:
-            self.session.complain(text)
+            self.session.send_error(text)
         self._listener.log.debug(f"cid {self.session.cid}: closed: {text or 'malformed operation'}")
         self.close()
 
@@ -306,15 +306,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing:
             return
         self.flush()
-        self._say_goodbye()
+        self._send_close()
         self._closing = True
         self.session.close()
-        if self._channel is not None and self._channel.open:
-            self._send(self._channel.close())
+        if self._channel is not None and self._channel.established:
+            self._write(self._channel.close())
         self._transport.close()
-        self._listener.wheel.appoint(self, LINGER_S)
+        self._listener.timer_wheel.schedule(self, CLOSE_TIMEOUT_S)
 
-    def _say_goodbye(self) -> None:
+    def _send_close(self) -> None:
         """What this kind of connection says last."""
 
     def abort(self) -> None:
@@ -325,83 +325,92 @@ class Connection(asyncio.BufferedProtocol):
 
     # Patience
 
-    def look(self) -> None:
+    def on_timeout(self) -> None:
         """The appointed time has come: somebody was silent for long."""
         if self._closing:
             self._transport.abort()
-        elif self._channel is not None and not self._channel.open:
-            self._look_at_handshake()
-        elif not self.session.ready:
+        elif self._channel is not None and not self._channel.established:
+            self._on_handshake_timeout()
+        elif not self.session.authenticated:
             self.fail("Authentication Timeout")
         else:
             self._ping()
 
-    def _look_at_handshake(self) -> None:
+    def _on_handshake_timeout(self) -> None:
         """No TLS yet: who was waited for in silence is greeted now, anybody else is cut off."""
-        if self._greeted or not self._listener.options.tls_first_wait_s:
+        if self._info_sent or not self._listener.options.tls_first_wait_s:
             self.abort()
             return
-        self._greet()
-        self._listener.wheel.appoint(self, self._listener.options.tls_timeout_s)
+        self._send_info()
+        self._listener.timer_wheel.schedule(self, self._listener.options.tls_timeout_s)
 
     def _ping(self) -> None:
         """Ask whether the client is there, unless it was heard since; too many questions open end it."""
         session, listener = self.session, self._listener
-        seen = session.activity + session.in_msgs
-        if not self._pinged or seen == self._seen:
+        activity = session.activity + session.in_msgs
+        if not self._ping_sent or activity == self._last_activity:
             if session.pings_out >= listener.options.ping_max:
                 listener.stale_connections += 1
                 self.fail("Stale Connection")
                 return
-            self._pinged = True
+            self._ping_sent = True
             session.ping()
-        self._seen = seen
-        listener.wheel.appoint(self, listener.options.ping_interval_s)
+        self._last_activity = activity
+        listener.timer_wheel.schedule(self, listener.options.ping_interval_s)
 
     # What the session asks of its owner
 
     def now_ns(self) -> int:
         return int(self._listener.loop.time() * 1e9)
 
-    def authenticate(self, fields: Mapping[str, Any]) -> Identity | None:
-        identity = self._listener.authenticator.check(fields, self.approach())
+    def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
+        identity = self._listener.authenticator.check(fields, self.auth_context())
         if identity is not None:
-            self._listener.enroll(self, identity)
-            self._set_expiry(identity.expires_s, identity.grant.expiry if identity.grant else "")
+            self._listener.bind_account(self, identity)
+            self._set_expiry(identity.expires_s, identity.grant.expiry_error if identity.grant else "")
         return identity
 
-    def approach(self) -> Approach:
+    def auth_context(self) -> AuthContext:
         """How this client comes in."""
         certificate = (
-            self._channel.certificate() if self._channel is not None and self._channel.open else None
+            self._channel.get_peer_certificate()
+            if self._channel is not None and self._channel.established
+            else None
         )
-        door = self._door
-        return Approach(self._nonce, door.kind, self.client_ip, certificate, door.map_users, door.stranger)
+        profile = self._profile
+        return AuthContext(
+            self._nonce,
+            profile.connection_type,
+            self.client_ip,
+            certificate,
+            profile.map_users,
+            profile.no_auth_user,
+        )
 
-    def allow_payload(self, most: int) -> None:
+    def set_max_payload(self, max_payload: int) -> None:
         """Take no larger messages than this."""
         if self._parser is not None:
-            self._parser.payload_max = most
+            self._parser.payload_max = max_payload
 
     @property
-    def kind(self) -> str:
+    def connection_type(self) -> str:
         """What kind of connection this is, such as STANDARD."""
-        return self._door.kind
+        return self._profile.connection_type
 
     def _set_expiry(self, at_s: float, text: str = "") -> None:
         """Who came with a token goes when it ends."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+            self._expiry_timer = None
         if at_s:
             delay_s = max(at_s - time.time(), 0.0)
-            self._expiry = self._listener.loop.call_later(delay_s, self.fail, text)
+            self._expiry_timer = self._listener.loop.call_later(delay_s, self.fail, text)
 
-    def connected(self) -> None:
-        self._listener.on_come(self.session)
-        first = min(self._listener.options.ping_interval_s, FIRST_PING_S)
-        self._listener.wheel.appoint(self, first * (1 + FIRST_PING_SPREAD * random.random()))
+    def on_connected(self) -> None:
+        self._listener.on_connect(self.session)
+        first_ping_s = min(self._listener.options.ping_interval_s, FIRST_PING_S)
+        self._listener.timer_wheel.schedule(self, first_ping_s * (1 + FIRST_PING_JITTER * random.random()))
 
     def info(self) -> bytes:
         identity = self.session.identity
-        return self._listener.info(self, self._door, account=identity.account if identity else "")
+        return self._listener.make_info(self, self._profile, account=identity.account if identity else "")

@@ -8,20 +8,20 @@ from base64 import b32encode
 from typing import Any
 
 from headrace import API_LEVEL, COMPATIBLE_VERSION
-from headrace.net.options import Options
-from headrace.protocol import frames
+from headrace.config.options import ServerOptions
+from headrace.protocol import server_lines
 
-PROTOCOL = 1
+PROTOCOL_VERSION = 1
 
 
-class Card:
+class InfoTemplate:
     """The part of INFO that is the same for every client of a listener."""
 
-    __slots__ = ("_fields", "_open", "_options", "_tls", "_verify", "_web")
+    __slots__ = ("_allows_no_auth", "_fields", "_is_websocket", "_options", "_tls", "_verify")
 
     def __init__(
         self,
-        options: Options,
+        options: ServerOptions,
         server_id: str,
         server_name: str,
         host: str,
@@ -29,32 +29,32 @@ class Card:
         *,
         tls: bool | None = None,
         verify: bool | None = None,
-        stranger: str = "",
+        no_auth_user: str = "",
     ) -> None:
-        """`tls` and `verify` are the options' own where they are not given; `stranger`: who may come unknown."""
+        """`tls` and `verify` are the options' own where they are not given; `no_auth_user`: who may come unknown."""
         self._options = options
         self._tls = options.tls_enabled if tls is None else tls
         self._verify = options.tls_files.verify if verify is None else verify
-        self._open = bool(stranger)
-        self._web = tls is not None
+        self._allows_no_auth = bool(no_auth_user)
+        self._is_websocket = tls is not None
         self._fields: dict[str, Any] = {
             "server_id": server_id,
             "server_name": server_name,
             "version": COMPATIBLE_VERSION,
-            "proto": PROTOCOL,
+            "proto": PROTOCOL_VERSION,
             "go": f"python{platform.python_version()}",
             "host": host,
             "port": port,
             "headers": True,
         }
 
-    def line(
+    def render(
         self,
         cid: int,
         client_ip: str,
         *,
         account: str = "",
-        system: bool = False,
+        is_system_account: bool = False,
         lame_duck: bool = False,
         nonce: str = "",
         max_payload: int = 0,
@@ -62,10 +62,12 @@ class Card:
         """INFO for one client; `account` is that of a client that is connected."""
         options = self._options
         fields = dict(self._fields)
-        if (options.auth_required and not self._open) or (account and options.has_credentials):
+        if (options.auth_required and not self._allows_no_auth) or (account and options.has_credentials):
             fields["auth_required"] = True
         if self._tls:
-            fields["tls_available" if options.allow_non_tls and not self._web else "tls_required"] = True
+            fields[
+                "tls_available" if options.allow_non_tls and not self._is_websocket else "tls_required"
+            ] = True
         if self._verify:
             fields["tls_verify"] = True
         fields["max_payload"] = max_payload or options.max_payload
@@ -82,11 +84,11 @@ class Card:
         if account:
             fields["connect_info"] = True
             fields["remote_account"] = account
-            if system:
+            if is_system_account:
                 fields["acc_is_sys"] = True
         if options.jetstream:
             fields["api_lvl"] = API_LEVEL
-        return frames.info(fields)
+        return server_lines.encode_info(fields)
 
 
 def make_server_id() -> str:

@@ -12,40 +12,40 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from headrace.broker import Account, Accounts, Limits, Session
+from headrace._native import Parser
+from headrace.auth.authenticator import STANDARD, WEBSOCKET, Authenticator, UserIdentity
+from headrace.broker import Account, Accounts, Session, SessionLimits
+from headrace.config.options import ServerOptions
 from headrace.errors import ProtocolError
-from headrace.kernel import Parser
-from headrace.net.auth import STANDARD, WEBSOCKET, Authenticator, Identity
 from headrace.net.connection import Connection
-from headrace.net.doors import Door
-from headrace.net.info import Card
-from headrace.net.logs import SILENT, Log
-from headrace.net.options import Options
-from headrace.net.outflow import Outflow
-from headrace.net.wheel import Wheel
+from headrace.net.info import InfoTemplate
+from headrace.net.listener_profile import ListenerProfile
+from headrace.net.logs import SILENT_LOGGER, Logger
+from headrace.net.timer_wheel import TimerWheel
+from headrace.net.write_scheduler import WriteScheduler
 
-INBOX_BYTES = 512 * 1024
-BACKLOG = 4096
-STALL_S = 0.005
-STRAIN = 0.75
-STOP_PATIENCE_S = 2.0
+RECV_BUFFER_BYTES = 512 * 1024
+LISTEN_BACKLOG = 4096
+STALL_PAUSE_S = 0.005
+CONGESTION_RATIO = 0.75
+STOP_TIMEOUT_S = 2.0
 LAME_DUCK_STEP_S_MAX = 1.0
 
 
 class Listener:
     """Clients on one address, and what they share with those who come by other doors."""
 
-    door: Door
-    _web_door: Door
+    profile: ListenerProfile
+    _websocket_profile: ListenerProfile
 
     def __init__(
         self,
         accounts: Accounts,
-        options: Options,
+        options: ServerOptions,
         *,
         authenticator: Authenticator | None = None,
         tls: ssl.SSLContext | None = None,
-        log: Log = SILENT,
+        log: Logger = SILENT_LOGGER,
         server_id: str = "",
         server_name: str = "",
     ) -> None:
@@ -55,218 +55,233 @@ class Listener:
         self.tls = tls
         self.log = log
         self.connections: dict[int, Connection] = {}
-        self._blocked: dict[Connection, float] = {}
-        self._deadline: asyncio.TimerHandle | None = None
-        self.inbox = bytearray(INBOX_BYTES)
-        self.strained = False
+        self._write_deadlines: dict[Connection, float] = {}
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self.recv_buffer = bytearray(RECV_BUFFER_BYTES)
+        self.congested = False
         #: Asked after each chunk: whether more waits for the disk than should.
-        self.pressed: Callable[[], bool] = lambda: False
+        self.is_disk_backlogged: Callable[[], bool] = lambda: False
         self.total_connections = 0
         self.slow_consumers = 0
         self.stale_connections = 0
         self.host, self.port = options.host, options.port
         self._server_id, self._server_name = server_id, server_name or server_id
-        self._limits = Limits(options.max_subscriptions, options.max_subscription_tokens)
-        self._gone = (0, 0, 0, 0)
-        self._paused = False
-        self._held_back: dict[Connection, None] = {}
-        self._lame = False
-        self._empty: asyncio.Event | None = None
+        self._limits = SessionLimits(options.max_subscriptions, options.max_subscription_tokens)
+        self._closed_totals = (0, 0, 0, 0)
+        self._publishers_paused = False
+        self._paused_connections: dict[Connection, None] = {}
+        self._in_lame_duck = False
+        self._all_closed: asyncio.Event | None = None
         #: Told of every client that was let in, and that is gone.
-        self.on_come: Callable[[Session], None] = lambda session: None
-        self.on_go: Callable[[Session], None] = lambda session: None
+        self.on_connect: Callable[[Session], None] = lambda session: None
+        self.on_disconnect: Callable[[Session], None] = lambda session: None
         self._server: asyncio.Server | None = None
-        self._web_server: asyncio.Server | None = None
-        self.web_port = 0
+        self._websocket_server: asyncio.Server | None = None
+        self.websocket_port = 0
 
     # Life
 
     async def start(self) -> None:
         """Listen; raises OSError when the address is not to be had."""
         self.loop = asyncio.get_running_loop()
-        self.wheel = Wheel(self.loop, self.connections.get)
-        self.outflow = Outflow(
-            self.loop, self.accounts.dirty, lambda: int(self.options.max_pending * STRAIN), self._cannot_send
+        self.timer_wheel = TimerWheel(self.loop, self.connections.get)
+        self.write_scheduler = WriteScheduler(
+            self.loop,
+            self.accounts.dirty,
+            lambda: int(self.options.max_pending * CONGESTION_RATIO),
+            self._on_send_error,
         )
         self._server = await self.loop.create_server(
-            lambda: Connection(self, self.door),
+            lambda: Connection(self, self.profile),
             self.options.host or "0.0.0.0",
             max(self.options.port, 0),
-            backlog=BACKLOG,
+            backlog=LISTEN_BACKLOG,
             start_serving=False,
         )
         self.port = self._server.sockets[0].getsockname()[1]
-        self.door = self._make_door(self.tls)
-        self.accounts.wake_by(self._wake, self.loop.call_soon)
+        self.profile = self._make_profile(self.tls)
+        self.accounts.set_wakeup(self._schedule_flush, self.loop.call_soon)
         await self._server.start_serving()
 
-    async def start_web(self, tls: ssl.SSLContext | None) -> None:
+    async def start_websocket(self, tls: ssl.SSLContext | None) -> None:
         """Listen for WebSocket clients, too; raises OSError when the address is not to be had."""
-        from headrace.net.web import open_web
+        from headrace.net.websocket_connection import create_websocket_server
 
         settings = self.options.websocket
         host = settings.host or self.options.host
-        self._web_server = server = await open_web(
-            self, lambda: (self._web_door, self.options.websocket), host or "0.0.0.0", settings.port
+        self._websocket_server = server = await create_websocket_server(
+            self, lambda: (self._websocket_profile, self.options.websocket), host or "0.0.0.0", settings.port
         )
-        self.web_port = server.sockets[0].getsockname()[1]
-        self._web_door = self._make_web_door(tls)
+        self.websocket_port = server.sockets[0].getsockname()[1]
+        self._websocket_profile = self._make_websocket_profile(tls)
         await server.start_serving()
 
-    def _make_web_door(self, tls: ssl.SSLContext | None) -> Door:
+    def _make_websocket_profile(self, tls: ssl.SSLContext | None) -> ListenerProfile:
         settings = self.options.websocket
-        card = Card(
+        info_template = InfoTemplate(
             self.options,
             self._server_id,
             self._server_name,
             settings.host or self.host,
-            self.web_port,
+            self.websocket_port,
             tls=tls is not None,
             verify=settings.tls.verify,
-            stranger=settings.no_auth_user,
+            no_auth_user=settings.no_auth_user,
         )
-        return Door(WEBSOCKET, card, tls, settings.tls.map_users, settings.no_auth_user)
+        return ListenerProfile(WEBSOCKET, info_template, tls, settings.tls.map_users, settings.no_auth_user)
 
     async def stop(self) -> None:
         """Accept no more, send what is pending, close."""
-        self.close_door()
+        self.stop_accepting()
         for connection in list(self.connections.values()):
             connection.close()
         if self.connections:
-            self._empty = asyncio.Event()
+            self._all_closed = asyncio.Event()
             try:
-                async with asyncio.timeout(STOP_PATIENCE_S):
-                    await self._empty.wait()
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await self._all_closed.wait()
             except TimeoutError:
                 for connection in list(self.connections.values()):
                     connection.abort()
                 await asyncio.sleep(0)
-        self.wheel.stop()
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self.accounts.wake_by(None)
+        self.timer_wheel.stop()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self.accounts.set_wakeup(None)
 
-    def adopt(
-        self, options: Options, tls: ssl.SSLContext | None, web_tls: ssl.SSLContext | None = None
+    def reconfigure(
+        self, options: ServerOptions, tls: ssl.SSLContext | None, websocket_tls: ssl.SSLContext | None = None
     ) -> None:
         """Go by these options from now on; the address stays what it is."""
         self.options, self.tls = options, tls
-        self._limits = Limits(options.max_subscriptions, options.max_subscription_tokens)
-        door = self._make_door(tls)
+        self._limits = SessionLimits(options.max_subscriptions, options.max_subscription_tokens)
+        profile = self._make_profile(tls)
         # Who is here came through the old one; from now on it is the same.
-        self.door.card, self.door.tls, self.door.map_users = door.card, door.tls, door.map_users
-        if self._web_server is not None:
-            self._web_door = self._make_web_door(web_tls)
+        self.profile.info_template, self.profile.tls, self.profile.map_users = (
+            profile.info_template,
+            profile.tls,
+            profile.map_users,
+        )
+        if self._websocket_server is not None:
+            self._websocket_profile = self._make_websocket_profile(websocket_tls)
 
-    def _make_door(self, tls: ssl.SSLContext | None) -> Door:
-        card = Card(self.options, self._server_id, self._server_name, self.host, self.port)
-        return Door(STANDARD, card, tls, self.options.tls_map)
+    def _make_profile(self, tls: ssl.SSLContext | None) -> ListenerProfile:
+        info_template = InfoTemplate(self.options, self._server_id, self._server_name, self.host, self.port)
+        return ListenerProfile(STANDARD, info_template, tls, self.options.tls_map)
 
-    def close_door(self) -> None:
+    def stop_accepting(self) -> None:
         """Accept no more."""
-        for server in (self._server, self._web_server):
+        for server in (self._server, self._websocket_server):
             if server is not None:
                 server.close()
-        self._server = self._web_server = None
+        self._server = self._websocket_server = None
 
-    async def lame_duck(self) -> None:
+    async def run_lame_duck(self) -> None:
         """Accept no more, tell clients to go elsewhere, close them one by one; returns when all are gone."""
-        self.close_door()
-        self._lame = True
+        self.stop_accepting()
+        self._in_lame_duck = True
         for connection in self.connections.values():
             if connection.session.protocol >= 1:
                 connection.session.send(connection.info())
         await asyncio.sleep(self.options.lame_duck_grace_s)
-        spread = max(self.options.lame_duck_duration_s - self.options.lame_duck_grace_s, 0.0)
-        leaving = list(self.connections.values())
-        step = min(spread / max(len(leaving), 1), LAME_DUCK_STEP_S_MAX)
-        for connection in leaving:
+        closing_s = max(self.options.lame_duck_duration_s - self.options.lame_duck_grace_s, 0.0)
+        remaining = list(self.connections.values())
+        step_s = min(closing_s / max(len(remaining), 1), LAME_DUCK_STEP_S_MAX)
+        for connection in remaining:
             connection.close()
-            await asyncio.sleep(step)
+            await asyncio.sleep(step_s)
 
     # What connections need
 
     @property
-    def crowded(self) -> bool:
-        most = self.options.max_connections
-        return bool(most) and len(self.connections) > most
+    def at_max_connections(self) -> bool:
+        limit = self.options.max_connections
+        return bool(limit) and len(self.connections) > limit
 
-    def admit(self, connection: Connection) -> tuple[Session, Parser]:
+    def create_session(self, connection: Connection) -> tuple[Session, Parser]:
         """A session and a parser for a new connection."""
         self.total_connections += 1
         cid = self.total_connections
-        session = Session(self.accounts.main.hub, connection, cid, self._limits, False)
-        approach = connection.approach()
-        if not self.authenticator.required_for(approach):
+        session = Session(self.accounts.main.router, connection, cid, self._limits, False)
+        auth_context = connection.auth_context()
+        if not self.authenticator.is_required_for(auth_context):
             # Whoever may come unknown is let in under the same rules as with a CONNECT that names nobody.
-            identity = self.authenticator.check({}, approach)
-            if identity is not None and not self._account(identity).full:
-                self._join(session, identity)
-                session.admit_as(identity)
-                session.ready = True
+            identity = self.authenticator.check({}, auth_context)
+            if identity is not None and not self._account_for(identity).at_max_connections:
+                self._add_to_account(session, identity)
+                session.authenticate_as(identity)
+                session.authenticated = True
         self.connections[cid] = connection
-        return session, Parser(session, self.options.max_control_line, self._payload(session.identity))
+        return session, Parser(
+            session, self.options.max_control_line, self._max_payload_for(session.identity)
+        )
 
-    def enroll(self, connection: Connection, identity: Identity) -> None:
+    def bind_account(self, connection: Connection, identity: UserIdentity) -> None:
         """Bring a session into the account of whom it speaks for, with the limits that go with it."""
         session = connection.session
-        self._leave(session)
-        if self._account(identity).full:
+        self._remove_from_account(session)
+        if self._account_for(identity).at_max_connections:
             raise ProtocolError("maximum account active connections exceeded")
-        self._join(session, identity)
-        connection.allow_payload(self._payload(identity))
+        self._add_to_account(session, identity)
+        connection.set_max_payload(self._max_payload_for(identity))
 
-    def _account(self, identity: Identity) -> Account:
-        return self.accounts.make(identity.account)
+    def _account_for(self, identity: UserIdentity) -> Account:
+        return self.accounts.get_or_create(identity.account)
 
-    def _join(self, session: Session, identity: Identity) -> None:
-        account = self._account(identity)
-        session.bind(account.hub)
+    def _add_to_account(self, session: Session, identity: UserIdentity) -> None:
+        account = self._account_for(identity)
+        session.bind(account.router)
         account.sessions.add(session)
-        caps = [most for most in (identity.subscriptions, account.limits.subscriptions) if most >= 0]
-        session.limits = self._limits.capped(caps)
+        caps = [limit for limit in (identity.subscriptions, account.limits.subscriptions) if limit >= 0]
+        session.limits = self._limits.apply_caps(caps)
 
-    def _payload(self, identity: Any) -> int:
+    def _max_payload_for(self, identity: Any) -> int:
         """The largest message that somebody may send."""
         caps = [self.options.max_payload]
-        if isinstance(identity, Identity):
-            caps += [most for most in (identity.payload, self._account(identity).limits.payload) if most >= 0]
+        if isinstance(identity, UserIdentity):
+            caps += [
+                limit
+                for limit in (identity.payload, self._account_for(identity).limits.payload)
+                if limit >= 0
+            ]
         return min(caps)
 
-    def _leave(self, session: Session) -> None:
+    def _remove_from_account(self, session: Session) -> None:
         if session.identity is not None:
-            self.accounts.make(session.identity.account).sessions.discard(session)
+            self.accounts.get_or_create(session.identity.account).sessions.discard(session)
 
-    def dismiss(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         """A connection is gone; what it moved stays counted."""
         session = connection.session
-        moved = (session.in_msgs, session.in_bytes, session.out_msgs, session.out_bytes)
-        self._gone = tuple(a + b for a, b in zip(self._gone, moved, strict=True))  # type: ignore[assignment]
+        traffic = (session.in_msgs, session.in_bytes, session.out_msgs, session.out_bytes)
+        self._closed_totals = tuple(a + b for a, b in zip(self._closed_totals, traffic, strict=True))  # type: ignore[assignment]
         self.connections.pop(session.cid, None)
-        self._leave(session)
-        if session.stamped:
-            self.on_go(session)
-        self._blocked.pop(connection, None)
-        self._held_back.pop(connection, None)
-        self.outflow.forget(connection)
-        if self._empty is not None and not self.connections:
-            self._empty.set()
+        self._remove_from_account(session)
+        if session.connect_accepted:
+            self.on_disconnect(session)
+        self._write_deadlines.pop(connection, None)
+        self._paused_connections.pop(connection, None)
+        self.write_scheduler.remove_reader(connection)
+        if self._all_closed is not None and not self.connections:
+            self._all_closed.set()
 
-    def info(self, connection: Connection, door: Door, *, account: str = "", nonce: str = "") -> bytes:
+    def make_info(
+        self, connection: Connection, profile: ListenerProfile, *, account: str = "", nonce: str = ""
+    ) -> bytes:
         """The INFO line for one client."""
-        return door.card.line(
+        return profile.info_template.render(
             connection.session.cid,
             connection.client_ip,
             account=account,
-            system=account == self.accounts.system.name,
-            lame_duck=self._lame,
+            is_system_account=account == self.accounts.system.name,
+            lame_duck=self._in_lame_duck,
             nonce=nonce,
-            max_payload=self._payload(connection.session.identity) if account else 0,
+            max_payload=self._max_payload_for(connection.session.identity) if account else 0,
         )
 
-    def traffic(self) -> tuple[int, int, int, int]:
+    def get_traffic(self) -> tuple[int, int, int, int]:
         """Messages and bytes in, messages and bytes out, since the start."""
-        totals = list(self._gone)
+        totals = list(self._closed_totals)
         for connection in self.connections.values():
             s = connection.session
             for position, value in enumerate((s.in_msgs, s.in_bytes, s.out_msgs, s.out_bytes)):
@@ -275,70 +290,70 @@ class Listener:
 
     # Output
 
-    def _wake(self) -> None:
+    def _schedule_flush(self) -> None:
         """The first session of this turn has output: flush when the turn is over."""
-        self.loop.call_soon(self.outflow.flush)
+        self.loop.call_soon(self.write_scheduler.flush)
 
-    def _cannot_send(self, session: Any, error: Exception) -> None:
+    def _on_send_error(self, session: Any, error: Exception) -> None:
         self.log.error(f"cid {session.cid}: {type(error).__name__}: {error}")
-        session.owner.abort()
+        session.transport.abort()
 
-    def backlog(self, connection: Connection, pending: int) -> None:
+    def on_write_backlog(self, connection: Connection, pending: int) -> None:
         """A client has not taken all that was sent: cut it off, or slow publishers when it is near that."""
         limit = self.options.max_pending
         if pending > limit:
             self.slow_consumers += 1
             self.log.warn(f"cid {connection.session.cid}: slow consumer: {pending} bytes pending")
             connection.abort()
-        elif pending > limit * STRAIN:
-            self.strained = True
+        elif pending > limit * CONGESTION_RATIO:
+            self.congested = True
 
-    def block(self, connection: Connection) -> None:
+    def start_write_deadline(self, connection: Connection) -> None:
         """A client's socket is full: from now on its write deadline runs."""
-        self._blocked[connection] = self.loop.time() + self.options.write_deadline_s
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(self.options.write_deadline_s, self._cut_blocked)
+        self._write_deadlines[connection] = self.loop.time() + self.options.write_deadline_s
+        if self._deadline_timer is None:
+            self._deadline_timer = self.loop.call_later(self.options.write_deadline_s, self._abort_overdue)
 
-    def unblock(self, connection: Connection) -> None:
+    def clear_write_deadline(self, connection: Connection) -> None:
         """A client has taken all that was sent."""
-        self._blocked.pop(connection, None)
+        self._write_deadlines.pop(connection, None)
 
-    def _cut_blocked(self) -> None:
+    def _abort_overdue(self) -> None:
         """Cut off those whose socket has been full for longer than the write deadline."""
-        self._deadline = None
+        self._deadline_timer = None
         now = self.loop.time()
-        for connection in [c for c, deadline in self._blocked.items() if deadline <= now]:
+        for connection in [c for c, deadline in self._write_deadlines.items() if deadline <= now]:
             self.slow_consumers += 1
             self.log.warn(f"cid {connection.session.cid}: slow consumer: write deadline exceeded")
             connection.abort()
-        if self._blocked:
-            self._deadline = self.loop.call_at(min(self._blocked.values()), self._cut_blocked)
+        if self._write_deadlines:
+            self._deadline_timer = self.loop.call_at(min(self._write_deadlines.values()), self._abort_overdue)
 
     # Back-pressure
 
     def pause_publishers(self) -> None:
         """Stop reading from whoever sends something, until `resume_publishers`."""
-        self._paused = self.strained = True
+        self._publishers_paused = self.congested = True
 
     def resume_publishers(self) -> None:
         """Read again."""
-        self._paused = self.strained = False
-        held, self._held_back = self._held_back, {}
-        for connection in held:
+        self._publishers_paused = self.congested = False
+        paused, self._paused_connections = self._paused_connections, {}
+        for connection in paused:
             connection.resume_reading()
 
-    def relieve(self) -> None:
+    def resume_if_paused(self) -> None:
         """Read again, if publishers were paused."""
-        if self._paused:
+        if self._publishers_paused:
             self.resume_publishers()
 
-    def hold_back(self, connection: Connection) -> None:
+    def pause_connection(self, connection: Connection) -> None:
         """Stop reading from a connection that sends while the server is strained."""
         connection.pause_reading()
-        if not self._held_back and not self._paused:
-            self.loop.call_later(STALL_S, self._relax)
-        self._held_back[connection] = None
+        if not self._paused_connections and not self._publishers_paused:
+            self.loop.call_later(STALL_PAUSE_S, self._resume_after_stall)
+        self._paused_connections[connection] = None
 
-    def _relax(self) -> None:
-        if not self._paused:
+    def _resume_after_stall(self) -> None:
+        if not self._publishers_paused:
             self.resume_publishers()

@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from headrace.net.options import LogFormat, Options
+from headrace.config.options import LogFormat, ServerOptions
 
-LINES_WAITING_MAX = 10_000
-FLUSH_PATIENCE_S = 1.0
+QUEUED_LINES_MAX = 10_000
+FLUSH_TIMEOUT_S = 1.0
 
-_SECRETS = "pass|password|auth_token|token|jwt|sig|nkey_seed"
-_SECRET = re.compile(rf'("(?:{_SECRETS})"\s*:\s*)(?:"(?:[^"\\]|\\.)*"?|[^,}}\s]+)', re.IGNORECASE)
+_SECRET_FIELDS = "pass|password|auth_token|token|jwt|sig|nkey_seed"
+_SECRET = re.compile(rf'("(?:{_SECRET_FIELDS})"\s*:\s*)(?:"(?:[^"\\]|\\.)*"?|[^,}}\s]+)', re.IGNORECASE)
 _URL_SECRET = re.compile(r"(\w+://)[^/\s@]+@")
 
 
@@ -31,35 +31,35 @@ def redact(text: str) -> str:
     return _URL_SECRET.sub(r"\1[hidden]@", _SECRET.sub(r'\1"[hidden]"', text))
 
 
-class Log:
-    """Where a server says what it does. `debugging` and `tracing` are asked before costly texts are built."""
+class Logger:
+    """Where a server says what it does. `debug_enabled` and `trace_enabled` are asked before costly texts are built."""
 
     def __init__(
         self, *, debug: bool = False, trace: bool = False, write: Callable[[str, str], None] | None = None
     ) -> None:
-        self.debugging = debug
-        self.tracing = trace
+        self.debug_enabled = debug
+        self.trace_enabled = trace
         self._write = write
 
     def info(self, text: str) -> None:
-        self._say("INF", text)
+        self._emit("INF", text)
 
     def warn(self, text: str) -> None:
-        self._say("WRN", text)
+        self._emit("WRN", text)
 
     def error(self, text: str) -> None:
-        self._say("ERR", text)
+        self._emit("ERR", text)
 
     def fatal(self, text: str) -> None:
-        self._say("FTL", text)
+        self._emit("FTL", text)
 
     def debug(self, text: str) -> None:
-        if self.debugging:
-            self._say("DBG", text)
+        if self.debug_enabled:
+            self._emit("DBG", text)
 
     def trace(self, text: str) -> None:
-        if self.tracing:
-            self._say("TRC", text)
+        if self.trace_enabled:
+            self._emit("TRC", text)
 
     def reopen(self) -> None:
         """Go on in a new file of the same name, after somebody moved the old one away."""
@@ -67,48 +67,48 @@ class Log:
     def close(self) -> None:
         """Write what is waiting, as long as somebody takes it."""
 
-    def _say(self, level: str, text: str) -> None:
+    def _emit(self, level: str, text: str) -> None:
         if self._write is not None:
             self._write(level, redact(text))
 
 
-SILENT = Log()
+SILENT_LOGGER = Logger()
 
 
-class WrittenLog(Log):
+class QueuedLogger(Logger):
     """A log whose lines go to stderr or to a file."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(debug=options.debug, trace=options.trace, write=self._put)
-        self._format = _json_line if options.log_format is LogFormat.JSON else _text_line
-        self._stamp = _Stamp(shown=options.log_time, utc=options.log_time_utc)
-        self._sink = _Sink(options.log_file)
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(debug=options.debug, trace=options.trace, write=self._enqueue)
+        self._format = _format_json if options.log_format is LogFormat.JSON else _format_text
+        self._timestamp = _Timestamp(enabled=options.log_time, utc=options.log_time_utc)
+        self._line_writer = _LineWriter(options.log_file)
 
-    def _put(self, level: str, text: str) -> None:
-        self._sink.put(self._format(self._stamp, level, text))
+    def _enqueue(self, level: str, text: str) -> None:
+        self._line_writer.enqueue(self._format(self._timestamp, level, text))
 
     def reopen(self) -> None:
-        self._sink.reopen()
+        self._line_writer.reopen()
 
     def close(self) -> None:
-        self._sink.close()
+        self._line_writer.close()
 
 
-class _Stamp:
+class _Timestamp:
     """The time of a line; the part that changes once a second is kept."""
 
-    def __init__(self, *, shown: bool, utc: bool) -> None:
-        self.shown = shown
-        self._split = time.gmtime if utc else time.localtime
+    def __init__(self, *, enabled: bool, utc: bool) -> None:
+        self.enabled = enabled
+        self._to_struct_time = time.gmtime if utc else time.localtime
         self._second = -1
         self._text = ""
 
-    def text(self) -> str:
+    def render(self) -> str:
         now_ns = time.time_ns()
         second, rest = divmod(now_ns, 1_000_000_000)
         if second != self._second:
             self._second = second
-            self._text = time.strftime("%Y/%m/%d %H:%M:%S", self._split(second))
+            self._text = time.strftime("%Y/%m/%d %H:%M:%S", self._to_struct_time(second))
         return f"{self._text}.{rest // 1000:06d}"
 
 
@@ -116,24 +116,24 @@ _PID = os.getpid()
 _LEVELS = {"INF": "info", "WRN": "warning", "ERR": "error", "FTL": "fatal", "DBG": "debug", "TRC": "trace"}
 
 
-def _text_line(stamp: _Stamp, level: str, text: str) -> bytes:
-    time_part = f"{stamp.text()} " if stamp.shown else ""
+def _format_text(timestamp: _Timestamp, level: str, text: str) -> bytes:
+    time_part = f"{timestamp.render()} " if timestamp.enabled else ""
     return f"[{_PID}] {time_part}[{level}] {text}\n".encode(errors="backslashreplace")
 
 
-def _json_line(stamp: _Stamp, level: str, text: str) -> bytes:
-    fields: dict[str, object] = {"time_ns": time.time_ns()} if stamp.shown else {}
+def _format_json(timestamp: _Timestamp, level: str, text: str) -> bytes:
+    fields: dict[str, object] = {"time_ns": time.time_ns()} if timestamp.enabled else {}
     fields |= {"level": _LEVELS[level], "pid": _PID, "text": text}
     return json.dumps(fields).encode() + b"\n"
 
 
-class _Sink:
+class _LineWriter:
     """A thread that writes queued lines to a file descriptor, and forgets lines rather than wait."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd = self._open()
-        self._lines: SimpleQueue[bytes | None] = SimpleQueue()
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         self._dropped = 0
         self._reopen = False
         self._thread = threading.Thread(target=self._run, name="headrace-log", daemon=True)
@@ -144,25 +144,25 @@ class _Sink:
             return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         return sys.__stderr__.fileno() if sys.__stderr__ is not None else os.open(os.devnull, os.O_WRONLY)
 
-    def put(self, line: bytes) -> None:
-        if self._lines.qsize() >= LINES_WAITING_MAX:
+    def enqueue(self, line: bytes) -> None:
+        if self._queue.qsize() >= QUEUED_LINES_MAX:
             self._dropped += 1
             return
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
-            self._lines.put(f"[{_PID}] [WRN] {dropped} log lines were dropped: nobody read them\n".encode())
-        self._lines.put(line)
+            self._queue.put(f"[{_PID}] [WRN] {dropped} log lines were dropped: nobody read them\n".encode())
+        self._queue.put(line)
 
     def reopen(self) -> None:
         self._reopen = bool(self._path)
-        self._lines.put(b"")
+        self._queue.put(b"")
 
     def close(self) -> None:
-        self._lines.put(None)
-        self._thread.join(FLUSH_PATIENCE_S)
+        self._queue.put(None)
+        self._thread.join(FLUSH_TIMEOUT_S)
 
     def _run(self) -> None:
-        while (line := self._lines.get()) is not None:
+        while (line := self._queue.get()) is not None:
             if self._reopen:
                 self._reopen = False
                 os.close(self._fd)

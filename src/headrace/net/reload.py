@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from headrace.net.auth import Authenticator, Identity, Standing
+from headrace.auth.authenticator import Authenticator, RecheckResult, UserIdentity
+from headrace.config.options import ServerOptions
 from headrace.net.connection import Connection
-from headrace.net.options import Options
 
 RELOADABLE = {
     "user",
@@ -47,31 +47,38 @@ RELOADABLE = {
 UNAUTHORIZED = "Authorization Violation"
 
 
-def fixed_changes(before: Options, after: Options) -> set[str]:
+def find_restart_only_changes(before: ServerOptions, after: ServerOptions) -> set[str]:
     """The names of changed options that only a restart can take up."""
-    names = {field.name for field in fields(Options)} - RELOADABLE
+    names = {field.name for field in fields(ServerOptions)} - RELOADABLE
     changed = {name for name in names if getattr(before, name) != getattr(after, name)}
-    moved = (before.websocket.host, before.websocket.port) != (after.websocket.host, after.websocket.port)
-    return changed | ({"websocket address"} if moved else set())
+    address_changed = (before.websocket.host, before.websocket.port) != (
+        after.websocket.host,
+        after.websocket.port,
+    )
+    return changed | ({"websocket address"} if address_changed else set())
 
 
-def merged(before: Options, after: Options) -> Options:
+def merge_options(before: ServerOptions, after: ServerOptions) -> ServerOptions:
     """The options to go by from now on: what can be taken up from `after`, the rest as it was."""
-    made = replace(before, **{name: getattr(after, name) for name in RELOADABLE})
+    new_options = replace(before, **{name: getattr(after, name) for name in RELOADABLE})
     # A door that is open stays where it is; one that is not there is not opened.
-    open_door = before.websocket
-    return replace(made, websocket=replace(after.websocket, host=open_door.host, port=open_door.port))
+    old_websocket = before.websocket
+    return replace(
+        new_options, websocket=replace(after.websocket, host=old_websocket.host, port=old_websocket.port)
+    )
 
 
-def review(connection: Connection, judge: Authenticator, before: Authenticator) -> None:
+def recheck_connection(
+    connection: Connection, authenticator: Authenticator, old_authenticator: Authenticator
+) -> None:
     """Let a client stay, with its new permissions, or send it away as the reference does."""
     identity = connection.session.identity
-    if not isinstance(identity, Identity):
+    if not isinstance(identity, UserIdentity):
         return
-    standing, identity_now = judge.review(identity, before)
-    if standing is Standing.STAYS:
-        connection.session.admit_as(identity_now)
-    elif standing is Standing.GONE:
+    result, new_identity = authenticator.recheck(identity, old_authenticator)
+    if result is RecheckResult.ACCEPTED:
+        connection.session.authenticate_as(new_identity)
+    elif result is RecheckResult.USER_REMOVED:
         connection.close()
     else:
         connection.fail(UNAUTHORIZED)

@@ -3,6 +3,6 @@
 Knows nothing of connections, subscriptions or streams.
 """
 
-from headrace.protocol import frames, headers, subjects
+from headrace.protocol import headers, server_lines, subjects
 
-__all__ = ["frames", "headers", "subjects"]
+__all__ = ["headers", "server_lines", "subjects"]

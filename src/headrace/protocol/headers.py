@@ -27,7 +27,7 @@ def get(block: bytes, name: bytes) -> bytes | None:
     return (block[start:] if end < 0 else block[start:end]).lstrip(b" ")
 
 
-def pairs(block: bytes) -> list[tuple[bytes, bytes]]:
+def parse_pairs(block: bytes) -> list[tuple[bytes, bytes]]:
     """All headers in order, blanks around values stripped; lines without a colon are passed over."""
     found = []
     for line in block.split(CRLF)[1:]:
@@ -46,7 +46,7 @@ def build(headers: Pairs, status: bytes = b"") -> bytes:
     return b"".join(parts)
 
 
-def status(code: int, text: str = "", headers: Pairs = ()) -> bytes:
+def build_status(code: int, text: str = "", headers: Pairs = ()) -> bytes:
     """A block whose first line carries a status, such as `NATS/1.0 404 No Messages`."""
     return build(headers, b"%d %s" % (code, text.encode()) if text else b"%d" % code)
 

@@ -15,37 +15,37 @@ def tokens(subject: bytes) -> list[bytes]:
     return subject.split(b".")
 
 
-def whole(subject: bytes) -> bool:
+def is_well_formed(subject: bytes) -> bool:
     """Whether no token is empty; a subject that is not whole matches nothing."""
     return bool(subject) and subject[0] != 46 and subject[-1] != 46 and b".." not in subject
 
 
-def valid(subject: bytes) -> bool:
+def is_valid(subject: bytes) -> bool:
     """Whether a subject or pattern may be subscribed to: whole, no blanks, `>` only at the end."""
-    if not whole(subject) or any(blank in subject for blank in _BLANKS):
+    if not is_well_formed(subject) or any(blank in subject for blank in _BLANKS):
         return False
     return b">" not in subject or REST not in tokens(subject)[:-1]
 
 
-def literal(subject: bytes) -> bool:
+def is_literal(subject: bytes) -> bool:
     """Whether no token is a wildcard (`a*` and `a>` are ordinary tokens)."""
     if b"*" not in subject and b">" not in subject:
         return True
     return not any(token in (STAR, REST) for token in tokens(subject))
 
 
-def publishable(subject: bytes) -> bool:
+def is_valid_publish(subject: bytes) -> bool:
     """Whether a pedantic server accepts it as a subject to publish to: whole and without wildcards."""
-    return whole(subject) and literal(subject)
+    return is_well_formed(subject) and is_literal(subject)
 
 
 def matches(pattern: bytes, subject: bytes) -> bool:
     """Whether a pattern catches a subject whose tokens are all taken literally."""
     if pattern == subject:
-        return whole(subject)
+        return is_well_formed(subject)
     if b"*" not in pattern and b">" not in pattern:
         return False
-    return whole(subject) and match_tokens(tokens(pattern), tokens(subject))
+    return is_well_formed(subject) and match_tokens(tokens(pattern), tokens(subject))
 
 
 def match_tokens(pattern: list[bytes], subject: list[bytes]) -> bool:
@@ -64,7 +64,7 @@ def match_tokens(pattern: list[bytes], subject: list[bytes]) -> bool:
     return True
 
 
-def collides(a: bytes, b: bytes) -> bool:
+def overlaps(a: bytes, b: bytes) -> bool:
     """Whether some subject is matched by both patterns."""
     left, right = tokens(a), tokens(b)
     for ours, theirs in zip(left, right, strict=False):
@@ -75,7 +75,7 @@ def collides(a: bytes, b: bytes) -> bool:
     return len(left) == len(right)
 
 
-def subset(a: bytes, b: bytes) -> bool:
+def is_subset(a: bytes, b: bytes) -> bool:
     """Whether every subject that pattern `a` matches is matched by pattern `b` too."""
     inner, outer = tokens(a), tokens(b)
     for position, theirs in enumerate(outer):

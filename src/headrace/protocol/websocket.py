@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-HEAD_BYTES_MAX = 8192
+HTTP_HEAD_BYTES_MAX = 8192
 CONTROL_BYTES_MAX = 125
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 NORMAL, GOING_AWAY, PROTOCOL_ERROR, INVALID_DATA, POLICY, TOO_BIG = 1000, 1001, 1002, 1007, 1008, 1009
@@ -31,7 +31,7 @@ _TAIL = b"\x00\x00\xff\xff"
 #: Smaller pieces are not worth a compressor.
 _COMPRESS_MIN = 64
 _CHUNK = 64 * 1024
-_SMALL = 128
+_NUMPY_MIN_BYTES = 128
 
 
 class WebSocketError(Exception):
@@ -42,14 +42,14 @@ class WebSocketError(Exception):
         self.status = status
 
 
-class Refusal(Exception):
+class HandshakeRejected(Exception):
     """A request that is no good handshake, with its HTTP status."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
         self.status = status
 
-    def answer(self) -> bytes:
+    def encode_response(self) -> bytes:
         body = f"{self}\n".encode()
         return (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\nSec-Websocket-Version: 13\r\n"
@@ -61,7 +61,7 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HandshakeRequest:
     """The head of an HTTP request; names of headers in lower case, the first value of each counts."""
 
     method: str
@@ -71,7 +71,7 @@ class Request:
     def get(self, name: str) -> str:
         return self.headers.get(name, [""])[0]
 
-    def lists(self, name: str, value: str) -> bool:
+    def has_value(self, name: str, value: str) -> bool:
         """Whether a header's list has this value."""
         return any(
             value.lower() == item.strip().lower()
@@ -86,54 +86,54 @@ class Request:
         return {name: value.strip('"') for name, sign, value in pairs if sign}
 
 
-def read_request(head: bytes) -> Request:
+def parse_request(header: bytes) -> HandshakeRequest:
     """The request in a head that ends with an empty line."""
-    line, *rest = head[:-4].decode("latin-1").split("\r\n")
+    line, *rest = header[:-4].decode("latin-1").split("\r\n")
     words = line.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        raise Refusal(HTTPStatus.BAD_REQUEST, "bad request")
+        raise HandshakeRejected(HTTPStatus.BAD_REQUEST, "bad request")
     headers: dict[str, list[str]] = {}
     for entry in rest:
         name, colon, value = entry.partition(":")
         if not colon or not name or name != name.strip():
-            raise Refusal(HTTPStatus.BAD_REQUEST, "bad header")
+            raise HandshakeRejected(HTTPStatus.BAD_REQUEST, "bad header")
         headers.setdefault(name.lower(), []).append(value.strip())
-    return Request(words[0], words[1], headers)
+    return HandshakeRequest(words[0], words[1], headers)
 
 
-def check(request: Request) -> None:
+def check_handshake(request: HandshakeRequest) -> None:
     """Refuse what is no opening handshake."""
     if request.method != "GET":
-        raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "request method must be GET")
+        raise HandshakeRejected(HTTPStatus.METHOD_NOT_ALLOWED, "request method must be GET")
     if not request.get("host"):
-        raise Refusal(HTTPStatus.BAD_REQUEST, "'Host' missing in request")
+        raise HandshakeRejected(HTTPStatus.BAD_REQUEST, "'Host' missing in request")
     for name, value in (("upgrade", "websocket"), ("connection", "Upgrade")):
-        if not request.lists(name, value):
-            raise Refusal(HTTPStatus.BAD_REQUEST, f"invalid value for header '{name.title()}'")
+        if not request.has_value(name, value):
+            raise HandshakeRejected(HTTPStatus.BAD_REQUEST, f"invalid value for header '{name.title()}'")
     try:
         key = base64.b64decode(request.get("sec-websocket-key"), validate=True)
     except ValueError:  # not base64, or not even ASCII
         key = b""
     if len(key) != 16:
-        raise Refusal(HTTPStatus.BAD_REQUEST, "invalid websocket key")
-    if not request.lists("sec-websocket-version", "13"):
-        raise Refusal(HTTPStatus.BAD_REQUEST, "invalid version")
+        raise HandshakeRejected(HTTPStatus.BAD_REQUEST, "invalid websocket key")
+    if not request.has_value("sec-websocket-version", "13"):
+        raise HandshakeRejected(HTTPStatus.BAD_REQUEST, "invalid version")
 
 
-def check_origin(request: Request, *, same: bool, allowed: tuple[str, ...], secure: bool) -> None:
+def check_origin(request: HandshakeRequest, *, same: bool, allowed: tuple[str, ...], secure: bool) -> None:
     """Refuse a browser's page from somewhere else; who names no origin is no browser."""
     origin = request.get("origin") or request.get("sec-websocket-origin")
     if not origin or not (same or allowed):
         return
-    found = _origin(origin)
-    own = _origin(f"{'https' if secure else 'http'}://{request.get('host')}")
-    if found is None or (same and found != own):
-        raise Refusal(HTTPStatus.FORBIDDEN, "origin not allowed: not same origin")
-    if allowed and found not in {_origin(text) for text in allowed}:
-        raise Refusal(HTTPStatus.FORBIDDEN, "origin not allowed: not in the allowed list")
+    found = _parse_origin(origin)
+    own_origin = _parse_origin(f"{'https' if secure else 'http'}://{request.get('host')}")
+    if found is None or (same and found != own_origin):
+        raise HandshakeRejected(HTTPStatus.FORBIDDEN, "origin not allowed: not same origin")
+    if allowed and found not in {_parse_origin(text) for text in allowed}:
+        raise HandshakeRejected(HTTPStatus.FORBIDDEN, "origin not allowed: not in the allowed list")
 
 
-def _origin(text: str) -> tuple[str, str, int] | None:
+def _parse_origin(text: str) -> tuple[str, str, int] | None:
     """Scheme, host and port."""
     try:
         parts = urlsplit(text)
@@ -149,7 +149,7 @@ def _origin(text: str) -> tuple[str, str, int] | None:
     )
 
 
-def wants_deflate(request: Request) -> bool:
+def offers_deflate(request: HandshakeRequest) -> bool:
     """Whether the client offers compression."""
     return any(
         offer.split(";")[0].strip().lower() == _DEFLATE
@@ -158,7 +158,9 @@ def wants_deflate(request: Request) -> bool:
     )
 
 
-def accept(request: Request, *, compress: bool, headers: tuple[tuple[str, str], ...] = ()) -> bytes:
+def encode_accept(
+    request: HandshakeRequest, *, compress: bool, headers: tuple[tuple[str, str], ...] = ()
+) -> bytes:
     """The answer that opens the connection."""
     digest = hashlib.sha1(request.get("sec-websocket-key").encode() + _GUID, usedforsecurity=False).digest()
     lines = [
@@ -178,9 +180,9 @@ def accept(request: Request, *, compress: bool, headers: tuple[tuple[str, str], 
 
 def unmask(data: bytes, key: bytes, position: int) -> bytes:
     """The bytes of a frame from `position` on without their mask."""
-    size, turn = len(data), position % 4
-    key = key[turn:] + key[:turn]
-    if size < _SMALL:
+    size, shift = len(data), position % 4
+    key = key[shift:] + key[:shift]
+    if size < _NUMPY_MIN_BYTES:
         mask = (key * (size // 4 + 1))[:size]
         return (int.from_bytes(data, "big") ^ int.from_bytes(mask, "big")).to_bytes(size, "big")
     even = size & ~3
@@ -188,38 +190,40 @@ def unmask(data: bytes, key: bytes, position: int) -> bytes:
     return bytes(words.tobytes()) + unmask(data[even:], key, 0)
 
 
-def frame(opcode: int, payload: bytes | bytearray, *, compressed: bool = False) -> bytes:
+def encode_frame(opcode: int, payload: bytes | bytearray, *, compressed: bool = False) -> bytes:
     """A whole frame from the server, which masks nothing."""
     first = _FINAL | opcode | (_COMPRESSED if compressed else 0)
     size = len(payload)
     if size < 126:
-        head = bytes((first, size))
+        header = bytes((first, size))
     elif size < 65536:
-        head = struct.pack("!BBH", first, 126, size)
+        header = struct.pack("!BBH", first, 126, size)
     else:
-        head = struct.pack("!BBQ", first, 127, size)
-    return head + payload
+        header = struct.pack("!BBQ", first, 127, size)
+    return header + payload
 
 
-def closing(status: int, reason: str) -> bytes:
+def encode_close(status: int, reason: str) -> bytes:
     """The frame that says goodbye and why."""
     text = reason.encode()[: CONTROL_BYTES_MAX - 2].decode("utf-8", "ignore").encode()
-    return frame(CLOSE, struct.pack("!H", status) + text)
+    return encode_frame(CLOSE, struct.pack("!H", status) + text)
 
 
-class Frames:
-    """Both directions of an open connection. `answers` collects what has to go back; `ended`: the peer said goodbye."""
+class WebSocketCodec:
+    """Both directions of an open connection. `replies` collects what has to go back; `close_received`: the other side
+    ends it.
+    """
 
     def __init__(self, *, compress: bool, inflated_max: int) -> None:
         self._compress = compress
         #: What one compressed message may become; the rest of the rules bound everything else.
         self.inflated_max = inflated_max
-        self.answers = bytearray()
-        self.ended = False
-        self._head = bytearray()
+        self.replies = bytearray()
+        self.close_received = False
+        self._header = bytearray()
         self._need = 2
-        self._open = False  # a message has begun and not ended
-        self._inflate = False
+        self._in_message = False  # a message has begun and not ended
+        self._compressed = False
         self._final = True
         self._opcode = CONTINUATION
         self._remaining = 0
@@ -234,9 +238,9 @@ class Frames:
     def receive(self, data: bytes) -> Iterator[bytes]:
         """The payload in what came, piece by piece; WebSocketError ends the connection."""
         at, end = 0, len(data)
-        while at < end and not self.ended:
+        while at < end and not self.close_received:
             if not self._key:
-                at = self._take_head(data, at)
+                at = self._read_header(data, at)
                 if not self._key:
                     return
                 if self._remaining:
@@ -246,33 +250,33 @@ class Frames:
             at += len(piece)
             self._position += len(piece)
             self._remaining -= len(piece)
-            yield from self._piece(plain)
+            yield from self._on_payload(plain)
             if not self._remaining:
                 self._key = b""
 
-    def _take_head(self, data: bytes, at: int) -> int:
+    def _read_header(self, data: bytes, at: int) -> int:
         """Go on with a frame's head; where its payload starts, if the head is complete."""
-        head = self._head
-        while len(head) < self._need:
-            missing = self._need - len(head)
-            head += data[at : at + missing]
+        header = self._header
+        while len(header) < self._need:
+            missing = self._need - len(header)
+            header += data[at : at + missing]
             at = min(at + missing, len(data))
-            if len(head) < self._need:
+            if len(header) < self._need:
                 return at
             if self._need == 2:
-                self._check_head(head[0], head[1])
-                self._need = 2 + {126: 2, 127: 8}.get(head[1] & 0x7F, 0) + 4
-        size = head[1] & 0x7F
+                self._check_header(header[0], header[1])
+                self._need = 2 + {126: 2, 127: 8}.get(header[1] & 0x7F, 0) + 4
+        size = header[1] & 0x7F
         if size >= 126:
-            size = int.from_bytes(head[2:-4], "big")
+            size = int.from_bytes(header[2:-4], "big")
             if size >> 63:
                 raise WebSocketError("invalid 64-bit payload length")
-        self._key, self._remaining, self._position = bytes(head[-4:]), size, 0
-        head.clear()
+        self._key, self._remaining, self._position = bytes(header[-4:]), size, 0
+        header.clear()
         self._need = 2
         return at
 
-    def _check_head(self, first: int, second: int) -> None:
+    def _check_header(self, first: int, second: int) -> None:
         opcode, final, compressed = first & 0x0F, bool(first & _FINAL), bool(first & _COMPRESSED)
         if first & 0x30:
             raise WebSocketError("RSV2 and RSV3 must be clear")
@@ -285,36 +289,36 @@ class Frames:
                 raise WebSocketError("a control frame is whole, small and not compressed")
             self._control = bytearray()
         elif opcode in (TEXT, BINARY):
-            if self._open:
+            if self._in_message:
                 raise WebSocketError(
                     "new message started before final frame for previous message was received"
                 )
-            self._begin(compressed)
+            self._start_message(compressed)
         elif opcode == CONTINUATION:
-            if not self._open or compressed:
+            if not self._in_message or compressed:
                 raise WebSocketError("invalid continuation frame")
         else:
             raise WebSocketError(f"unknown opcode {opcode}")
         self._opcode = opcode
         if opcode < CLOSE:
-            self._final, self._open = final, not final
+            self._final, self._in_message = final, not final
 
-    def _begin(self, compressed: bool) -> None:
-        self._inflate = compressed
+    def _start_message(self, compressed: bool) -> None:
+        self._compressed = compressed
         self._inflated = 0
         if compressed:
             self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
 
-    def _piece(self, plain: bytes) -> Iterator[bytes]:
+    def _on_payload(self, plain: bytes) -> Iterator[bytes]:
         if self._opcode >= CLOSE:
-            self._take_control(plain)
-        elif not self._inflate:
+            self._on_control(plain)
+        elif not self._compressed:
             if plain:
                 yield plain
         else:
-            yield from self._inflated_pieces(plain)
+            yield from self._inflate_pieces(plain)
 
-    def _inflated_pieces(self, data: bytes) -> Iterator[bytes]:
+    def _inflate_pieces(self, data: bytes) -> Iterator[bytes]:
         """What a compressed message holds, never much of it at a time. What follows its last block is passed over, and
         must not reach the inflater, which would keep it."""
         if self._final and not self._remaining:
@@ -332,42 +336,42 @@ class Frames:
             if piece:
                 yield piece
 
-    def _take_control(self, plain: bytes) -> None:
+    def _on_control(self, plain: bytes) -> None:
         assert self._control is not None
         self._control += plain
         if self._remaining:
             return
         payload, self._control = bytes(self._control), None
         if self._opcode == PING:
-            self.answers += frame(PONG, payload)
+            self.replies += encode_frame(PONG, payload)
         elif self._opcode == CLOSE:
-            self._take_close(payload)
+            self._on_close(payload)
 
-    def _take_close(self, payload: bytes) -> None:
+    def _on_close(self, payload: bytes) -> None:
         """The peer says goodbye: so do we, with what it said if that was in order."""
-        self.ended = True
+        self.close_received = True
         if not payload:
-            self.answers += frame(CLOSE, b"")
+            self.replies += encode_frame(CLOSE, b"")
             return
         status = int.from_bytes(payload[:2], "big")
         try:
             text = payload[2:].decode()
         except UnicodeDecodeError:
-            self.answers += closing(INVALID_DATA, "invalid utf8 body in close frame")
+            self.replies += encode_close(INVALID_DATA, "invalid utf8 body in close frame")
             return
         if len(payload) == 1 or not _valid_status(status):
             raise WebSocketError("invalid close status code")
-        self.answers += closing(status, text)
+        self.replies += encode_close(status, text)
 
     # Out
 
     def encode(self, data: bytes | bytearray) -> bytes:
         """A message with this payload."""
         if not self._compress or len(data) < _COMPRESS_MIN:
-            return frame(BINARY, data)
+            return encode_frame(BINARY, data)
         deflater = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
         packed = deflater.compress(data) + deflater.flush(zlib.Z_SYNC_FLUSH)
-        return frame(BINARY, packed[: -len(_TAIL)], compressed=True)
+        return encode_frame(BINARY, packed[: -len(_TAIL)], compressed=True)
 
 
 def _valid_status(status: int) -> bool:

@@ -4,19 +4,19 @@ Shipped because users test against it too. Everything is driven by a seed: the s
 """
 
 from headrace.sim.clock import EPOCH_NS, SECOND_NS, SimClock
-from headrace.sim.disk import SimDisk
-from headrace.sim.faults import Fault
-from headrace.sim.outcome import BY_NAME, OUTCOMES, Outcome
-from headrace.sim.snapshot import Snapshot
+from headrace.sim.disk.crash_outcomes import OUTCOMES, OUTCOMES_BY_NAME, Outcome
+from headrace.sim.disk.disk_faults import Fault
+from headrace.sim.disk.disk_snapshot import DiskSnapshot
+from headrace.sim.disk.sim_disk import SimDisk
 
 __all__ = (
-    "BY_NAME",
     "EPOCH_NS",
     "OUTCOMES",
+    "OUTCOMES_BY_NAME",
     "SECOND_NS",
+    "DiskSnapshot",
     "Fault",
     "Outcome",
     "SimClock",
     "SimDisk",
-    "Snapshot",
 )

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.spark.resolving import resolve
+    from headrace.spark.claims.resolve import resolve
 
 __all__ = ["register", "resolve"]
 
 
 def register(spark: SparkSession) -> None:
     """Make the data sources known to a session."""
-    for source in _sources():
+    for source in _data_sources():
         spark.dataSource.register(source)
 
 
-def _sources() -> list[type[Any]]:
-    from headrace.spark.kv import KvSource
-    from headrace.spark.provider import HeadraceSource, JetStreamSource
+def _data_sources() -> list[type[Any]]:
+    from headrace.spark.datasource import HeadraceDataSource, JetStreamDataSource
+    from headrace.spark.kv.kv_datasource import KvDataSource
 
-    return [HeadraceSource, JetStreamSource, KvSource]
+    return [HeadraceDataSource, JetStreamDataSource, KvDataSource]
 
 
 def __getattr__(name: str) -> Any:
     # On first use: it brings the object stores' clients, which few queries need.
     if name == "resolve":
-        from headrace.spark.resolving import resolve
+        from headrace.spark.claims.resolve import resolve
 
         return resolve
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

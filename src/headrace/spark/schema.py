@@ -20,11 +20,11 @@ from pyspark.sql.types import (
 )
 
 from headrace.errors import HeadraceError
-from headrace.spark.columns import assemble as assemble
-from headrace.spark.options import Options
+from headrace.reader.batch_cast import build_batch as build_batch
+from headrace.reader.options import ReadOptions
 
 #: What a claim's reference says; null in messages that carry their payload themselves.
-CLAIM = StructType(
+CLAIM_TYPE = StructType(
     [
         StructField("claim_id", StringType()),
         StructField("bucket", StringType()),
@@ -39,37 +39,37 @@ CLAIM = StructType(
         StructField("expires_at", TimestampType()),
     ]
 )
-HEADERS = MapType(StringType(), ArrayType(StringType()))
-STREAM = StructType(
+HEADERS_TYPE = MapType(StringType(), ArrayType(StringType()))
+STREAM_SCHEMA = StructType(
     [
         StructField("seq", LongType()),
         StructField("time", TimestampType()),
         StructField("subject", StringType()),
-        StructField("headers", HEADERS),
+        StructField("headers", HEADERS_TYPE),
         StructField("data", BinaryType()),
         StructField("expires_at", TimestampType()),
-        StructField("claim", CLAIM),
+        StructField("claim", CLAIM_TYPE),
     ]
 )
 
 
 #: Where bad claims go if they are not to fail the query; only in reads that ask for it.
-CLAIM_ERROR = StructField("claim_error", StringType())
+CLAIM_ERROR_FIELD = StructField("claim_error", StringType())
 
 
-def stream_schema(options: Options) -> StructType:
+def make_stream_schema(options: ReadOptions) -> StructType:
     """The columns of a stream when it is read with these options."""
-    asked = options.claims == "inline" and options.claim_errors == "column"
-    return StructType([*STREAM.fields, CLAIM_ERROR]) if asked else STREAM
+    has_error_column = options.claims == "inline" and options.claim_errors == "column"
+    return StructType([*STREAM_SCHEMA.fields, CLAIM_ERROR_FIELD]) if has_error_column else STREAM_SCHEMA
 
 
 class SchemaError(HeadraceError):
     """A schema that the source cannot deliver, or rows that the sink cannot send."""
 
 
-def arrow_schema(schema: StructType, offered: StructType) -> pa.Schema:
+def make_arrow_schema(schema: StructType, available: StructType) -> pa.Schema:
     """The Arrow form of a query's schema, which may leave out columns of what is offered but not change them."""
-    types = {field.name: field.dataType for field in offered.fields}
+    types = {field.name: field.dataType for field in available.fields}
     for field in schema.fields:
         known = types.get(field.name)
         if known is None:

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from headrace.cli import app, main, reference
-from headrace.cli.consumer_options import start_of, time_of
-from headrace.cli.failures import Failure
-from headrace.cli.stream_options import apply, two
+from headrace.cli import app, docs_reference, main
+from headrace.cli.consumer_options import parse_start, parse_time
+from headrace.cli.exit_codes import CliError
+from headrace.cli.stream_options import apply_options, split_pair
 
 NAMES = [name for group in app.COMMANDS.values() for name, *_ in group]
 
@@ -21,7 +21,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_every_command_and_option_says_what_it_does() -> None:
-    for path, command in reference.commands():
+    for path, command in docs_reference.iter_commands():
         assert command.help, path
         for parameter in command.params:
             assert parameter.help or path == "headrace serve", f"{path} {parameter.name}"
@@ -63,7 +63,7 @@ def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("headrace.cli.contexts.names", broken)
+    monkeypatch.setattr("headrace.cli.contexts.list_names", broken)
     with pytest.raises(ZeroDivisionError):
         main(["context", "ls"])
 
@@ -81,7 +81,7 @@ def test_options_of_streams() -> None:
         "cluster": "east",
         "metadata": ["team = mill"],
     }
-    assert apply({"name": "S"}, given) == {
+    assert apply_options({"name": "S"}, given) == {
         "name": "S",
         "subjects": ["a", "b", "c"],
         "retention": "workqueue",
@@ -96,18 +96,18 @@ def test_options_of_streams() -> None:
 
 
 def test_options_that_say_nothing() -> None:
-    with pytest.raises(Failure, match="FIRST:SECOND"):
-        two("a", "mapping")
-    with pytest.raises(Failure, match="name=value"):
-        apply({}, {"metadata": ["x"]})
-    with pytest.raises(Failure, match="exactly one"):
-        apply({}, {"sources": ["A", "B"], "through": "c:d"})
+    with pytest.raises(CliError, match="FIRST:SECOND"):
+        split_pair("a", "mapping")
+    with pytest.raises(CliError, match="name=value"):
+        apply_options({}, {"metadata": ["x"]})
+    with pytest.raises(CliError, match="exactly one"):
+        apply_options({}, {"sources": ["A", "B"], "through": "c:d"})
 
 
 def test_where_consumers_start() -> None:
-    assert start_of("subject") == {"deliver_policy": "last_per_subject"}
-    assert start_of("17") == {"deliver_policy": "by_start_sequence", "opt_start_seq": 17}
-    assert start_of("2026-01-31T12:00:00+02:00")["opt_start_time"] == "2026-01-31T10:00:00.000000Z"
-    assert time_of("1h", future=True) > time_of("1h")
-    with pytest.raises(Failure, match="says no time"):
-        start_of("tomorrow")
+    assert parse_start("subject") == {"deliver_policy": "last_per_subject"}
+    assert parse_start("17") == {"deliver_policy": "by_start_sequence", "opt_start_seq": 17}
+    assert parse_start("2026-01-31T12:00:00+02:00")["opt_start_time"] == "2026-01-31T10:00:00.000000Z"
+    assert parse_time("1h", future=True) > parse_time("1h")
+    with pytest.raises(CliError, match="says no time"):
+        parse_start("tomorrow")

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from headrace.client.durations import Duration, at_least_a_second, optional_ns, ttl_text
+from headrace.client.durations import Duration, format_ttl, parse_optional_ns, parse_ttl_ns
 
 
 @pytest.mark.parametrize(
@@ -27,29 +27,29 @@ from headrace.client.durations import Duration, at_least_a_second, optional_ns, 
     ],
 )
 def test_a_ttl_is_written_in_the_shortest_go_form(ttl: Duration, text: str) -> None:
-    assert ttl_text(ttl) == text
+    assert format_ttl(ttl) == text
 
 
 @pytest.mark.parametrize(("ttl", "text"), [(1.5, "2s"), ("1001ms", "2s"), (timedelta(seconds=59.1), "1m")])
 def test_a_fraction_is_rounded_up_because_servers_cut_it_off(ttl: Duration, text: str) -> None:
-    assert ttl_text(ttl) == text
+    assert format_ttl(ttl) == text
 
 
 @pytest.mark.parametrize("ttl", [0, 0.5, -1, "999ms", timedelta(milliseconds=1), timedelta(0)])
 def test_less_than_a_second_is_refused_with_the_value(ttl: Duration) -> None:
     with pytest.raises(ValueError, match="at least one second") as caught:
-        ttl_text(ttl)
+        format_ttl(ttl)
     assert repr(ttl) in str(caught.value)
 
 
 @pytest.mark.parametrize("ttl", ["", "1", "soon", "1 h", "-1s", "1h garbage"])
 def test_what_is_not_a_duration_is_refused(ttl: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
-        at_least_a_second(ttl)
+        parse_ttl_ns(ttl)
 
 
 def test_none_and_zero_mean_no_limit() -> None:
-    assert (optional_ns(None, "ttl"), optional_ns(0, "ttl")) == (0, 0)
-    assert optional_ns("250ms", "ttl") == 250_000_000
+    assert (parse_optional_ns(None, "ttl"), parse_optional_ns(0, "ttl")) == (0, 0)
+    assert parse_optional_ns("250ms", "ttl") == 250_000_000
     with pytest.raises(ValueError, match="ttl=-3"):
-        optional_ns(-3, "ttl")
+        parse_optional_ns(-3, "ttl")

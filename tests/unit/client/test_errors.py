@@ -11,10 +11,10 @@ import nats.js.errors as theirs
 import pytest
 
 from headrace.client import errors
-from headrace.client.errors import JetStreamError, Member, error_of, named_errors, recast
+from headrace.client.errors import JetStreamError, Member, make_error, translate_error, translate_nats_errors
 from headrace.errors import HeadraceError
 
-CODES = json.loads((Path(errors.__file__).parents[1] / "api" / "errors.json").read_text())
+CODES = json.loads((Path(errors.__file__).parents[1] / "jetstream_api" / "errors.json").read_text())
 
 
 def answer(err_code: int, code: int = 400, description: str = "no") -> dict[str, object]:
@@ -48,7 +48,7 @@ def answer(err_code: int, code: int = 400, description: str = "no") -> dict[str,
     ],
 )
 def test_names_of_codes(code: int, err_code: int, name: str, caught_as: type[Exception]) -> None:
-    error = error_of(answer(err_code, code))
+    error = make_error(answer(err_code, code))
     assert type(error).__name__ == name
     assert isinstance(error, HeadraceError)
     assert isinstance(error, caught_as)
@@ -63,29 +63,31 @@ def test_names_agree_with_the_servers_table() -> None:
 
 
 def test_a_message_says_what_and_what_to_do() -> None:
-    error = error_of(answer(10166, description="per-message TTL is disabled"))
+    error = make_error(answer(10166, description="per-message TTL is disabled"))
     assert str(error).startswith("per-message TTL is disabled [400/10166]; set allow_msg_ttl")
 
 
 def test_a_batch_names_its_member_or_the_candidates() -> None:
-    error = error_of(answer(10071, description="wrong last sequence: 4"))
+    error = make_error(answer(10071, description="wrong last sequence: 4"))
     error.candidates = (Member(2, "a"), Member(7, "b"))
     assert str(error).startswith("batch member 2, 7: wrong last sequence: 4")
     error.member = Member(7, "b")
     assert str(error).startswith("batch member 7 (b): wrong")
 
 
-def test_the_actual_sequence() -> None:
-    told, untold = (error_of(answer(10071, description=f"wrong last sequence{end}")) for end in (": 17", ""))
+def test_wrong_last_sequence_knows_the_actual_one() -> None:
+    told, untold = (
+        make_error(answer(10071, description=f"wrong last sequence{end}")) for end in (": 17", "")
+    )
     assert isinstance(told, errors.WrongLastSequence)
     assert isinstance(untold, errors.WrongLastSequence)
     assert (told.actual, untold.actual) == (17, None)
 
 
 def test_recast_keeps_the_answer() -> None:
-    error = error_of(answer(10071, description="wrong last sequence: 4"))
+    error = make_error(answer(10071, description="wrong last sequence: 4"))
     error.member = Member(1, "a")
-    special = recast(error, errors.WrongRevision)
+    special = translate_error(error, errors.WrongRevision)
     assert isinstance(special, theirs.KeyWrongLastSequenceError)
     assert (special.err_code, special.description, special.member) == (10071, error.description, error.member)
 
@@ -119,5 +121,5 @@ def test_errors_travel_between_processes(kind: type[JetStreamError]) -> None:
     ],
 )
 def test_what_nats_py_raises_gets_its_name(raised: Exception, name: type[Exception]) -> None:
-    with pytest.raises(name), named_errors("orders"):
+    with pytest.raises(name), translate_nats_errors("orders"):
         raise raised

@@ -61,7 +61,7 @@ async def started(pending: int, *, floor: int = 0, **options: Any) -> tuple[Watc
 
 async def test_none_comes_when_what_is_still_to_come_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that expire before they are delivered leave no message that would be the last one."""
-    monkeypatch.setattr(watch, "_QUIET_S", 0.01)
+    monkeypatch.setattr(watch, "_INIT_CHECK_S", 0.01)
     watcher, subscription = await started(pending=3)
     await subscription.message(1, pending=2)
     await subscription.message(2, pending=1)
@@ -71,7 +71,7 @@ async def test_none_comes_when_what_is_still_to_come_vanishes(monkeypatch: pytes
 
 
 async def test_none_waits_for_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_QUIET_S", 0.01)
+    monkeypatch.setattr(watch, "_INIT_CHECK_S", 0.01)
     watcher, subscription = await started(pending=2)
     await subscription.message(1, pending=1)
     subscription.pending, subscription.delivered = 0, 2

@@ -41,7 +41,7 @@ async def test_what_a_connection_moved() -> None:
         await client.close()
 
 
-async def test_which_connections() -> None:
+async def test_connz_selects_and_sorts_connections() -> None:
     async with headrace.Server() as server:
         clients = [await nats.connect(server.url) for _ in range(3)]
         await clients[1].publish("a", b"")

@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from headrace.monitor.http import Answer, HttpRequest, HttpServer, json_answer
+from headrace.monitor.http import HttpRequest, HttpResponse, HttpServer, make_json_response
 
 
-def hello(request: HttpRequest) -> Answer:
-    return json_answer({"hello": request.query.get("name", "")})
+def hello(request: HttpRequest) -> HttpResponse:
+    return make_json_response({"hello": request.query.get("name", "")})
 
 
-def broken(request: HttpRequest) -> Answer:
+def broken(request: HttpRequest) -> HttpResponse:
     raise RuntimeError("inner secret")
 
 
@@ -50,7 +50,7 @@ async def exchange(port: int, request: bytes) -> bytes:
         (b"POST /hello HTTP/1.0\r\nContent-Length: %s\r\n\r\n" % (b"9" * 5000), b"413 Content Too Large"),
     ],
 )
-async def test_status(request_: bytes, status: bytes) -> None:
+async def test_invalid_requests_get_their_status(request_: bytes, status: bytes) -> None:
     async with running() as server:
         answer = await exchange(server.port, request_)
     assert answer.startswith(b"HTTP/1.1 " + status + b"\r\n")
@@ -59,7 +59,7 @@ async def test_status(request_: bytes, status: bytes) -> None:
 async def test_query_and_body() -> None:
     async with running() as server:
         answer = await exchange(server.port, b"GET /hello?name=a%20b&x HTTP/1.0\r\n\r\n")
-        assert server.counts == {"/hello": 1, "/broken": 0}
+        assert server.page_counts == {"/hello": 1, "/broken": 0}
     head, _, body = answer.partition(b"\r\n\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
     assert json.loads(body) == {"hello": "a b"}
@@ -110,8 +110,8 @@ async def test_stop_does_not_wait_for_idle_peers() -> None:
 
 
 async def test_a_body_is_read_and_bounded() -> None:
-    def echo(request: HttpRequest) -> Answer:
-        return Answer(200, "text/plain", request.body, (("X-Kind", request.headers["x-kind"]),))
+    def echo(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, "text/plain", request.body, (("X-Kind", request.headers["x-kind"]),))
 
     server = HttpServer({"/echo/": echo}, print, methods={"/echo/": ("POST",)})
     await server.start("127.0.0.1", -1)

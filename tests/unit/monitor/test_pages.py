@@ -14,9 +14,9 @@ import nats
 import pytest
 
 import headrace
-from headrace.monitor.guard import Guard
+from headrace.config.options import ServerOptions
+from headrace.monitor.access_control import AccessControl
 from headrace.monitor.http import HttpRequest
-from headrace.net.options import Options
 
 TOKEN = "open sesame"
 
@@ -26,7 +26,7 @@ class Site:
 
     def __init__(self, server: headrace.Server) -> None:
         self.server = server
-        self.port = server.vitals().http_port
+        self.port = server.stats().http_port
 
     async def get(self, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
         data = None if body is None else json.dumps(body).encode()
@@ -169,14 +169,14 @@ def request(**headers: str) -> HttpRequest:
     ],
 )
 def test_contents_are_not_shown_to_a_page_that_points_its_name_here(host: str, shown: bool) -> None:
-    assert Guard(Options).may_read(request(host=host)) is shown
+    assert AccessControl(ServerOptions).may_read(request(host=host)) is shown
 
 
 def test_contents_need_the_token_where_clients_need_a_password() -> None:
-    guard = Guard(lambda: Options(token="t", http_admin_token=TOKEN))
+    guard = AccessControl(lambda: ServerOptions(token="t", http_admin_token=TOKEN))
     assert not guard.may_read(request(host="127.0.0.1"))
     assert guard.may_read(request(authorization=f"Bearer {TOKEN}"))
-    assert not Guard(lambda: Options(token="t")).is_admin(request(authorization="Bearer "))
+    assert not AccessControl(lambda: ServerOptions(token="t")).is_admin(request(authorization="Bearer "))
 
 
 async def test_batches_are_counted_and_told(site: Site) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.monitor.varz import resident_bytes, rfc3339, uptime
+from headrace.monitor.varz import format_rfc3339, format_uptime, get_resident_bytes
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ from headrace.monitor.varz import resident_bytes, rfc3339, uptime
         (365 * 86400, "1y0d0h0m0s"),
     ],
 )
-def test_uptime(seconds: int, text: str) -> None:
-    assert uptime(seconds) == text
+def test_uptime_is_written_as_nats_server_does(seconds: int, text: str) -> None:
+    assert format_uptime(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,9 @@ def test_uptime(seconds: int, text: str) -> None:
         (1_767_225_600_000_000_001, "2026-01-01T00:00:00.000000001Z"),
     ],
 )
-def test_times(time_ns: int, text: str) -> None:
-    assert rfc3339(time_ns) == text
+def test_times_are_written_as_rfc3339(time_ns: int, text: str) -> None:
+    assert format_rfc3339(time_ns) == text
 
 
 def test_memory_is_a_number() -> None:
-    assert resident_bytes() >= 0
+    assert get_resident_bytes() >= 0

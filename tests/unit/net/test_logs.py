@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.options import LogFormat, ServerOptions
 from headrace.net import logs
-from headrace.net.logs import Log, WrittenLog, redact
-from headrace.net.options import LogFormat, Options
+from headrace.net.logs import Logger, QueuedLogger, redact
 
 LINE = re.compile(r"^\[\d+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} \[(INF|WRN|ERR|FTL|DBG|TRC)\] (.*)$")
 
@@ -21,7 +21,7 @@ def lines_of(path: Path) -> list[str]:
 
 def test_lines_have_the_references_form(tmp_path: Path) -> None:
     file = tmp_path / "log"
-    log = WrittenLog(Options(log_file=str(file)))
+    log = QueuedLogger(ServerOptions(log_file=str(file)))
     log.info("one")
     log.warn("two")
     log.error("three")
@@ -40,16 +40,16 @@ def test_lines_have_the_references_form(tmp_path: Path) -> None:
 
 def test_debug_and_trace_on_request(tmp_path: Path) -> None:
     file = tmp_path / "log"
-    log = WrittenLog(Options(log_file=str(file), debug=True, trace=True, log_time=False))
+    log = QueuedLogger(ServerOptions(log_file=str(file), debug=True, trace=True, log_time=False))
     log.debug("d")
     log.trace("t")
     log.close()
     assert lines_of(file) == [f"[{os.getpid()}] [DBG] d", f"[{os.getpid()}] [TRC] t"]
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_log_lines_are_valid_json(tmp_path: Path) -> None:
     file = tmp_path / "log"
-    log = WrittenLog(Options(log_file=str(file), log_format=LogFormat.JSON))
+    log = QueuedLogger(ServerOptions(log_file=str(file), log_format=LogFormat.JSON))
     log.warn('a "quoted"\nline')
     log.close()
     (line,) = lines_of(file)
@@ -74,7 +74,7 @@ def test_json_lines(tmp_path: Path) -> None:
 def test_credentials_are_hidden(text: str, tmp_path: Path) -> None:
     assert "s3cret" not in redact(text)
     file = tmp_path / "log"
-    log = WrittenLog(Options(log_file=str(file), trace=True))
+    log = QueuedLogger(ServerOptions(log_file=str(file), trace=True))
     log.trace(text)
     log.close()
     assert "s3cret" not in file.read_text()
@@ -87,10 +87,10 @@ def test_what_is_no_secret_stays() -> None:
 
 def test_reopen_goes_on_in_a_new_file(tmp_path: Path) -> None:
     file, moved = tmp_path / "log", tmp_path / "log.1"
-    log = WrittenLog(Options(log_file=str(file), log_time=False))
+    log = QueuedLogger(ServerOptions(log_file=str(file), log_time=False))
     log.info("before")
     log.close()
-    log = WrittenLog(Options(log_file=str(file), log_time=False))
+    log = QueuedLogger(ServerOptions(log_file=str(file), log_time=False))
     file.rename(moved)
     log.reopen()
     log.info("after")
@@ -109,8 +109,8 @@ def test_a_reader_who_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPa
         return len(data)
 
     monkeypatch.setattr(os, "write", write)
-    monkeypatch.setattr(logs, "LINES_WAITING_MAX", 10)
-    log = WrittenLog(Options(log_time=False))
+    monkeypatch.setattr(logs, "QUEUED_LINES_MAX", 10)
+    log = QueuedLogger(ServerOptions(log_time=False))
     for number in range(100):
         log.info(str(number))
     release.set()
@@ -122,11 +122,11 @@ def test_a_reader_who_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_how_many_lines_were_dropped_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(logs, "LINES_WAITING_MAX", 0)
-    log = WrittenLog(Options(log_file=str(tmp_path / "log"), log_time=False))
+    monkeypatch.setattr(logs, "QUEUED_LINES_MAX", 0)
+    log = QueuedLogger(ServerOptions(log_file=str(tmp_path / "log"), log_time=False))
     log.info("dropped")
     log.info("dropped")
-    monkeypatch.setattr(logs, "LINES_WAITING_MAX", 10)
+    monkeypatch.setattr(logs, "QUEUED_LINES_MAX", 10)
     log.info("written")
     log.close()
     first, second = lines_of(tmp_path / "log")
@@ -135,6 +135,6 @@ def test_how_many_lines_were_dropped_is_said(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_silent_log_takes_everything() -> None:
-    log = Log()
+    log = Logger()
     log.info("nobody hears it")
     log.close()

@@ -17,10 +17,10 @@ from nats.aio.client import Client
 
 import headrace
 from headrace.broker import Permissions
-from headrace.broker.exports import Export, Import
-from headrace.net.options import ANY_PORT, AccountOptions, Options, OptionsError, User
+from headrace.broker.routing.exports import Export, Import
+from headrace.config.options import ANY_PORT, AccountOptions, OptionsError, ServerOptions, User
 
-LOCAL = Options(host="127.0.0.1", port=ANY_PORT)
+LOCAL = ServerOptions(host="127.0.0.1", port=ANY_PORT)
 
 
 @asynccontextmanager
@@ -76,7 +76,7 @@ async def test_contents_are_closed_by_a_reload_that_asks_for_passwords(tmp_path:
         client = await nats.connect(server.url)
         await client.jetstream().add_stream(name="S", subjects=["s"])
         await client.close()
-        page = f"http://127.0.0.1:{server.vitals().http_port}/headrace/messages?stream=S"
+        page = f"http://127.0.0.1:{server.stats().http_port}/headrace/messages?stream=S"
         assert json.loads(await asyncio.to_thread(read, page))["messages"] == []
         server.reload(replace(options, user="u", password="p"))
         with pytest.raises(urllib.error.HTTPError) as refused:

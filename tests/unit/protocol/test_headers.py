@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.protocol import frames, headers
+from headrace.protocol import headers, server_lines
 
 BLOCK = b"NATS/1.0\r\nA: b\r\nNats-TTL:  1h\r\nA: c\r\n\r\n"
 
@@ -24,12 +24,12 @@ def test_get_on_a_broken_block() -> None:
 def test_build_and_pairs() -> None:
     assert headers.build([(b"A", b"b")]) == b"NATS/1.0\r\nA: b\r\n\r\n"
     assert headers.build([]) == b"NATS/1.0\r\n\r\n"
-    assert headers.pairs(BLOCK) == [(b"A", b"b"), (b"Nats-TTL", b"1h"), (b"A", b"c")]
+    assert headers.parse_pairs(BLOCK) == [(b"A", b"b"), (b"Nats-TTL", b"1h"), (b"A", b"c")]
 
 
-def test_status() -> None:
-    assert headers.status(404, "No Messages") == b"NATS/1.0 404 No Messages\r\n\r\n"
-    assert headers.status(100, "x", [(b"A", b"b")]) == b"NATS/1.0 100 x\r\nA: b\r\n\r\n"
+def test_a_status_header_is_encoded() -> None:
+    assert headers.build_status(404, "No Messages") == b"NATS/1.0 404 No Messages\r\n\r\n"
+    assert headers.build_status(100, "x", [(b"A", b"b")]) == b"NATS/1.0 100 x\r\nA: b\r\n\r\n"
 
 
 def test_append_and_strip() -> None:
@@ -44,15 +44,17 @@ def test_append_and_strip() -> None:
 @pytest.mark.parametrize(
     ("reply", "expected"), [(b"", b"MSG s 1 2\r\nhi\r\n"), (b"r", b"MSG s 1 r 2\r\nhi\r\n")]
 )
-def test_message(reply: bytes, expected: bytes) -> None:
-    assert frames.message(b"s", b"1", reply, b"", b"hi") == expected
+def test_a_message_line_is_encoded(reply: bytes, expected: bytes) -> None:
+    assert server_lines.encode_msg(b"s", b"1", reply, b"", b"hi") == expected
 
 
 def test_message_with_header() -> None:
     block = headers.build([])
-    assert frames.message(b"s", b"1", b"", block, b"hi") == b"HMSG s 1 12 14\r\n" + block + b"hi\r\n"
-    assert frames.message(b"i", b"1", b"", frames.no_responders(b"s"), b"").startswith(b"HMSG i 1 33 33\r\n")
+    assert server_lines.encode_msg(b"s", b"1", b"", block, b"hi") == b"HMSG s 1 12 14\r\n" + block + b"hi\r\n"
+    assert server_lines.encode_msg(b"i", b"1", b"", server_lines.no_responders_header(b"s"), b"").startswith(
+        b"HMSG i 1 33 33\r\n"
+    )
 
 
 def test_info_keeps_order() -> None:
-    assert frames.info({"b": 1, "a": True}) == b'INFO {"b":1,"a":true} \r\n'
+    assert server_lines.encode_info({"b": 1, "a": True}) == b'INFO {"b":1,"a":true} \r\n'

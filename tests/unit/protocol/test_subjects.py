@@ -10,22 +10,22 @@ from headrace.protocol import subjects
 @pytest.mark.parametrize(
     "subject", [b"a", b"a.b", b"*", b">", b"a.*.c", b"a.>", b"a*", b"a>", b">a.b", "é.ü".encode()]
 )
-def test_valid(subject: bytes) -> None:
-    assert subjects.valid(subject)
+def test_valid_subjects_are_accepted(subject: bytes) -> None:
+    assert subjects.is_valid(subject)
 
 
 @pytest.mark.parametrize(
     "subject", [b"", b".", b"a.", b".a", b"a..b", b">.a", b"a.>.b", b"a b", b"a\t", b"a\r\n"]
 )
-def test_invalid(subject: bytes) -> None:
-    assert not subjects.valid(subject)
+def test_invalid_subjects_are_refused(subject: bytes) -> None:
+    assert not subjects.is_valid(subject)
 
 
 def test_wildcards_are_whole_tokens() -> None:
-    assert subjects.literal(b"a*.b>")
-    assert subjects.literal(b"a")
-    assert not subjects.literal(b"a.*")
-    assert not subjects.literal(b"a.>")
+    assert subjects.is_literal(b"a*.b>")
+    assert subjects.is_literal(b"a")
+    assert not subjects.is_literal(b"a.*")
+    assert not subjects.is_literal(b"a.>")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_wildcards_are_whole_tokens() -> None:
         (b"a.*", b"a.", False),
     ],
 )
-def test_matches(pattern: bytes, subject: bytes, expected: bool) -> None:
+def test_wildcards_match_their_subjects(pattern: bytes, subject: bytes, expected: bool) -> None:
     assert subjects.matches(pattern, subject) is expected
 
 
@@ -59,7 +59,7 @@ def patterns() -> list[bytes]:
     for length in (1, 2, 3):
         for combination in itertools.product([b"a", b"b", b"*", b">"], repeat=length):
             pattern = b".".join(combination)
-            if subjects.valid(pattern):
+            if subjects.is_valid(pattern):
                 found.append(pattern)
     return found
 
@@ -68,5 +68,5 @@ def test_relations_agree_with_enumeration() -> None:
     words = [b".".join(c) for n in (1, 2, 3, 4) for c in itertools.product([b"a", b"b", b"c"], repeat=n)]
     caught = {p: {w for w in words if subjects.matches(p, w)} for p in patterns()}
     for one, two in itertools.product(caught, repeat=2):
-        assert subjects.collides(one, two) == bool(caught[one] & caught[two]), (one, two)
-        assert subjects.subset(one, two) == (caught[one] <= caught[two]), (one, two)
+        assert subjects.overlaps(one, two) == bool(caught[one] & caught[two]), (one, two)
+        assert subjects.is_subset(one, two) == (caught[one] <= caught[two]), (one, two)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import tracemalloc
 import zlib
 from http import HTTPStatus
 
@@ -15,7 +16,7 @@ from websockets.frames import Frame, Opcode
 from websockets.server import ServerProtocol
 
 from headrace.protocol import websocket
-from headrace.protocol.websocket import Frames, Refusal, Request, WebSocketError
+from headrace.protocol.websocket import HandshakeRejected, HandshakeRequest, WebSocketCodec, WebSocketError
 
 KEY = base64.b64encode(b"0123456789abcdef").decode()
 
@@ -35,15 +36,15 @@ def fed(
     chunks: list[bytes], *, compress: bool = True, inflated_max: int = 1 << 20
 ) -> tuple[bytes, bytes, int]:
     """The payload, what goes back, and the status that ended it (0: none)."""
-    frames = Frames(compress=compress, inflated_max=inflated_max)
+    frames = WebSocketCodec(compress=compress, inflated_max=inflated_max)
     payload = b""
     try:
         for chunk in chunks:
             for piece in frames.receive(chunk):
                 payload += piece
     except WebSocketError as error:
-        return payload, bytes(frames.answers), error.status
-    return payload, bytes(frames.answers), 0
+        return payload, bytes(frames.replies), error.status
+    return payload, bytes(frames.replies), 0
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -81,14 +82,14 @@ def test_byte_by_byte(size: int) -> None:
 
 @given(data=st.binary(max_size=600), places=st.lists(st.integers(0, 600), max_size=6))
 @settings(max_examples=150, deadline=None)
-def test_whatever_comes(data: bytes, places: list[int]) -> None:
+def test_arbitrary_bytes_mean_the_same_however_they_are_cut(data: bytes, places: list[int]) -> None:
     """Nothing but WebSocketError comes out, and it comes out the same however the bytes arrive."""
     assert fed(cut(data, places)) == fed([data])
 
 
 @given(size=st.integers(0, 700), position=st.integers(0, 7), key=st.binary(min_size=4, max_size=4))
 @settings(max_examples=100, deadline=None)
-def test_masks(size: int, position: int, key: bytes) -> None:
+def test_unmask_applies_the_key_from_any_position(size: int, position: int, key: bytes) -> None:
     data = bytes(i % 256 for i in range(size))
     expected = bytes(byte ^ key[(position + i) % 4] for i, byte in enumerate(data))
     assert websocket.unmask(data, key, position) == expected
@@ -98,14 +99,14 @@ def test_a_foreign_peer_understands_what_is_sent() -> None:
     """The library's parser reads our frames (as if we were its client, only unmasked)."""
     for size in (0, 1, 63, 64, 125, 126, 65535, 65536):
         payload = bytes(i % 7 for i in range(size))
-        packed = Frames(compress=True, inflated_max=1).encode(payload)
+        packed = WebSocketCodec(compress=True, inflated_max=1).encode(payload)
         first, length = packed[0], packed[1]
         start = {126: 4, 127: 10}.get(length, 2)
         body = packed[start:]
         if first & 0x40:
             body = zlib.decompressobj(-15).decompress(body + b"\0\0\xff\xff")
         assert (first & 0x8F, body) == (0x82, payload)
-    assert Frame(Opcode.CLOSE, b"\x03\xe8bye").serialize(mask=False) == websocket.closing(1000, "bye")
+    assert Frame(Opcode.CLOSE, b"\x03\xe8bye").serialize(mask=False) == websocket.encode_close(1000, "bye")
 
 
 def test_the_library_agrees_on_the_handshake() -> None:
@@ -118,9 +119,9 @@ def test_the_library_agrees_on_the_handshake() -> None:
     theirs.receive_data(head)
     [event] = theirs.events_received()
     answer = theirs.accept(event)  # type: ignore[arg-type]
-    request = websocket.read_request(head)
-    websocket.check(request)
-    ours = websocket.accept(request, compress=websocket.wants_deflate(request)).decode()
+    request = websocket.parse_request(head)
+    websocket.check_handshake(request)
+    ours = websocket.encode_accept(request, compress=websocket.offers_deflate(request)).decode()
     assert f"Sec-WebSocket-Accept: {answer.headers['Sec-WebSocket-Accept']}\r\n" in ours
     offered = {part.strip() for part in answer.headers["Sec-WebSocket-Extensions"].split(";")}
     line = next(line for line in ours.split("\r\n") if line.startswith("Sec-WebSocket-Extensions: "))
@@ -135,8 +136,8 @@ def test_what_is_inflated_is_bounded() -> None:
     assert len(payload) <= 200_000
 
 
-def request(**headers: str) -> Request:
-    return Request("GET", "/", {name.replace("_", "-"): [value] for name, value in headers.items()})
+def request(**headers: str) -> HandshakeRequest:
+    return HandshakeRequest("GET", "/", {name.replace("_", "-"): [value] for name, value in headers.items()})
 
 
 @pytest.mark.parametrize(
@@ -156,21 +157,47 @@ def request(**headers: str) -> Request:
         ("http://h:port", True, (), False, False),
     ],
 )
-def test_origins(origin: str, same: bool, allowed: tuple[str, ...], secure: bool, good: bool) -> None:
+def test_only_allowed_origins_pass(
+    origin: str, same: bool, allowed: tuple[str, ...], secure: bool, good: bool
+) -> None:
     asked = request(host="h", origin=origin)
     if good:
         websocket.check_origin(asked, same=same, allowed=allowed, secure=secure)
     else:
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(HandshakeRejected) as caught:
             websocket.check_origin(asked, same=same, allowed=allowed, secure=secure)
         assert caught.value.status is HTTPStatus.FORBIDDEN
 
 
-def test_cookies() -> None:
+def test_cookies_are_parsed() -> None:
     assert request(cookie='a=1; b="two"; broken; c=x=y').cookies() == {"a": "1", "b": "two", "c": "x=y"}
 
 
 @pytest.mark.parametrize("head", [b"\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/1.1\r\n X: folded\r\n\r\n"])
-def test_no_requests(head: bytes) -> None:
-    with pytest.raises(Refusal):
-        websocket.read_request(head)
+def test_invalid_handshakes_are_refused(head: bytes) -> None:
+    with pytest.raises(HandshakeRejected):
+        websocket.parse_request(head)
+
+
+def test_a_websocket_key_outside_ascii_is_refused() -> None:
+    head = "GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: \xff\r\n\r\n"
+    with pytest.raises(HandshakeRejected, match="invalid websocket key"):
+        websocket.check_handshake(websocket.parse_request(head.encode("latin-1")))
+
+
+def test_what_follows_the_last_block_of_a_compressed_message_is_not_kept() -> None:
+    """A frame may say that it is endless, and its compressed data be over with the first byte: the rest weighs nothing."""
+    frames = WebSocketCodec(compress=True, inflated_max=1 << 20)
+    deflater = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
+    over = deflater.compress(b"PING\r\n") + deflater.flush(zlib.Z_FINISH)
+    head = b"\xc2\xff" + (1 << 40).to_bytes(8, "big") + bytes(4)
+    assert b"".join(frames.receive(head + over)) == b"PING\r\n"
+    chunk = bytes(65_536)
+    tracemalloc.start()
+    try:
+        for _ in range(64):
+            assert b"".join(frames.receive(chunk)) == b""
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 256 * 1024

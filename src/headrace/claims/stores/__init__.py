@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
-from headrace.claims.clock import Clock
+from typing import TYPE_CHECKING
+
 from headrace.claims.config import ClaimConfig
 from headrace.claims.errors import ConfigError
-from headrace.claims.stores.base import (
+from headrace.claims.stores.folder import FolderStore
+from headrace.claims.stores.memory import MemoryStore
+from headrace.claims.stores.object_store import (
+    AccessDenied,
     Attributes,
+    BucketAlreadyExists,
     BucketMissing,
-    BucketThere,
     Chunk,
-    Denied,
+    MultipartUpload,
+    ObjectAlreadyExists,
     ObjectInfo,
     ObjectMissing,
     ObjectStore,
-    ObjectThere,
-    Plain,
+    ObjectStoreError,
     QuotaExceeded,
-    StoreError,
-    Upload,
+    StaticAttributes,
 )
-from headrace.claims.stores.folder import FolderStore
-from headrace.claims.stores.memory import MemoryStore
+from headrace.clock import Clock
+from headrace.deprecation import renamed_names
 
 __all__ = [
+    "AccessDenied",
     "Attributes",
+    "BucketAlreadyExists",
     "BucketMissing",
-    "BucketThere",
     "Chunk",
-    "Denied",
     "FolderStore",
     "MemoryStore",
+    "MultipartUpload",
+    "ObjectAlreadyExists",
     "ObjectInfo",
     "ObjectMissing",
     "ObjectStore",
-    "ObjectThere",
-    "Plain",
+    "ObjectStoreError",
     "QuotaExceeded",
-    "StoreError",
-    "Upload",
+    "StaticAttributes",
     "open_store",
 ]
 
@@ -54,18 +57,32 @@ def open_store(config: ClaimConfig, clock: Clock | None = None) -> ObjectStore:
         )
     try:
         if config.backend == "gcs":
-            from headrace.claims.stores.gcs import gcs_store
+            from headrace.claims.stores.gcs import make_gcs_store
 
-            return gcs_store(config.bucket, settings)
+            return make_gcs_store(config.bucket, settings)
         if config.backend == "azure":
-            from headrace.claims.stores.azure import azure_store
+            from headrace.claims.stores.azure import make_azure_store
 
-            return azure_store(config.bucket, settings)
-        from headrace.claims.stores.s3 import s3_store
+            return make_azure_store(config.bucket, settings)
+        from headrace.claims.stores.s3 import make_s3_store
 
-        return s3_store(config.bucket, settings)
+        return make_s3_store(config.bucket, settings)
     except ModuleNotFoundError as error:
         extra = {"minio": "s3"}.get(config.backend, config.backend)
         raise ConfigError(
             "claim_check.backend", f"{config.backend} needs more: pip install 'headrace[{extra}]' ({error})"
         ) from error
+
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(
+        __name__,
+        {
+            "BucketThere": "BucketAlreadyExists",
+            "Denied": "AccessDenied",
+            "ObjectThere": "ObjectAlreadyExists",
+            "Plain": "StaticAttributes",
+            "StoreError": "ObjectStoreError",
+            "Upload": "MultipartUpload",
+        },
+    )

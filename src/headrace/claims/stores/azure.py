@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
-from headrace.claims.stores.base import StoreError
-from headrace.claims.stores.cloud import CloudStore, client_options
-from headrace.claims.stores.lifecycle import Rule
+from headrace.claims.stores.lifecycle import LifecycleRule
+from headrace.claims.stores.object_store import ObjectStoreError
+from headrace.claims.stores.obstore_backend import CloudStore, make_client_options
 
-_MANAGEMENT = ("subscription_id", "resource_group")
+_MANAGEMENT_KEYS = ("subscription_id", "resource_group")
 
 
-def azure_store(bucket: str, settings: Mapping[str, Any]) -> AzureStore:
+def make_azure_store(bucket: str, settings: Mapping[str, Any]) -> AzureStore:
     """`settings`: account, access_key, endpoint (of an emulator); the environment's credentials otherwise."""
     from obstore.store import AzureStore as Client
 
@@ -30,7 +30,7 @@ def azure_store(bucket: str, settings: Mapping[str, Any]) -> AzureStore:
         options["account_key"] = settings["access_key"]
     if endpoint:
         options["endpoint"] = endpoint
-    return AzureStore(bucket, Client(bucket, **options, **client_options(settings, endpoint)), settings)
+    return AzureStore(bucket, Client(bucket, **options, **make_client_options(settings, endpoint)), settings)
 
 
 class AzureStore(CloudStore):
@@ -42,35 +42,35 @@ class AzureStore(CloudStore):
     def __init__(self, bucket: str, client: Any, settings: Mapping[str, Any]) -> None:
         super().__init__(bucket, client)
         self._settings = settings
-        if all(key in settings for key in _MANAGEMENT):
-            self.lifecycle = AzureLifecycle(policies_of(settings), settings, bucket)
+        if all(key in settings for key in _MANAGEMENT_KEYS):
+            self.lifecycle = AzureLifecycle(make_policies_client(settings), settings, bucket)
 
     async def ensure_bucket(self) -> None:
         if not self._has_library():
             await super().ensure_bucket()
         elif not await self.bucket_exists():
-            await self.call(lambda container: container.create_container())
+            await self.call_admin(lambda container: container.create_container())
 
     async def bucket_exists(self) -> bool:
         if not self._has_library():
             return await super().bucket_exists()
-        return bool(await self.call(lambda container: container.exists()))
+        return bool(await self.call_admin(lambda container: container.exists()))
 
     async def delete_bucket(self) -> None:
-        await self.call(lambda container: container.delete_container())
+        await self.call_admin(lambda container: container.delete_container())
 
-    async def call(self, work: Callable[[Any], Any]) -> Any:
+    async def call_admin(self, work: Callable[[Any], Any]) -> Any:
         """One administrative call in a thread."""
         from azure.core.exceptions import AzureError
 
         def run() -> Any:
-            with self._container() as container:
+            with self._open_container() as container:
                 return work(container)
 
         try:
             return await asyncio.to_thread(run)
         except AzureError as error:
-            raise StoreError(f"container {self.bucket!r}: {error}") from error
+            raise ObjectStoreError(f"container {self.bucket!r}: {error}") from error
 
     def _has_library(self) -> bool:
         try:
@@ -79,13 +79,13 @@ class AzureStore(CloudStore):
             return False
         return True
 
-    def _container(self) -> Any:
+    def _open_container(self) -> Any:
         from azure.storage.blob import ContainerClient
 
         account = self._settings.get("account", "")
         endpoint = self._settings.get("endpoint") or f"https://{account}.blob.core.windows.net"
         key = self._settings.get("access_key")
-        credential = {"account_name": account, "account_key": key} if key else _default_credential()
+        credential = {"account_name": account, "account_key": key} if key else _make_default_credential()
         retries = int(self._settings.get("retries", 3))
         return ContainerClient(endpoint, self.bucket, credential=credential, retry_total=retries)
 
@@ -98,64 +98,75 @@ class AzureLifecycle:
 
     def __init__(self, policies: Any, settings: Mapping[str, Any], container: str) -> None:
         self._policies = policies
-        self._where = (settings["resource_group"], settings["account"], "default")
-        self._container = container
+        self._policy_path = (settings["resource_group"], settings["account"], "default")
+        self._container_name = container
 
-    async def read(self) -> list[Rule]:
+    async def read(self) -> list[LifecycleRule]:
         from azure.core.exceptions import ResourceNotFoundError
 
-        def work() -> list[Rule]:
+        def work() -> list[LifecycleRule]:
             try:
-                document = self._policies.get(*self._where, cls=_as_sent)
+                document = self._policies.get(*self._policy_path, cls=_get_raw_response)
             except ResourceNotFoundError:
                 return []
             return list(document["properties"]["policy"]["rules"])
 
-        rules: list[Rule] = await self._told(work)
+        rules: list[LifecycleRule] = await self._call_management(work)
         return rules
 
-    async def write(self, rules: Sequence[Rule]) -> None:
+    async def write(self, rules: Sequence[LifecycleRule]) -> None:
         document = json.dumps({"properties": {"policy": {"rules": list(rules)}}}).encode()
-        await self._told(lambda: self._policies.create_or_update(*self._where, BytesIO(document)))
+        await self._call_management(
+            lambda: self._policies.create_or_update(*self._policy_path, BytesIO(document))
+        )
 
-    async def _told(self, work: Callable[[], Any]) -> Any:
+    async def _call_management(self, work: Callable[[], Any]) -> Any:
         from azure.core.exceptions import AzureError
 
         try:
             return await asyncio.to_thread(work)
         except AzureError as error:
-            raise StoreError(f"lifecycle policy of account {self._where[1]!r}: {error}") from error
+            raise ObjectStoreError(
+                f"lifecycle policy of account {self._policy_path[1]!r}: {error}"
+            ) from error
 
-    def wanted(self, namespace: str, days: int) -> list[Rule]:
-        filters = {"blobTypes": ["blockBlob"], "prefixMatch": [f"{self._container}/{namespace}/"]}
+    def make_rules(self, namespace: str, days: int) -> list[LifecycleRule]:
+        filters = {"blobTypes": ["blockBlob"], "prefixMatch": [f"{self._container_name}/{namespace}/"]}
         actions = {"baseBlob": {"delete": {"daysAfterModificationGreaterThan": days}}}
         definition = {"actions": actions, "filters": filters}
         return [
-            {"name": _name(namespace), "enabled": True, "type": "Lifecycle", "definition": definition},
+            {
+                "name": _make_rule_name(namespace),
+                "enabled": True,
+                "type": "Lifecycle",
+                "definition": definition,
+            },
         ]
 
-    def is_of(self, rule: Rule, namespace: str) -> bool:
-        return rule.get("name") == _name(namespace)
+    def is_own_rule(self, rule: LifecycleRule, namespace: str) -> bool:
+        return rule.get("name") == _make_rule_name(namespace)
 
 
-def policies_of(settings: Mapping[str, Any]) -> Any:
+def make_policies_client(settings: Mapping[str, Any]) -> Any:
     from azure.mgmt.storage import StorageManagementClient
 
-    return StorageManagementClient(_default_credential(), settings["subscription_id"]).management_policies
+    return StorageManagementClient(
+        _make_default_credential(), settings["subscription_id"]
+    ).management_policies
 
 
-def _default_credential() -> Any:
+def _make_default_credential() -> Any:
     from azure.identity import DefaultAzureCredential
 
     return DefaultAzureCredential()
 
 
-def _as_sent(response: Any, *_: Any) -> Any:
+def _get_raw_response(response: Any, *_: Any) -> Any:
     """What the service answered, as it is."""
     return json.loads(response.http_response.text())
 
 
-def _name(namespace: str) -> str:
+def _make_rule_name(namespace: str) -> str:
     """Only letters and digits are allowed; what else a namespace has shows in a digest, so that no two are the same."""
     plain = "".join(character for character in namespace if character.isalnum())
     digest = hashlib.sha256(namespace.encode()).hexdigest()[:8] if plain != namespace else ""

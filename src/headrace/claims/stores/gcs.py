@@ -7,12 +7,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.claims.stores.base import StoreError
-from headrace.claims.stores.cloud import CloudStore, client_options
-from headrace.claims.stores.lifecycle import Rule
+from headrace.claims.stores.lifecycle import LifecycleRule
+from headrace.claims.stores.object_store import ObjectStoreError
+from headrace.claims.stores.obstore_backend import CloudStore, make_client_options
 
 
-def gcs_store(bucket: str, settings: Mapping[str, Any]) -> GcsStore:
+def make_gcs_store(bucket: str, settings: Mapping[str, Any]) -> GcsStore:
     """`settings`: service_account_path, project, endpoint (of an emulator, without credentials; `admin_endpoint` where
     its JSON API has another address).
     """
@@ -25,47 +25,47 @@ def gcs_store(bucket: str, settings: Mapping[str, Any]) -> GcsStore:
     if endpoint:
         key = {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
         options["service_account_key"] = json.dumps({**key, "private_key_id": ""})
-    return GcsStore(bucket, Client(bucket, **options, **client_options(settings, endpoint)), settings)
+    return GcsStore(bucket, Client(bucket, **options, **make_client_options(settings, endpoint)), settings)
 
 
 class GcsStore(CloudStore):
     """A bucket of Google Cloud Storage; it has no tags on objects."""
 
-    has_tags = False
+    supports_tags = False
 
     def __init__(self, bucket: str, client: Any, settings: Mapping[str, Any]) -> None:
         super().__init__(bucket, client)
         self._settings = settings
         self._admin_client: Any = None
-        if _storage() is not None:
+        if _import_storage() is not None:
             self.lifecycle = GcsLifecycle(self)
 
     async def ensure_bucket(self) -> None:
-        if _storage() is None:
+        if _import_storage() is None:
             await super().ensure_bucket()
         elif not await self.bucket_exists():
-            await self.call(lambda admin: admin.create_bucket(self.bucket))
+            await self.call_admin(lambda admin: admin.create_bucket(self.bucket))
 
     async def bucket_exists(self) -> bool:
-        if _storage() is None:
+        if _import_storage() is None:
             return await super().bucket_exists()
-        return await self.call(lambda admin: admin.lookup_bucket(self.bucket)) is not None
+        return await self.call_admin(lambda admin: admin.lookup_bucket(self.bucket)) is not None
 
     async def delete_bucket(self) -> None:
-        await self.call(lambda admin: admin.get_bucket(self.bucket).delete())
+        await self.call_admin(lambda admin: admin.get_bucket(self.bucket).delete())
 
-    async def call(self, work: Callable[[Any], Any]) -> Any:
+    async def call_admin(self, work: Callable[[Any], Any]) -> Any:
         """One administrative call in a thread."""
         from google.api_core.exceptions import GoogleAPIError
 
         try:
-            return await asyncio.to_thread(lambda: work(self._admin()))
+            return await asyncio.to_thread(lambda: work(self._get_admin_client()))
         except (GoogleAPIError, OSError) as error:
-            raise StoreError(f"bucket {self.bucket!r}: {error}") from error
+            raise ObjectStoreError(f"bucket {self.bucket!r}: {error}") from error
 
-    def _admin(self) -> Any:
+    def _get_admin_client(self) -> Any:
         if self._admin_client is None:
-            self._admin_client = _admin_client(self._settings)
+            self._admin_client = _make_admin_client(self._settings)
         return self._admin_client
 
 
@@ -75,19 +75,19 @@ class GcsLifecycle:
     def __init__(self, store: GcsStore) -> None:
         self._store = store
 
-    async def read(self) -> list[Rule]:
-        bucket = await self._store.call(lambda admin: admin.get_bucket(self._store.bucket))
+    async def read(self) -> list[LifecycleRule]:
+        bucket = await self._store.call_admin(lambda admin: admin.get_bucket(self._store.bucket))
         return [dict(rule) for rule in bucket.lifecycle_rules]
 
-    async def write(self, rules: Sequence[Rule]) -> None:
+    async def write(self, rules: Sequence[LifecycleRule]) -> None:
         def work(admin: Any) -> None:
             bucket = admin.get_bucket(self._store.bucket)
             bucket.lifecycle_rules = list(rules)
             bucket.patch()
 
-        await self._store.call(work)
+        await self._store.call_admin(work)
 
-    def wanted(self, namespace: str, days: int) -> list[Rule]:
+    def make_rules(self, namespace: str, days: int) -> list[LifecycleRule]:
         prefix = [f"{namespace}/"]
         return [
             {"action": {"type": "Delete"}, "condition": {"age": days, "matchesPrefix": prefix}},
@@ -97,18 +97,18 @@ class GcsLifecycle:
             },
         ]
 
-    def is_of(self, rule: Rule, namespace: str) -> bool:
-        ours = {"Delete", "AbortIncompleteMultipartUpload"}
+    def is_own_rule(self, rule: LifecycleRule, namespace: str) -> bool:
+        own_actions = {"Delete", "AbortIncompleteMultipartUpload"}
         condition = rule.get("condition", {})
         return (
-            rule.get("action", {}).get("type") in ours
+            rule.get("action", {}).get("type") in own_actions
             and condition.get("matchesPrefix") == [f"{namespace}/"]
             and set(condition) == {"age", "matchesPrefix"}
         )
 
 
-def _admin_client(settings: Mapping[str, Any]) -> Any:
-    storage = _storage()
+def _make_admin_client(settings: Mapping[str, Any]) -> Any:
+    storage = _import_storage()
     if "service_account_path" in settings:
         return storage.Client.from_service_account_json(settings["service_account_path"])
     if "endpoint" in settings:
@@ -122,7 +122,7 @@ def _admin_client(settings: Mapping[str, Any]) -> Any:
     return storage.Client(project=settings.get("project"))
 
 
-def _storage() -> Any:
+def _import_storage() -> Any:
     try:
         from google.cloud import storage
     except ModuleNotFoundError:

@@ -10,48 +10,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from headrace.claims.stores.base import StoreError
+from headrace.claims.stores.object_store import ObjectStoreError
 
-Rule = dict[str, Any]
+LifecycleRule = dict[str, Any]
 
 
 class Lifecycle(Protocol):
-    async def read(self) -> list[Rule]:
+    async def read(self) -> list[LifecycleRule]:
         """All rules of the bucket."""
 
-    async def write(self, rules: Sequence[Rule]) -> None:
+    async def write(self, rules: Sequence[LifecycleRule]) -> None:
         """Replace all rules of the bucket."""
 
-    def wanted(self, namespace: str, days: int) -> list[Rule]:
+    def make_rules(self, namespace: str, days: int) -> list[LifecycleRule]:
         """The rules a namespace needs: expiry, and one of its own for abandoned uploads where the vendor has it."""
 
-    def is_of(self, rule: Rule, namespace: str) -> bool:
+    def is_own_rule(self, rule: LifecycleRule, namespace: str) -> bool:
         """Whether a rule was written by us for this namespace."""
 
 
-async def ensure(lifecycle: Lifecycle, namespace: str, days: int) -> bool:
+async def ensure_rules(lifecycle: Lifecycle, namespace: str, days: int) -> bool:
     """Have the namespace's rules in place; whether anything had to be written."""
-    if await is_right(lifecycle, namespace, days):
+    if await has_required_rules(lifecycle, namespace, days):
         return False
-    foreign = [rule for rule in await lifecycle.read() if not lifecycle.is_of(rule, namespace)]
-    await lifecycle.write([*foreign, *lifecycle.wanted(namespace, days)])
-    if not await is_right(lifecycle, namespace, days):
-        raise StoreError(
+    other_rules = [rule for rule in await lifecycle.read() if not lifecycle.is_own_rule(rule, namespace)]
+    await lifecycle.write([*other_rules, *lifecycle.make_rules(namespace, days)])
+    if not await has_required_rules(lifecycle, namespace, days):
+        raise ObjectStoreError(
             f"the bucket took lifecycle rules for {namespace!r} and does not show them; another program may "
             "write rules at the same time: start again"
         )
     return True
 
 
-async def is_right(lifecycle: Lifecycle, namespace: str, days: int) -> bool:
+async def has_required_rules(lifecycle: Lifecycle, namespace: str, days: int) -> bool:
     """Whether the bucket has exactly the rules that the namespace needs."""
-    ours = [rule for rule in await lifecycle.read() if lifecycle.is_of(rule, namespace)]
-    wanted = lifecycle.wanted(namespace, days)
-    return len(ours) == len(wanted) and all(any(_covers(rule, want) for rule in ours) for want in wanted)
+    own_rules = [rule for rule in await lifecycle.read() if lifecycle.is_own_rule(rule, namespace)]
+    required = lifecycle.make_rules(namespace, days)
+    return len(own_rules) == len(required) and all(
+        any(_contains(rule, required_rule) for rule in own_rules) for required_rule in required
+    )
 
 
-def _covers(there: Any, wanted: Any) -> bool:
+def _contains(actual: Any, expected: Any) -> bool:
     """Vendors add fields of their own to what they return; what was written must be in it."""
-    if isinstance(wanted, dict):
-        return isinstance(there, dict) and all(_covers(there.get(key), item) for key, item in wanted.items())
-    return bool(there == wanted)
+    if isinstance(expected, dict):
+        return isinstance(actual, dict) and all(
+            _contains(actual.get(key), item) for key, item in expected.items()
+        )
+    return bool(actual == expected)

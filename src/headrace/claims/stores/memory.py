@@ -7,38 +7,39 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from headrace.claims.clock import SECOND_NS, Clock, SystemClock
-from headrace.claims.stores.base import (
+from headrace.claims.clock import SECOND_NS
+from headrace.claims.stores.lifecycle import LifecycleRule
+from headrace.claims.stores.object_store import (
     Attributes,
     BucketMissing,
     Chunk,
+    MultipartUpload,
+    ObjectAlreadyExists,
     ObjectInfo,
     ObjectMissing,
-    ObjectThere,
-    StoreError,
-    Upload,
+    ObjectStoreError,
 )
-from headrace.claims.stores.lifecycle import Rule
+from headrace.clock import Clock, SystemClock
 
-_PAGE = 1000
+_PAGE_SIZE = 1000
 _DAY_NS = 86400 * SECOND_NS
-_PIECE = 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
 
 
 class MemoryLifecycle:
     def __init__(self) -> None:
-        self._rules: list[Rule] = []
+        self._rules: list[LifecycleRule] = []
 
-    async def read(self) -> list[Rule]:
+    async def read(self) -> list[LifecycleRule]:
         return [dict(rule) for rule in self._rules]
 
-    async def write(self, rules: Sequence[Rule]) -> None:
+    async def write(self, rules: Sequence[LifecycleRule]) -> None:
         self._rules = [dict(rule) for rule in rules]
 
-    def wanted(self, namespace: str, days: int) -> list[Rule]:
+    def make_rules(self, namespace: str, days: int) -> list[LifecycleRule]:
         return [{"id": f"headrace-claims-{namespace}", "prefix": f"{namespace}/", "days": days}]
 
-    def is_of(self, rule: Rule, namespace: str) -> bool:
+    def is_own_rule(self, rule: LifecycleRule, namespace: str) -> bool:
         return rule.get("id") == f"headrace-claims-{namespace}"
 
 
@@ -50,24 +51,26 @@ class MemoryStore:
         self.lifecycle = MemoryLifecycle()
         self._clock = clock or SystemClock()
         self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
-        self._exists = False
+        self._has_bucket = False
 
     async def ensure_bucket(self) -> None:
-        self._exists = True
+        self._has_bucket = True
 
     async def bucket_exists(self) -> bool:
-        return self._exists
+        return self._has_bucket
 
     async def delete_bucket(self) -> None:
         if self._objects:
-            raise StoreError(f"bucket {self.bucket!r} holds {len(self._objects)} objects; delete them first")
-        self._exists = False
+            raise ObjectStoreError(
+                f"bucket {self.bucket!r} holds {len(self._objects)} objects; delete them first"
+            )
+        self._has_bucket = False
 
     async def put(self, key: str, data: Chunk, attributes: Attributes, *, replace: bool = False) -> None:
-        if not self._exists:
+        if not self._has_bucket:
             raise BucketMissing(f"there is no bucket {self.bucket!r}")
         if key in self._objects and not replace:
-            raise ObjectThere(f"object {key!r} exists already")
+            raise ObjectAlreadyExists(f"object {key!r} exists already")
         info = ObjectInfo(key, len(data), self._clock.now_ns(), dict(attributes.metadata()))
         self._objects[key] = (bytes(data), info)
 
@@ -76,17 +79,17 @@ class MemoryStore:
         await self.put(key, data, attributes, replace=True)
 
     async def get(self, key: str) -> AsyncIterator[Chunk]:
-        data = self._found(key)[0]
+        data = self._get_object(key)[0]
 
-        async def pieces() -> AsyncIterator[Chunk]:
+        async def iter_chunks() -> AsyncIterator[Chunk]:
             view = memoryview(data)
-            for start in range(0, len(view), _PIECE):
-                yield view[start : start + _PIECE]
+            for start in range(0, len(view), _CHUNK_BYTES):
+                yield view[start : start + _CHUNK_BYTES]
 
-        return pieces()
+        return iter_chunks()
 
     async def head(self, key: str) -> ObjectInfo:
-        return self._found(key)[1]
+        return self._get_object(key)[1]
 
     async def exists(self, key: str) -> bool:
         return key in self._objects
@@ -97,18 +100,18 @@ class MemoryStore:
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
         keys = sorted(key for key in self._objects if key.startswith(prefix) and key > start_after)
-        for start in range(0, len(keys), _PAGE):
-            page = [self._objects[key][1] for key in keys[start : start + _PAGE] if key in self._objects]
+        for start in range(0, len(keys), _PAGE_SIZE):
+            page = [self._objects[key][1] for key in keys[start : start + _PAGE_SIZE] if key in self._objects]
             yield [ObjectInfo(info.key, info.size, info.modified_ns) for info in page]
 
     async def prefixes(self, prefix: str) -> Sequence[str]:
-        below = {key[len(prefix) :].partition("/") for key in self._objects if key.startswith(prefix)}
-        return sorted({f"{prefix}{name}/" for name, slash, _ in below if slash})
+        suffixes = {key[len(prefix) :].partition("/") for key in self._objects if key.startswith(prefix)}
+        return sorted({f"{prefix}{name}/" for name, slash, _ in suffixes if slash})
 
-    async def uploads(self) -> Sequence[Upload]:
+    async def uploads(self) -> Sequence[MultipartUpload]:
         return ()
 
-    async def abort(self, upload: Upload) -> None:
+    async def abort(self, upload: MultipartUpload) -> None:
         raise ObjectMissing(f"no upload of {upload.key!r} is under way")
 
     async def close(self) -> None:
@@ -122,7 +125,7 @@ class MemoryStore:
                 if key.startswith(rule["prefix"]) and info.modified_ns + rule["days"] * _DAY_NS <= now_ns:
                     del self._objects[key]
 
-    def _found(self, key: str) -> tuple[bytes, ObjectInfo]:
+    def _get_object(self, key: str) -> tuple[bytes, ObjectInfo]:
         try:
             return self._objects[key]
         except KeyError:

@@ -15,22 +15,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.spark.doors import door_of
-from headrace.spark.jobs.ranges import has_begun, ranges_folder, record
-from headrace.spark.jobs.summaries import Options, Progress, Summary, silent
-from headrace.spark.offsets import resolve
-from headrace.spark.options import EARLIEST, OptionError, source_options
+from headrace.reader.options import EARLIEST, OptionError, parse_read_options
+from headrace.reader.stream_catalog import open_source
+from headrace.spark.jobs.job_result import OptionMap, Progress, Summary, no_progress
+from headrace.spark.jobs.landing_log import has_started, ranges_folder, record_epochs
+from headrace.spark.offsets import resolve_bound
 
 #: How a landed table is divided into folders: by the day of a message, by its subject's first token, or by its subject.
 LAYOUTS = {"none": "", "day": "day", "topic": "topic", "subject": "subject_name"}
-_RECORD_EVERY_S = 60.0
+_RECORD_INTERVAL_S = 60.0
 
 
 @dataclass(frozen=True)
 class Landing:
     """What is landed where, and how."""
 
-    source: Options
+    source: OptionMap
     target: str
     checkpoint: str
     layout: str = "day"
@@ -39,7 +39,7 @@ class Landing:
     kind: str = "headrace"
     is_table: bool = False
     every: str = ""
-    options: Options = field(default_factory=dict)
+    options: OptionMap = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
@@ -48,13 +48,13 @@ class Landing:
             raise OptionError(f"kind {self.kind!r} is neither headrace nor headrace_kv")
 
     @property
-    def ranges(self) -> str:
+    def ranges_path(self) -> str:
         return ranges_folder(self.target, self.checkpoint, is_table=self.is_table)
 
 
 def land(
     spark: SparkSession,
-    source: Options,
+    source: OptionMap,
     target: str,
     *,
     checkpoint: str = "",
@@ -63,8 +63,8 @@ def land(
     files: int = 1,
     kind: str = "headrace",
     is_table: bool = False,
-    options: Options | None = None,
-    progress: Progress = silent,
+    options: OptionMap | None = None,
+    progress: Progress = no_progress,
 ) -> Summary:
     """Bring a table up to date with a stream (or, with kind `headrace_kv`, with a bucket's changes), exactly once.
 
@@ -82,58 +82,58 @@ def land(
         is_table,
         options=options or {},
     )
-    begin = _begin(spark, landing)
-    query = _start(spark, landing)
-    return attend(spark, query, landing, begin, progress)
+    start_seq = _find_start_seq(spark, landing)
+    query = _start_query(spark, landing)
+    return run_landing(spark, query, landing, start_seq, progress)
 
 
-def start_landing(spark: SparkSession, source: Options, target: str, **settings: Any) -> StreamingQuery:
+def start_landing(spark: SparkSession, source: OptionMap, target: str, **settings: Any) -> StreamingQuery:
     """The query behind `land`; with `every` ("1 minute") it does not end. Ranges are recorded by the next `land`."""
     settings.setdefault("checkpoint", default_checkpoint(target))
-    return _start(spark, Landing(source, target, **settings))
+    return _start_query(spark, Landing(source, target, **settings))
 
 
-def keep_landing(
-    spark: SparkSession, landing: Landing, progress: Progress = silent, stop_s: float | None = None
+def run_forever(
+    spark: SparkSession, landing: Landing, progress: Progress = no_progress, stop_s: float | None = None
 ) -> Summary:
     """Land for ever, or for so long, and record ranges on the way."""
-    begin = _begin(spark, landing)
-    return attend(spark, _start(spark, landing), landing, begin, progress, stop_s)
+    start_seq = _find_start_seq(spark, landing)
+    return run_landing(spark, _start_query(spark, landing), landing, start_seq, progress, stop_s)
 
 
-def attend(
+def run_landing(
     spark: SparkSession,
     query: StreamingQuery,
     landing: Landing,
-    begin: int,
+    start_seq: int,
     progress: Progress,
     stop_s: float | None = None,
 ) -> Summary:
     """Follow a query to its end, tell of its epochs, and record what it landed."""
-    told, rows, batches = -1, 0, 0
+    last_epoch, rows, batches = -1, 0, 0
     started = recorded_s = time.monotonic()
     ended = False
     while not ended:
         ended = bool(query.awaitTermination(1))
         for each in query.recentProgress:
-            if each.batchId > told and each.numInputRows:
-                told, rows, batches = each.batchId, rows + each.numInputRows, batches + 1
+            if each.batchId > last_epoch and each.numInputRows:
+                last_epoch, rows, batches = each.batchId, rows + each.numInputRows, batches + 1
                 progress(
                     f"epoch {each.batchId}: {each.numInputRows} rows, {each.processedRowsPerSecond:,.0f} a second"
                 )
-        if not ended and time.monotonic() - recorded_s > _RECORD_EVERY_S:
-            record(spark, landing.ranges, landing.checkpoint, begin)
+        if not ended and time.monotonic() - recorded_s > _RECORD_INTERVAL_S:
+            record_epochs(spark, landing.ranges_path, landing.checkpoint, start_seq)
             recorded_s = time.monotonic()
         if not ended and stop_s is not None and time.monotonic() - started > stop_s:
             query.stop()
-    ranges = record(spark, landing.ranges, landing.checkpoint, begin)
+    ranges = record_epochs(spark, landing.ranges_path, landing.checkpoint, start_seq)
     return Summary(rows, batches, ranges[-1].end_seq - 1 if ranges else 0)
 
 
-def _start(spark: SparkSession, landing: Landing) -> StreamingQuery:
+def _start_query(spark: SparkSession, landing: Landing) -> StreamingQuery:
     source = {"starting": "earliest", **landing.source}
-    frame = spark.readStream.format(landing.kind).options(**source).load()
-    writer = _laid_out(frame, landing).writeStream.format(landing.table_format).outputMode("append")
+    df = spark.readStream.format(landing.kind).options(**source).load()
+    writer = _apply_layout(df, landing).writeStream.format(landing.table_format).outputMode("append")
     if landing.layout != "none":
         writer = writer.partitionBy(LAYOUTS[landing.layout])
     writer = writer.option("checkpointLocation", landing.checkpoint).options(**landing.options)
@@ -142,38 +142,41 @@ def _start(spark: SparkSession, landing: Landing) -> StreamingQuery:
     return writer.toTable(landing.target) if landing.is_table else writer.start(landing.target)
 
 
-def _laid_out(frame: DataFrame, landing: Landing) -> DataFrame:
+def _apply_layout(df: DataFrame, landing: Landing) -> DataFrame:
     """Rows with the column that names their folder, brought together so that each folder gets few files."""
-    subject = "subject" if "subject" in frame.columns else "key"
-    made = {
+    subject = "subject" if "subject" in df.columns else "key"
+    layout_columns = {
         "day": f.to_date("time"),
         "topic": f.substring_index(subject, ".", 1),
         "subject": f.col(subject),
     }
-    if landing.layout not in made:
-        return frame.coalesce(landing.files)
+    if landing.layout not in layout_columns:
+        return df.coalesce(landing.files)
     column = LAYOUTS[landing.layout]
-    frame = frame.withColumn(column, made[landing.layout])
+    df = df.withColumn(column, layout_columns[landing.layout])
     if landing.layout == "day":
-        return frame.coalesce(landing.files)  # nearly all of an epoch is of one day
+        return df.coalesce(landing.files)  # nearly all of an epoch is of one day
     # Each folder's rows go to one task (or a few), and many folders to many tasks.
     if landing.files == 1:
-        return frame.repartition(column)
-    return frame.repartition(f.col(column), f.col(_sequence(frame)) % landing.files)
+        return df.repartition(column)
+    return df.repartition(f.col(column), f.col(_get_sequence_column(df)) % landing.files)
 
 
-def _sequence(frame: DataFrame) -> str:
-    return "seq" if "seq" in frame.columns else "revision"
+def _get_sequence_column(df: DataFrame) -> str:
+    return "seq" if "seq" in df.columns else "revision"
 
 
-def _begin(spark: SparkSession, landing: Landing) -> int:
+def _find_start_seq(spark: SparkSession, landing: Landing) -> int:
     """Where the first epoch begins; 0 when a landing has begun already, or nobody can say."""
-    if landing.kind == "headrace_kv" or has_begun(spark, landing.checkpoint):
+    if landing.kind == "headrace_kv" or has_started(spark, landing.checkpoint):
         return 0
-    options = source_options({name: str(value) for name, value in landing.source.items()})
-    door = door_of(options)
-    facts = door.facts()
-    return max(resolve(options.starting or EARLIEST, facts, door.seq_at), facts.first_seq)
+    options = parse_read_options({name: str(value) for name, value in landing.source.items()})
+    read_source = open_source(options)
+    stream_info = read_source.get_info()
+    return max(
+        resolve_bound(options.starting or EARLIEST, stream_info, read_source.find_seq_at_time),
+        stream_info.first_seq,
+    )
 
 
 def default_checkpoint(target: str) -> str:

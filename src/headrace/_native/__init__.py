@@ -1,0 +1,83 @@
+"""The compiled part: each module has a pure twin (`parser`, `parser_pure`) with the same names and behaviour.
+
+Compiled is taken where it was built, unless HEADRACE_PURE is set. Knows nothing of the packages above.
+"""
+
+import importlib
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "COMPILED",
+    "KEY_EXACT",
+    "KEY_PARENT",
+    "KEY_TWO_TOKENS",
+    "ByteBudget",
+    "ClientState",
+    "DedupWindow",
+    "OpenBatch",
+    "Parser",
+    "PendingReplies",
+    "PublishFastPath",
+    "Route",
+    "RouteTable",
+    "Subscription",
+    "collect_subjects",
+    "crc32",
+    "encode_deliveries",
+    "encode_last_by_subject",
+    "encode_replies",
+    "encode_reply",
+    "load_native",
+    "parse_nats_headers",
+    "split_ack_subject",
+]
+
+if TYPE_CHECKING:
+    from headrace._native.crc32 import crc32
+    from headrace._native.deliveries import collect_subjects, encode_deliveries, split_ack_subject
+    from headrace._native.direct_get import encode_last_by_subject, encode_replies, encode_reply
+    from headrace._native.ingest_state import ByteBudget, DedupWindow, OpenBatch, parse_nats_headers
+    from headrace._native.parser import ClientState, Parser, Route, RouteTable, Subscription
+    from headrace._native.publish_fastpath import PendingReplies, PublishFastPath
+
+_EXPORTS = {
+    "direct_get": ("encode_reply", "encode_replies", "encode_last_by_subject"),
+    "ingest_state": ("ByteBudget", "OpenBatch", "DedupWindow", "parse_nats_headers"),
+    "crc32": ("crc32",),
+    "deliveries": ("split_ack_subject", "encode_deliveries", "collect_subjects"),
+    "publish_fastpath": ("PublishFastPath", "PendingReplies"),
+    "parser": ("Parser", "ClientState", "Route", "RouteTable", "Subscription"),
+}
+
+
+def load_native(name: str) -> ModuleType:
+    """A kernel module by its plain name: compiled if possible and not declined, else pure."""
+    module = _load(name)
+    # Now, not on demand: importing a module has just put it here under its own name, which may be a function's too.
+    globals().update((exported, getattr(module, exported)) for exported in _EXPORTS.get(name, ()))
+    return module
+
+
+def _load(name: str) -> ModuleType:
+    if not os.environ.get("HEADRACE_PURE"):
+        try:
+            return importlib.import_module(f"headrace._native.{name}")
+        except ImportError:
+            pass
+    return importlib.import_module(f"headrace._native.{name}_pure")
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: what belongs to streams needs numpy, which takes longer to load than all the rest of a broker.
+    for home, exported in _EXPORTS.items():
+        if name in exported:
+            return getattr(load_native(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+#: What the key of a Route stands for: one subject, all children of a prefix, everything below two tokens.
+KEY_EXACT, KEY_PARENT, KEY_TWO_TOKENS = 0, 1, 2
+#: Whether the hot path is the compiled one.
+COMPILED = not load_native("parser").__name__.endswith("_pure")

@@ -1,0 +1,283 @@
+# cython: language_level=3
+"""The hot path of reading, compiled: stored records become MSG and HMSG lines in their receivers' output.
+
+Owns the encoding of a run of records (`encode_deliveries`), the parsing of acknowledgement subjects (`split_ack_subject`) and the
+subjects of a run (`collect_subjects`). Nothing is made per message: records are read where they lie and written where they
+leave. Knows no consumers. `delivery_pure` does the same in plain Python and passes the same tests.
+"""
+
+cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.ref cimport PyObject
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memchr, memcmp, memcpy
+
+from headrace._native.record_layout cimport Record, digits, put, read
+
+cdef enum:
+    NUMBERS = 96  # four numbers of at most 20 digits, the dots between them
+    LINE = 64  # a control line besides its words
+    ROOM = 4096  # what an output grows by at least
+
+
+cdef struct Output:
+    # A client's buffer during a run: `size` bytes long, valid up to `at`.
+    PyObject *buffer
+    char *start
+    Py_ssize_t at, size
+
+
+cdef struct Receiver:
+    Output *output
+    const char *sid
+    Py_ssize_t sid_size
+    bint headers
+    Py_ssize_t messages, bytes
+
+
+cdef int grow(Output *output, Py_ssize_t need) except -1:
+    """Make room for `need` more bytes, and for some more messages."""
+    cdef object buffer = <object>output.buffer
+    cdef Py_ssize_t size = output.at + need + (output.at + need) // 2 + ROOM
+    PyByteArray_Resize(buffer, size)
+    output.size = size
+    output.start = PyByteArray_AS_STRING(buffer)
+    return 0
+
+
+cdef inline int write(Receiver *receiver, Record *record, const char *ack, Py_ssize_t ack_size) except -1:
+    """One message into one output."""
+    cdef Output *output = receiver.output
+    cdef bint headed = record.header_size > 0 and receiver.headers
+    cdef Py_ssize_t body = record.payload_size + (record.header_size if headed else 0)
+    cdef Py_ssize_t need = record.subject_size + receiver.sid_size + ack_size + body + LINE
+    cdef char *to
+    if output.at + need > output.size:
+        grow(output, need)
+    to = output.start + output.at
+    if headed:
+        to[0] = 72
+        to += 1
+    to = put(to, b"MSG ", 4)
+    to = put(to, record.subject, record.subject_size)
+    to[0] = 32
+    to = put(to + 1, receiver.sid, receiver.sid_size)
+    to[0] = 32
+    to = put(to + 1, ack, ack_size)
+    to[0] = 32
+    to += 1
+    if headed:
+        to = digits(to, record.header_size)
+        to[0] = 32
+        to += 1
+    to = digits(to, body)
+    to = put(to, b"\r\n", 2)
+    if headed:
+        to = put(to, record.header, record.header_size)
+    to = put(to, record.payload, record.payload_size)
+    to = put(to, b"\r\n", 2)
+    output.at = to - output.start
+    receiver.messages += 1
+    receiver.bytes += body
+    return 0
+
+
+cdef Py_ssize_t collect_receivers(Receiver *receivers, Output *outputs, list targets, list subs) except -1:
+    """What the encoder needs of each receiver, one after another; how many outputs there are."""
+    cdef Py_ssize_t i = 0, j, count = 0
+    for target in targets:
+        for sub in target:
+            buffer = sub.client.buffer
+            subs.append((sub, sub.client, buffer, sub.sid))
+            for j in range(count):
+                if outputs[j].buffer == <PyObject *>buffer:
+                    break
+            else:
+                j = count
+                outputs[j].buffer = <PyObject *>buffer
+                outputs[j].start = PyByteArray_AS_STRING(buffer)
+                outputs[j].at = outputs[j].size = PyByteArray_GET_SIZE(buffer)
+                count += 1
+            receivers[i].output = &outputs[j]
+            receivers[i].sid = PyBytes_AS_STRING(subs[i][3])
+            receivers[i].sid_size = PyBytes_GET_SIZE(subs[i][3])
+            receivers[i].headers = sub.client.headers
+            receivers[i].messages = receivers[i].bytes = 0
+            i += 1
+    return count
+
+
+cdef trim(Output *outputs, Py_ssize_t count):
+    """Take back the room that was not used."""
+    cdef Py_ssize_t i
+    for i in range(count):
+        if outputs[i].at < outputs[i].size:
+            PyByteArray_Resize(<object>outputs[i].buffer, outputs[i].at)
+
+
+cdef update_counters(Receiver *receivers, list subs):
+    """Tell the receivers what they got."""
+    cdef Py_ssize_t i
+    for i in range(len(subs)):
+        if receivers[i].messages:
+            sub, client = subs[i][0], subs[i][1]
+            sub.delivered += receivers[i].messages
+            client.out_msgs += receivers[i].messages
+            client.out_bytes += receivers[i].bytes
+            client.mark_dirty()
+
+
+@cython.boundscheck(False)  # `at` is within `wanted` all along
+def encode_deliveries(list targets not None, view, seqs, Py_ssize_t at, Py_ssize_t most, bytes ack not None, uint64_t cseq,
+           int64_t pending, Py_ssize_t base, Py_ssize_t bytes_max, bint strict):
+    """Write records of `view`, those in `seqs` from index `at` on, at most `most`, to targets taking turns.
+
+    A target is a list of subscriptions that all get a message. `ack` is the acknowledgement subject up to the stream
+    sequence; `pending` counts the messages before this run. Sizes are reply, header and payload plus `base`, or plus
+    the subject when `base` is negative; the run ends before `bytes_max` is exceeded if `strict`, after it otherwise
+    (negative: no limit). Returns how many were written and their size.
+    """
+    cdef const unsigned char[::1] data = view
+    cdef const uint64_t[::1] wanted = seqs
+    cdef Py_ssize_t count = sum([len(target) for target in targets]), target_count = len(targets)
+    cdef Py_ssize_t stop = wanted.shape[0], start = at, size, total = 0, turn = 0, prefix, first, i
+    cdef const char *here = NULL
+    cdef const char *end
+    cdef char *reply = NULL
+    cdef char *tail
+    cdef Py_ssize_t *offsets = NULL
+    cdef Receiver *receivers = NULL
+    cdef Output *outputs = NULL
+    cdef Py_ssize_t output_count = 0
+    cdef Record record
+    cdef list subs = []
+    if at < 0:
+        raise IndexError(at)
+    if most < stop - at:  # not `at + most`, which may be too large for a number
+        stop = at + most
+    if at >= stop or target_count == 0 or data.shape[0] == 0:
+        return 0, 0
+    here = <const char *>&data[0]
+    end = here + data.shape[0]
+    prefix = PyBytes_GET_SIZE(ack)
+    receivers = <Receiver *>malloc((count + 1) * sizeof(Receiver))
+    outputs = <Output *>malloc((count + 1) * sizeof(Output))
+    offsets = <Py_ssize_t *>malloc((target_count + 1) * sizeof(Py_ssize_t))
+    reply = <char *>malloc(prefix + NUMBERS)
+    try:
+        if receivers == NULL or outputs == NULL or offsets == NULL or reply == NULL:
+            raise MemoryError()
+        output_count = collect_receivers(receivers, outputs, targets, subs)
+        offsets[0] = 0
+        for i in range(target_count):
+            offsets[i + 1] = offsets[i] + len(targets[i])
+        memcpy(reply, PyBytes_AS_STRING(ack), prefix)
+        while at < stop and read(here, end, &record):
+            here += record.size
+            if record.seq < wanted[at]:
+                continue
+            if record.seq > wanted[at]:
+                break
+            pending = pending - 1 if pending > 0 else 0
+            tail = digits(reply + prefix, record.seq)
+            tail[0] = 46
+            tail = digits(tail + 1, cseq)
+            tail[0] = 46
+            tail = digits(tail + 1, record.time_ns)
+            tail[0] = 46
+            tail = digits(tail + 1, <uint64_t>pending)
+            size = (tail - reply) + record.header_size + record.payload_size + (base if base >= 0 else record.subject_size)
+            if bytes_max >= 0 and total + (size if strict else 0) > bytes_max:
+                break
+            first = offsets[turn]
+            for i in range(first, offsets[turn + 1]):
+                write(&receivers[i], &record, reply, tail - reply)
+            total += size
+            cseq += 1
+            at += 1
+            turn += 1
+            if turn == target_count:
+                turn = 0
+        trim(outputs, output_count)
+        output_count = 0
+        update_counters(receivers, subs)
+        return at - start, total
+    finally:
+        trim(outputs, output_count)
+        free(receivers)
+        free(outputs)
+        free(offsets)
+        free(reply)
+
+
+cdef inline int64_t number(const char *at, const char *end) noexcept nogil:
+    """A token of digits, or -1; so is one that needs 64 bits."""
+    cdef uint64_t value = 0
+    if at == end or end - at > 19:
+        return -1
+    while at < end:
+        if at[0] < 48 or at[0] > 57:
+            return -1
+        value = value * 10 + <uint64_t>(at[0] - 48)
+        at += 1
+    return <int64_t>value if value < (1ULL << 63) else -1
+
+
+def split_ack_subject(bytes subject not None):
+    """Who an acknowledgement is for and what it speaks of: key, delivery count, stream sequence, consumer sequence.
+
+    The key is `stream.consumer`, or `domain.account.stream.consumer` in the second form; a number that is none is -1.
+    None when it is not the subject of an acknowledgement.
+    """
+    cdef const char *start = PyBytes_AS_STRING(subject)
+    cdef const char *end = start + PyBytes_GET_SIZE(subject)
+    cdef const char *dots[11]
+    cdef const char *at = start
+    cdef int found = 0, names
+    if end - start < 8 or memcmp(start, b"$JS.ACK.", 8) != 0:
+        return None
+    while found < 11:
+        at = <const char *>memchr(at, 46, end - at)
+        if at == NULL:
+            break
+        dots[found] = at
+        found += 1
+        at += 1
+    if found == 8:
+        names = 3
+    elif found >= 10:
+        names = 5
+    else:
+        return None
+    return (
+        PyBytes_FromStringAndSize(start + 8, dots[names] - start - 8),
+        number(dots[names] + 1, dots[names + 1]),
+        number(dots[names + 1] + 1, dots[names + 2]),
+        number(dots[names + 2] + 1, dots[names + 3]),
+    )
+
+
+def collect_subjects(view, uint64_t last, set found not None):
+    """Add the subjects of the records in `view` up to sequence `last`; the sequence to go on with."""
+    cdef const unsigned char[::1] data = view
+    cdef const char *here
+    cdef const char *end
+    cdef const char *previous = NULL
+    cdef Py_ssize_t previous_size = -1
+    cdef uint64_t seq = last
+    cdef Record record
+    if data.shape[0] == 0:
+        return last + 1
+    here = <const char *>&data[0]
+    end = here + data.shape[0]
+    while read(here, end, &record):
+        if record.seq > last:
+            return last + 1
+        if record.subject_size != previous_size or memcmp(previous, record.subject, previous_size) != 0:
+            found.add(PyBytes_FromStringAndSize(record.subject, record.subject_size))
+            previous, previous_size = record.subject, record.subject_size
+        seq = record.seq
+        here += record.size
+    return seq + 1

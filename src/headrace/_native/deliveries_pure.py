@@ -1,0 +1,130 @@
+"""The hot path of reading in plain Python: the same names and the same behaviour as the compiled `deliveries`.
+
+Owns the encoding of a run of records (`encode_deliveries`), the parsing of acknowledgement subjects (`split_ack_subject`)
+and the subjects of a run (`collect_subjects`). It runs where no compiler was at hand, and says in readable form what
+the compiled version does.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_RECORD = struct.Struct("<IHHIIQQ")
+_ACK = b"$JS.ACK."
+
+
+def iter_records(view: memoryview) -> Iterator[tuple[int, int, bytes, bytes, bytes]]:
+    """Sequence, time, subject, header and payload of every whole record."""
+    at, end = 0, len(view)
+    while end - at >= _RECORD.size:
+        size, subject_size, _, header_size, _, seq, time_ns = _RECORD.unpack_from(view, at)
+        subject_at = at + _RECORD.size
+        header_at = subject_at + subject_size
+        payload_at = header_at + header_size
+        at += size
+        if size < _RECORD.size or at > end or payload_at > at:
+            return
+        yield (
+            seq,
+            time_ns,
+            bytes(view[subject_at:header_at]),
+            bytes(view[header_at:payload_at]),
+            bytes(view[payload_at:at]),
+        )
+
+
+def _write_msg(sub: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+    client = sub.client
+    if header and client.headers:
+        size = len(header) + len(payload)
+        line = b"HMSG %s %s %s %d %d\r\n" % (subject, sub.sid, reply, len(header), size)
+        client.buffer += line + header + payload + b"\r\n"
+    else:
+        size = len(payload)
+        client.buffer += b"MSG %s %s %s %d\r\n%s\r\n" % (subject, sub.sid, reply, size, payload)
+    sub.delivered += 1
+    client.out_msgs += 1
+    client.out_bytes += size
+    client.mark_dirty()
+
+
+def encode_deliveries(
+    targets: list[list[Any]],
+    view: memoryview,
+    seqs: Sequence[int],
+    at: int,
+    most: int,
+    ack: bytes,
+    cseq: int,
+    pending: int,
+    base: int,
+    bytes_max: int,
+    strict: bool,
+) -> tuple[int, int]:
+    """Write records of `view`, those in `seqs` from index `at` on, at most `most`, to targets taking turns.
+
+    A target is a list of subscriptions that all get a message. `ack` is the acknowledgement subject up to the
+    stream sequence; `pending` counts the messages before this run. Sizes are reply, header and payload plus
+    `base`, or plus the subject when `base` is negative; the run ends before `bytes_max` is exceeded if
+    `strict`, after it otherwise (negative: no limit). Returns how many were written and their size.
+    """
+    if at < 0:
+        raise IndexError(at)
+    start, stop, total = at, min(at + most, len(seqs)), 0
+    if at >= stop or not targets:
+        return 0, 0
+    for seq, time_ns, subject, header, payload in iter_records(view):
+        wanted = int(seqs[at])
+        if seq < wanted:
+            continue
+        if seq > wanted:
+            break
+        pending = max(pending - 1, 0)
+        reply = b"%s%d.%d.%d.%d" % (ack, seq, cseq, time_ns, pending)
+        size = len(reply) + len(header) + len(payload) + (base if base >= 0 else len(subject))
+        if bytes_max >= 0 and total + (size if strict else 0) > bytes_max:
+            break
+        for sub in targets[(at - start) % len(targets)]:
+            _write_msg(sub, subject, reply, header, payload)
+        total += size
+        cseq += 1
+        at += 1
+        if at == stop:
+            break
+    return at - start, total
+
+
+def _parse_number(token: bytes) -> int:
+    value = int(token) if token.isdigit() and len(token) <= 19 else -1
+    return value if value < 1 << 63 else -1
+
+
+def split_ack_subject(subject: bytes) -> tuple[bytes, int, int, int] | None:
+    """Who an acknowledgement is for and what it speaks of: key, delivery count, stream and consumer sequence.
+
+    The key is `stream.consumer`, or `domain.account.stream.consumer` in the second form; a number that is
+    none is -1. None when it is not the subject of an acknowledgement.
+    """
+    if not subject.startswith(_ACK):
+        return None
+    tokens = subject.split(b".")
+    if len(tokens) == 9:
+        names = 4
+    elif len(tokens) >= 11:
+        names = 6
+    else:
+        return None
+    count, stream_seq, consumer_seq = (_parse_number(token) for token in tokens[names : names + 3])
+    return b".".join(tokens[2:names]), count, stream_seq, consumer_seq
+
+
+def collect_subjects(view: memoryview, last: int, found: set[bytes]) -> int:
+    """Add the subjects of the records in `view` up to sequence `last`; the sequence to go on with."""
+    seq = last
+    for seq, _, subject, _, _ in iter_records(view):
+        if seq > last:
+            return last + 1
+        found.add(subject)
+    return seq + 1

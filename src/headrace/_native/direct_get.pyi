@@ -1,0 +1,3 @@
+from headrace._native.direct_get_pure import encode_last_by_subject as encode_last_by_subject
+from headrace._native.direct_get_pure import encode_replies as encode_replies
+from headrace._native.direct_get_pure import encode_reply as encode_reply

@@ -1,0 +1,53 @@
+# cython: language_level=3
+"""What the lanes drive directly: the headers of a message, the window of ids, the members of a batch."""
+
+from libc.stdint cimport int64_t, uint64_t
+
+cdef enum:
+    # What a header block says to the server.
+    MSG_ID = 1
+    TTL = 2
+    BATCH_ID = 4
+    BATCH_POSITION = 8
+    OTHER = 16
+
+
+cdef struct ParsedHeaders:
+    const char *id
+    Py_ssize_t id_size
+    const char *ttl
+    Py_ssize_t ttl_size
+    const char *batch
+    Py_ssize_t batch_size
+    Py_ssize_t position
+
+
+cdef int scan_headers(const char *at, const char *end, ParsedHeaders *heading) noexcept nogil
+
+
+cdef class DedupWindow:
+    cdef public int64_t window_ns
+    cdef dict seen
+    cdef bytearray order
+    cdef Py_ssize_t head, saved_end
+
+    cdef uint64_t c_find(self, bytes message_id, uint64_t now_ns) except? 0
+    cdef int c_add(self, bytes message_id, uint64_t seq, uint64_t time_ns) except -1
+    cdef int c_expire(self, uint64_t now_ns) except -1
+    cdef bint is_over(self, const char *entry, uint64_t now_ns) noexcept nogil
+
+
+cdef class ByteBudget:
+    cdef public Py_ssize_t bytes, bytes_max
+
+
+cdef class OpenBatch:
+    cdef readonly object name
+    cdef public list members
+    cdef public Py_ssize_t bytes, max_members
+    cdef public int64_t deadline_ns, timeout_ns
+    cdef public bint open
+    cdef public ByteBudget budget
+
+    cdef bint c_accepts(self, const char *name, Py_ssize_t name_size, Py_ssize_t position, Py_ssize_t size) except -1
+    cdef int c_add(self, member, Py_ssize_t size) except -1

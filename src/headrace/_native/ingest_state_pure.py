@@ -1,0 +1,138 @@
+"""What a message brings besides its payload, in plain Python; see `ingest_state.pyx`."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from itertools import islice
+from typing import Any
+
+_ENTRY = struct.Struct("<QQH")
+_ID_BYTES_MAX = 65_535
+
+
+def parse_nats_headers(block: bytes) -> dict[bytes, bytes]:
+    """The first value of every header whose name begins with `Nats-`; names are case-sensitive. Neither the first line nor
+    one without a colon is a header.
+    """
+    found: dict[bytes, bytes] = {}
+    for line in block.split(b"\r\n")[1:]:
+        if line.startswith(b"Nats-"):
+            name, colon, value = line.partition(b":")
+            if colon and name not in found:
+                found[name] = value.lstrip(b" ")
+    return found
+
+
+class DedupWindow:
+    """Ids of messages, with their sequences, for `window_ns` after they were stored.
+
+    `_order` holds them as they were added; the last `_unsaved` of them have not been taken yet.
+    """
+
+    __slots__ = ("_order", "_seen", "_unsaved", "window_ns")
+
+    def __init__(self, window_ns: int) -> None:
+        if window_ns < 0:
+            raise ValueError("a window has a length")
+        self.window_ns = window_ns
+        self._seen: dict[bytes, int] = {}
+        self._order: deque[tuple[int, int, bytes]] = deque()
+        self._unsaved = 0
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def find(self, message_id: bytes, now_ns: int) -> int:
+        """The sequence of the message stored under this id within the window; 0 if there is none."""
+        order = self._order
+        if order and order[0][0] <= now_ns - self.window_ns:
+            self.expire(now_ns)
+        return self._seen.get(message_id, 0)
+
+    def add(self, message_id: bytes, seq: int, time_ns: int) -> None:
+        """Remember a message just admitted."""
+        if len(message_id) > _ID_BYTES_MAX:
+            raise ValueError("an id has at most 65,535 bytes")
+        self._seen[message_id] = seq
+        self._order.append((time_ns, seq, message_id))
+        self._unsaved += 1
+
+    def expire(self, now_ns: int) -> None:
+        """Drop the ids that left the window."""
+        order, seen = self._order, self._seen
+        horizon = now_ns - self.window_ns
+        while order and order[0][0] <= horizon:
+            _, seq, message_id = order.popleft()
+            if seen.get(message_id) == seq:
+                del seen[message_id]
+        self._unsaved = min(self._unsaved, len(order))
+
+    def drain_unsaved(self) -> bytes:
+        """What was added since this was called last, as it is to be written down."""
+        fresh = islice(self._order, len(self._order) - self._unsaved, None)
+        self._unsaved = 0
+        return b"".join(_pack_entry(*each) for each in fresh)
+
+    def restore(self, block: bytes) -> None:
+        """Add what was written down."""
+        at = 0
+        while at + _ENTRY.size <= len(block):
+            seq, time_ns, length = _ENTRY.unpack_from(block, at)
+            at += _ENTRY.size
+            if at + length > len(block):
+                break
+            message_id = block[at : at + length]
+            self._seen[message_id] = seq
+            self._order.append((time_ns, seq, message_id))
+            at += length
+
+    def snapshot(self) -> bytes:
+        """All that was taken and is still known, as it is to be written down."""
+        taken = islice(self._order, len(self._order) - self._unsaved)
+        return b"".join(_pack_entry(*each) for each in taken if self._seen.get(each[2]) == each[1])
+
+
+def _pack_entry(time_ns: int, seq: int, message_id: bytes) -> bytes:
+    return _ENTRY.pack(seq, time_ns, len(message_id)) + message_id
+
+
+class ByteBudget:
+    """Bytes that all batches of a server have staged together, and how many may be."""
+
+    __slots__ = ("bytes", "bytes_max")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self.bytes_max = bytes_max
+
+
+class OpenBatch:
+    """An open batch: what it has so far, how much it may have, and until when it waits for more."""
+
+    __slots__ = ("budget", "bytes", "deadline_ns", "max_members", "members", "name", "open", "timeout_ns")
+
+    def __init__(self, name: bytes, budget: ByteBudget, max_members: int, timeout_ns: int) -> None:
+        self.name = name
+        self.budget = budget
+        self.max_members = max_members
+        self.timeout_ns = timeout_ns
+        self.members: list[Any] = []
+        self.bytes = self.deadline_ns = 0
+        self.open = True
+
+    def accepts(self, name: bytes, position: int, size: int) -> bool:
+        """Whether a member of this name, position and size is the next one and may be staged."""
+        return (
+            self.open
+            and position == len(self.members) + 1
+            and position <= self.max_members
+            and name == self.name
+            and self.budget.bytes + size <= self.budget.bytes_max
+        )
+
+    def add(self, member: Any, size: int) -> None:
+        """Stage one more."""
+        self.members.append(member)
+        self.bytes += size
+        self.budget.bytes += size

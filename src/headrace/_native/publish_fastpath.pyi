@@ -1,0 +1,2 @@
+from headrace._native.publish_fastpath_pure import PendingReplies as PendingReplies
+from headrace._native.publish_fastpath_pure import PublishFastPath as PublishFastPath

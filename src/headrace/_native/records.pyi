@@ -1,0 +1,15 @@
+from headrace._native.records_pure import BLOCK_HEADER_BYTES as BLOCK_HEADER_BYTES
+from headrace._native.records_pure import BOUND_ONLY_BIT as BOUND_ONLY_BIT
+from headrace._native.records_pure import HAS_HEADER as HAS_HEADER
+from headrace._native.records_pure import RECORD_HEADER_BYTES as RECORD_HEADER_BYTES
+from headrace._native.records_pure import SUBJECT_MAX as SUBJECT_MAX
+from headrace._native.records_pure import BlockBuilder as BlockBuilder
+from headrace._native.records_pure import LogWriter as LogWriter
+from headrace._native.records_pure import OpenFrame as OpenFrame
+from headrace._native.records_pure import RecordBlock as RecordBlock
+from headrace._native.records_pure import SegmentIndex as SegmentIndex
+from headrace._native.records_pure import SubjectIndex as SubjectIndex
+from headrace._native.records_pure import build_frame_body as build_frame_body
+from headrace._native.records_pure import decode_record as decode_record
+from headrace._native.records_pure import map_file as map_file
+from headrace._native.records_pure import mark_committed as mark_committed

@@ -1,0 +1,1465 @@
+# cython: language_level=3
+"""Records in memory: packing into blocks, columns, subject ids, and the scans over them (compiled twin).
+
+Owns the bytes between a publish and a frame: `LogWriter` gives the sequence, writes the record once into the tail of its
+block and keeps columns and subjects up to date; `build_frame_body` collects what is new into a frame's body. Invariant: bytes
+once written into a tail are never changed or moved while somebody holds a view. Must not know files or time.
+`records_pure` is the same in Python; the same tests hold both.
+"""
+
+import numpy as np
+
+cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+    static inline uint64_t hr_mix(uint64_t a, uint64_t b) {
+        unsigned __int128 m = (unsigned __int128)a * b;
+        return (uint64_t)m ^ (uint64_t)(m >> 64);
+    }
+    static inline uint32_t hr_hash(const char *p, size_t n, uint64_t seed) {
+        uint64_t h = seed ^ (n * 0x9E3779B97F4A7C15ull), w;
+        while (n >= 8) { memcpy(&w, p, 8); h = hr_mix(h ^ w, 0xA0761D6478BD642Full ^ seed); p += 8; n -= 8; }
+        if (n) { w = 0; memcpy(&w, p, n); h = hr_mix(h ^ w, 0xE7037ED1A0B428DBull ^ seed); }
+        h = hr_mix(h, 0x8EBC6AF09C88C6E3ull);
+        return (uint32_t)(h ^ (h >> 32));
+    }
+    static inline void hr_head(char *p, uint32_t size, uint16_t sl, uint16_t flags, uint32_t hl, uint32_t ttl,
+                               uint64_t seq, uint64_t time) {
+        memcpy(p, &size, 4); memcpy(p + 4, &sl, 2); memcpy(p + 6, &flags, 2); memcpy(p + 8, &hl, 4);
+        memcpy(p + 12, &ttl, 4); memcpy(p + 16, &seq, 8); memcpy(p + 24, &time, 8);
+    }
+    static inline uint16_t hr_u16(const char *p) { uint16_t v; memcpy(&v, p, 2); return v; }
+    static inline uint32_t hr_u32(const char *p) { uint32_t v; memcpy(&v, p, 4); return v; }
+    static inline uint64_t hr_u64(const char *p) { uint64_t v; memcpy(&v, p, 8); return v; }
+    static inline void hr_put16(char *p, uint16_t v) { memcpy(p, &v, 2); }
+    static inline void hr_put32(char *p, uint32_t v) { memcpy(p, &v, 4); }
+    static inline void hr_put64(char *p, uint64_t v) { memcpy(p, &v, 8); }
+    """
+    uint32_t hr_hash(const char *p, size_t n, uint64_t seed) nogil
+    void hr_head(char *p, uint32_t size, uint16_t sl, uint16_t flags, uint32_t hl, uint32_t ttl,
+                 uint64_t seq, uint64_t time) nogil
+    uint16_t hr_u16(const char *p) nogil
+    uint32_t hr_u32(const char *p) nogil
+    uint64_t hr_u64(const char *p) nogil
+    void hr_put16(char *p, uint16_t v) nogil
+    void hr_put32(char *p, uint32_t v) nogil
+    void hr_put64(char *p, uint64_t v) nogil
+
+RECORD_HEADER_BYTES = 32
+BLOCK_HEADER_BYTES = 32
+HAS_HEADER = 0x8000
+BOUND_ONLY_BIT = 1 << 63
+SUBJECT_MAX = 0xFFFF
+
+cdef enum:
+    RECORD_HEADER = 32
+    BLOCK_HEAD = 32
+    ALIGN = 512
+    ENTRY = 16
+    NO_COPY_BYTES = 32768  # a log with so much for a frame is not copied
+    FLAG_HEADER = 0x8000
+    KIND_RECORDS = 2
+    KIND_REMOVALS = 4
+    KIND_TRIM = 5
+    KIND_ADVANCE = 6
+    SEGMENT_HEAD = 512
+
+cdef uint64_t BOUND_BIT = 1ULL << 63
+# Above are bounds (BOUND_ONLY_BIT); a log ends far below. A record that says otherwise was not written by a store.
+cdef uint64_t SEQ_END = (1ULL << 63) - 1
+# Keyed by the interpreter's own secret, so that no peer can aim at one slot; ids do not depend on it.
+cdef uint64_t SEED = <uint64_t>(hash(b"headrace subjects") & 0xFFFFFFFFFFFFFFFF) | 1
+
+
+cdef uint32_t *p32(object array) except? NULL:
+    cdef uint32_t[::1] view = array
+    return &view[0] if view.shape[0] else NULL
+
+
+cdef uint64_t *p64(object array) except? NULL:
+    cdef uint64_t[::1] view = array
+    return &view[0] if view.shape[0] else NULL
+
+
+cdef uint16_t *p16(object array) except? NULL:
+    cdef uint16_t[::1] view = array
+    return &view[0] if view.shape[0] else NULL
+
+
+cdef uint8_t *p8(object array) except? NULL:
+    cdef uint8_t[::1] view = array
+    return &view[0] if view.shape[0] else NULL
+
+
+cdef const uint32_t *c32(object array) except? NULL:
+    cdef const uint32_t[::1] view = array
+    return &view[0] if view.shape[0] else NULL
+
+
+cdef const uint64_t *c64(object array) except? NULL:
+    cdef const uint64_t[::1] view = array
+    return &view[0] if view.shape[0] else NULL
+
+
+cdef const uint16_t *c16(object array) except? NULL:
+    cdef const uint16_t[::1] view = array
+    return &view[0] if view.shape[0] else NULL
+
+
+cdef inline bint holds(const char *record, Py_ssize_t room) noexcept nogil:
+    """Whether a whole record begins here, within `room` bytes. Sizes are added with 64 bits: 32 would wrap around."""
+    cdef uint64_t size, seq
+    if room < RECORD_HEADER:
+        return False
+    size, seq = hr_u32(record), hr_u64(record + 16)
+    if size > <uint64_t>room or <uint64_t>RECORD_HEADER + hr_u16(record + 4) + hr_u32(record + 8) > size:
+        return False
+    return 0 < seq <= SEQ_END
+
+
+cdef object grow_array(object array, Py_ssize_t used, Py_ssize_t capacity):
+    """A new array; views of the old one stay valid."""
+    fresh = np.zeros(capacity, array.dtype)
+    fresh[:used] = array[:used]
+    return fresh
+
+
+cdef bint matches_pattern(const char *pattern, Py_ssize_t pl, const char *subject, Py_ssize_t sl) noexcept nogil:
+    """Whether a pattern with wildcards catches a subject, token by token."""
+    cdef Py_ssize_t p = 0, s = 0, pe, se
+    cdef const char *dot
+    while True:
+        dot = <const char *>memchr(pattern + p, 46, pl - p)
+        pe = dot - pattern if dot != NULL else pl
+        dot = <const char *>memchr(subject + s, 46, sl - s)
+        se = dot - subject if dot != NULL else sl
+        if se == s:
+            return False
+        if pe - p == 1 and pattern[p] == 62 and pe == pl:
+            return True
+        if not (pe - p == 1 and pattern[p] == 42):
+            if pe - p != se - s or memcmp(pattern + p, subject + s, pe - p) != 0:
+                return False
+        if pe == pl or se == sl:
+            return pe == pl and se == sl
+        p = pe + 1
+        s = se + 1
+
+
+@cython.final
+cdef class OpenFrame:
+    """What all appenders of a store share: the frame under construction and how much still fits."""
+
+    def __init__(self, on_full=None):
+        self.closed = False
+        self.pending_bytes = 0
+        self.max_bytes = 1 << 62
+        self.number = 1
+        self.dirty_logs = []
+        self.on_full = on_full
+
+
+@cython.final
+cdef class SubjectIndex:
+    """Stream-wide subject ids: bytes <-> id, and per id its count, first and last live sequence, filter class.
+
+    A first or last with the BOUND_ONLY_BIT bit is a bound only: the true one lies after (first) or before (last) it.
+    """
+
+    def __cinit__(self):
+        self.arena_cap = 256
+        self.arena = <char *>malloc(self.arena_cap)
+        self.slots_cap = 16
+        self.slots = <uint32_t *>malloc(self.slots_cap * 4)
+        if self.arena == NULL or self.slots == NULL:
+            raise MemoryError
+        memset(self.slots, 0, self.slots_cap * 4)
+
+    def __init__(self):
+        self.a_ends = np.zeros(9, np.uint64)
+        self.a_hashes = np.zeros(8, np.uint32)
+        self.a_counts = np.zeros(8, np.uint32)
+        self.a_firsts = np.zeros(8, np.uint64)
+        self.a_lasts = np.zeros(8, np.uint64)
+        self.a_classes = np.zeros(8, np.uint32)
+        self.cap = 8
+        self.refresh_pointers()
+
+    def __dealloc__(self):
+        free(self.arena)
+        free(self.slots)
+
+    cdef int refresh_pointers(self) except -1:
+        self.ends = p64(self.a_ends)
+        self.hashes = p32(self.a_hashes)
+        self.counts_ = p32(self.a_counts)
+        self.firsts_ = p64(self.a_firsts)
+        self.lasts_ = p64(self.a_lasts)
+        self.classes_ = p32(self.a_classes)
+        return 0
+
+    def __len__(self):
+        return self.n
+
+    cdef Py_ssize_t c_find(self, const char *p, Py_ssize_t length, uint32_t h) noexcept nogil:
+        cdef Py_ssize_t mask = self.slots_cap - 1, at = h & mask
+        cdef uint32_t slot
+        cdef Py_ssize_t sid
+        while True:
+            slot = self.slots[at]
+            if slot == 0:
+                return -1
+            sid = slot - 1
+            if self.hashes[sid] == h and <Py_ssize_t>(self.ends[sid + 1] - self.ends[sid]) == length:
+                if memcmp(self.arena + self.ends[sid], p, length) == 0:
+                    return sid
+            at = (at + 1) & mask
+
+    cdef Py_ssize_t c_add(self, const char *p, Py_ssize_t length) except -1:
+        cdef uint32_t h = hr_hash(p, length, SEED)
+        cdef Py_ssize_t sid = self.c_find(p, length, h)
+        if sid >= 0:
+            return sid
+        return self.c_new(p, length, h)
+
+    cdef Py_ssize_t c_new(self, const char *p, Py_ssize_t length, uint32_t h) except -1:
+        cdef Py_ssize_t sid = self.n, cap, at, mask
+        cdef char *arena
+        if length > 0xFFFF:
+            raise ValueError("a subject has at most 65535 bytes")
+        if sid == self.cap:
+            cap = self.cap + (self.cap >> 1)
+            self.a_ends = grow_array(self.a_ends, sid + 1, cap + 1)
+            self.a_hashes = grow_array(self.a_hashes, sid, cap)
+            self.a_counts = grow_array(self.a_counts, sid, cap)
+            self.a_firsts = grow_array(self.a_firsts, sid, cap)
+            self.a_lasts = grow_array(self.a_lasts, sid, cap)
+            self.a_classes = grow_array(self.a_classes, sid, cap)
+            self.cap = cap
+            self.refresh_pointers()
+        if self.arena_used + length > self.arena_cap:
+            cap = self.arena_cap + (self.arena_cap >> 1) + length
+            arena = <char *>realloc(self.arena, cap)
+            if arena == NULL:
+                raise MemoryError
+            self.arena = arena
+            self.arena_cap = cap
+        if (sid + 1) * 3 > self.slots_cap * 2:
+            self.rehash(self.slots_cap * 2)
+        memcpy(self.arena + self.arena_used, p, length)
+        self.arena_used += length
+        self.ends[sid + 1] = self.arena_used
+        self.hashes[sid] = h
+        mask = self.slots_cap - 1
+        at = h & mask
+        while self.slots[at]:
+            at = (at + 1) & mask
+        self.slots[at] = <uint32_t>(sid + 1)
+        self.n = sid + 1
+        return sid
+
+    cdef int rehash(self, Py_ssize_t cap) except -1:
+        cdef uint32_t *slots = <uint32_t *>malloc(cap * 4)
+        cdef Py_ssize_t i, at, mask = cap - 1
+        if slots == NULL:
+            raise MemoryError
+        memset(slots, 0, cap * 4)
+        for i in range(self.n):
+            at = self.hashes[i] & mask
+            while slots[at]:
+                at = (at + 1) & mask
+            slots[at] = <uint32_t>(i + 1)
+        free(self.slots)
+        self.slots = slots
+        self.slots_cap = cap
+        return 0
+
+    def find(self, bytes subject not None):
+        """The id of a subject, -1 if it is unknown."""
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(subject)
+        return self.c_find(PyBytes_AS_STRING(subject), length, hr_hash(PyBytes_AS_STRING(subject), length, SEED))
+
+    def add(self, bytes subject not None):
+        """The id of a subject, given now if it is new."""
+        return self.c_add(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject))
+
+    def name(self, Py_ssize_t sid):
+        """The subject of an id."""
+        if not 0 <= sid < self.n:
+            raise IndexError(sid)
+        return PyBytes_FromStringAndSize(self.arena + self.ends[sid], self.ends[sid + 1] - self.ends[sid])
+
+    def match(self, bytes pattern not None, Py_ssize_t start=0):
+        """Ids from `start` on that a pattern with wildcards catches, as an array of u32."""
+        cdef Py_ssize_t i, found = 0, sl, pl = PyBytes_GET_SIZE(pattern), literal = 0
+        cdef const char *p = PyBytes_AS_STRING(pattern)
+        cdef const char *s
+        if start < 0:
+            raise IndexError(start)
+        while literal < pl and p[literal] != 42 and p[literal] != 62:  # `*`, `>`
+            literal += 1
+        out = np.empty(max(self.n - start, 0), np.uint32)
+        cdef uint32_t *o = p32(out)
+        for i in range(start, self.n):
+            s = self.arena + self.ends[i]
+            sl = self.ends[i + 1] - self.ends[i]
+            if sl >= literal and memcmp(s, p, literal) == 0 and matches_pattern(p, pl, s, sl):
+                o[found] = <uint32_t>i
+                found += 1
+        return out[:found].copy()
+
+    def dump(self, Py_ssize_t lo, Py_ssize_t hi):
+        """`(u16 length, bytes)*` of a range of ids."""
+        cdef Py_ssize_t i, length, at = 0
+        if not 0 <= lo <= hi <= self.n:
+            raise IndexError((lo, hi))
+        out = bytearray(<Py_ssize_t>(self.ends[hi] - self.ends[lo]) + 2 * (hi - lo))
+        cdef char *p = PyByteArray_AS_STRING(out)
+        for i in range(lo, hi):
+            length = self.ends[i + 1] - self.ends[i]
+            hr_put16(p + at, <uint16_t>length)
+            memcpy(p + at + 2, self.arena + self.ends[i], length)
+            at += 2 + length
+        return bytes(out)
+
+    def load(self, data, Py_ssize_t expected=-1):
+        """Adds what `dump` made; False, and nothing is added, where it is something else or not as many as `expected`."""
+        cdef const uint8_t[::1] view = data
+        cdef Py_ssize_t at = 0, size = view.shape[0], found = 0
+        cdef const char *p = <const char *>&view[0] if size else NULL
+        while at < size:
+            if size - at < 2 or size - at - 2 < hr_u16(p + at):
+                return False
+            at += 2 + hr_u16(p + at)
+            found += 1
+        if 0 <= expected != found:
+            return False
+        at = 0
+        while at < size:
+            self.c_add(p + at + 2, hr_u16(p + at))
+            at += 2 + hr_u16(p + at)
+        return True
+
+    @property
+    def counts(self):
+        return self.a_counts[: self.n]
+
+    @property
+    def firsts(self):
+        return self.a_firsts[: self.n]
+
+    @property
+    def lasts(self):
+        return self.a_lasts[: self.n]
+
+    @property
+    def classes(self):
+        return self.a_classes[: self.n]
+
+    def clear(self):
+        """No subject has a live message any more."""
+        self.a_counts[:] = 0
+        self.a_firsts[:] = 0
+        self.a_lasts[:] = 0
+        self.alive = 0
+
+    def drop_empty(self):
+        """Forgets the subjects without a live message; the new id of each old one, 0 for those that are gone."""
+        cdef SubjectIndex fresh = SubjectIndex()
+        cdef Py_ssize_t i, kept
+        keep = np.flatnonzero(self.counts)
+        if not len(keep):
+            keep = np.arange(min(self.n, 1))  # so that the id of dead rows, 0, is one that there is
+        cdef int64_t[::1] ids = np.ascontiguousarray(keep, np.int64)
+        for i in range(ids.shape[0]):
+            fresh.c_add(self.arena + self.ends[ids[i]], self.ends[ids[i] + 1] - self.ends[ids[i]])
+        kept = fresh.n
+        fresh.a_counts[:kept], fresh.a_firsts[:kept] = self.a_counts[keep], self.a_firsts[keep]
+        fresh.a_lasts[:kept], fresh.a_classes[:kept] = self.a_lasts[keep], self.a_classes[keep]
+        moved = np.zeros(self.n, np.uint32)
+        moved[keep] = np.arange(kept, dtype=np.uint32)
+        self.swap_with(fresh)
+        return moved
+
+    cdef int swap_with(self, SubjectIndex other) except -1:
+        """Becomes what the other is, which is left with what this one was."""
+        self.arena, other.arena = other.arena, self.arena
+        self.slots, other.slots = other.slots, self.slots
+        self.arena_used, self.arena_cap, self.slots_cap = other.arena_used, other.arena_cap, other.slots_cap
+        self.n, self.cap = other.n, other.cap
+        self.a_ends, self.a_hashes, self.a_counts = other.a_ends, other.a_hashes, other.a_counts
+        self.a_firsts, self.a_lasts, self.a_classes = other.a_firsts, other.a_lasts, other.a_classes
+        return self.refresh_pointers()
+
+    cdef bint c_is(self, uint32_t sid, const char *p, Py_ssize_t length) noexcept nogil:
+        """Whether an id is that of a subject."""
+        return (<Py_ssize_t>sid < self.n and <Py_ssize_t>(self.ends[sid + 1] - self.ends[sid]) == length
+                and memcmp(self.arena + self.ends[sid], p, length) == 0)
+
+    cdef void c_message_added(self, Py_ssize_t sid, uint64_t seq) noexcept nogil:
+        if self.counts_[sid] == 0:
+            self.firsts_[sid] = seq
+            self.alive += 1
+        self.counts_[sid] += 1
+        self.lasts_[sid] = seq
+
+    cdef void c_message_removed(self, Py_ssize_t sid, uint64_t seq) noexcept nogil:
+        self.counts_[sid] -= 1
+        if self.counts_[sid] == 0:
+            self.firsts_[sid] = 0
+            self.lasts_[sid] = 0
+            self.alive -= 1
+            return
+        if self.lasts_[sid] == seq:
+            self.lasts_[sid] = seq | BOUND_BIT
+        if self.firsts_[sid] == seq:
+            self.firsts_[sid] = seq | BOUND_BIT
+        if self.counts_[sid] == 1:
+            # One is left: a bound that is exact on one side is exact on both.
+            if not self.lasts_[sid] & BOUND_BIT:
+                self.firsts_[sid] = self.lasts_[sid]
+            elif not self.firsts_[sid] & BOUND_BIT:
+                self.lasts_[sid] = self.firsts_[sid]
+
+
+@cython.final
+cdef class SegmentIndex:
+    """One row a record of a segment, dead ones too: where it lies, what it is about, whether it lives."""
+
+    def __init__(self, base=0):
+        self.base = base
+        self.rows = 0
+        self.cap = 0
+        self.alive = 0
+        self.alive_bytes = 0
+        self.delta = None
+        self.live = None
+
+    @staticmethod
+    def from_arrays(base, time, offset, size, subject, ttl, flags, delta=None):
+        """SegmentIndex over arrays that exist, all live; they are only read."""
+        cdef SegmentIndex self = SegmentIndex(base)
+        self.time, self.offset, self.size, self.subject = time, offset, size, subject
+        self.ttl, self.flags, self.delta = ttl, flags, delta
+        self.rows = len(time)
+        for column in (offset, size, subject, ttl, flags, time if delta is None else delta):
+            if len(column) != self.rows:
+                raise ValueError("columns of different lengths")
+        self.cap = -1
+        self.alive = self.rows
+        self.c_time, self.c_offset, self.c_size = c64(time), c32(offset), c32(size)
+        self.c_subject, self.c_ttl, self.c_flags = c32(subject), c32(ttl), c16(flags)
+        self.c_delta = c32(delta) if delta is not None else NULL
+        self.alive_bytes = int(size.sum(dtype=np.uint64)) if self.rows else 0
+        return self
+
+    def is_sound(self, Py_ssize_t subjects, uint64_t end):
+        """Whether every row can be one of a segment that ends at `end` and knows so many subjects.
+
+        Rows ascend, each record lies within the segment and after the one before, and each subject has an id.
+        """
+        cdef Py_ssize_t i
+        cdef uint64_t free = SEGMENT_HEAD + BLOCK_HEAD, delta = 0
+        if self.rows and (self.base == 0 or self.base > SEQ_END - 0xFFFFFFFF or <uint64_t>self.rows > 0xFFFFFFFF):
+            return False
+        for i in range(self.rows):
+            if <Py_ssize_t>self.c_subject[i] >= subjects or self.c_offset[i] < free or self.c_size[i] < RECORD_HEADER:
+                return False
+            free = <uint64_t>self.c_offset[i] + self.c_size[i]
+            if self.c_delta != NULL:
+                if (self.c_delta[i] <= delta) if i else (self.c_delta[i] != 0):
+                    return False
+                delta = self.c_delta[i]
+        return self.rows == 0 or free <= end
+
+    def seal(self):
+        """Takes no more rows; of a column in which every row has the same value only that is kept."""
+        cdef Py_ssize_t n = self.rows
+        if self.cap == 0 or n == 0:
+            return
+        self.cap = -1
+        if self.c_ttl != NULL and not self.ttl[:n].any():
+            self.ttl = np.broadcast_to(np.uint32(0), n)
+            self.c_ttl = self.w_ttl = NULL
+            self.same_ttl = 0
+        if self.c_flags != NULL and (self.flags[:n] == self.flags[0]).all():
+            self.same_flags = self.flags[0]
+            self.flags = np.broadcast_to(np.uint16(self.same_flags), n)
+            self.c_flags = self.w_flags = NULL
+
+    cdef uint16_t c_flags_of(self, Py_ssize_t i) noexcept nogil:
+        return self.c_flags[i] if self.c_flags != NULL else self.same_flags
+
+    cdef int check_row(self, Py_ssize_t i) except -1:
+        if not 0 <= i < self.rows:
+            raise IndexError(i)
+        return 0
+
+    cdef int check_span(self, Py_ssize_t lo, Py_ssize_t hi) except -1:
+        if lo < 0 or hi > self.rows:
+            raise IndexError((lo, hi))
+        return 0
+
+    cdef int grow(self) except -1:
+        cdef Py_ssize_t cap = 64
+        if self.cap > 0:
+            cap = self.cap * 2 if self.cap < 8192 else self.cap + (self.cap >> 1)
+        if self.cap < 0:
+            raise ValueError("these columns are only read")
+        if self.cap == 0:
+            self.time = np.empty(0, np.uint64)
+            self.offset = self.size = self.subject = self.ttl = np.empty(0, np.uint32)
+            self.flags = np.empty(0, np.uint16)
+        self.time = grow_array(self.time, self.rows, cap)
+        self.offset = grow_array(self.offset, self.rows, cap)
+        self.size = grow_array(self.size, self.rows, cap)
+        self.subject = grow_array(self.subject, self.rows, cap)
+        self.ttl = grow_array(self.ttl, self.rows, cap)
+        self.flags = grow_array(self.flags, self.rows, cap)
+        if self.delta is not None:
+            self.delta = grow_array(self.delta, self.rows, cap)
+        if self.live is not None:
+            self.live = grow_array(self.live, self.rows, cap)
+        self.cap = cap
+        return self.refresh_pointers()
+
+    cdef int refresh_pointers(self) except -1:
+        self.c_time = self.w_time = p64(self.time)
+        self.c_offset = self.w_offset = p32(self.offset)
+        self.c_size = self.w_size = p32(self.size)
+        self.c_subject = self.w_subject = p32(self.subject)
+        self.c_ttl = self.w_ttl = p32(self.ttl)
+        self.c_flags = self.w_flags = p16(self.flags)
+        self.c_delta = self.w_delta = p32(self.delta) if self.delta is not None else NULL
+        self.c_live = p8(self.live) if self.live is not None else NULL
+        return 0
+
+    cdef int make_sparse(self) except -1:
+        """From here on sequences are not dense: each row says its own."""
+        cdef Py_ssize_t i
+        self.delta = np.zeros(self.cap, np.uint32)
+        self.c_delta = self.w_delta = p32(self.delta)
+        for i in range(self.rows):
+            self.w_delta[i] = <uint32_t>i
+        return 0
+
+    cdef int append(self, uint64_t seq, uint64_t time, uint32_t offset, uint32_t size, uint32_t subject,
+                  uint32_t ttl, uint16_t flags) except -1:
+        cdef Py_ssize_t i = self.rows
+        if i >= self.cap:
+            self.grow()
+        if i == 0:
+            self.base = seq
+        elif self.w_delta == NULL and seq != self.base + <uint64_t>i:
+            self.make_sparse()
+        self.w_time[i] = time
+        self.w_offset[i] = offset
+        self.w_size[i] = size
+        self.w_subject[i] = subject
+        self.w_ttl[i] = ttl
+        self.w_flags[i] = flags
+        if self.w_delta != NULL:
+            self.w_delta[i] = <uint32_t>(seq - self.base)
+        if self.c_live != NULL:
+            self.c_live[i] = 1
+        self.rows = i + 1
+        self.alive += 1
+        self.alive_bytes += size
+        return 0
+
+    cdef uint64_t c_seq(self, Py_ssize_t i) noexcept nogil:
+        return self.base + (self.c_delta[i] if self.c_delta != NULL else <uint64_t>i)
+
+    cdef Py_ssize_t c_lower_bound(self, uint64_t seq) noexcept nogil:
+        cdef Py_ssize_t lo = 0, hi = self.rows, mid
+        cdef uint64_t want
+        if seq <= self.base:
+            return 0
+        want = seq - self.base
+        if self.c_delta == NULL:
+            return <Py_ssize_t>want if want < <uint64_t>hi else hi
+        while lo < hi:
+            mid = (lo + hi) >> 1
+            if self.c_delta[mid] < want:
+                lo = mid + 1
+            else:
+                hi = mid
+        return lo
+
+    def seq(self, Py_ssize_t i):
+        """The sequence of a row."""
+        self.check_row(i)
+        return self.c_seq(i)
+
+    def lower_bound(self, uint64_t seq):
+        """The first row with that sequence or a later one; `rows` if there is none."""
+        return self.c_lower_bound(seq)
+
+    def find_row(self, uint64_t seq):
+        """The row of a sequence, dead or alive; -1 if it has none."""
+        cdef Py_ssize_t i = self.c_lower_bound(seq)
+        return i if i < self.rows and self.c_seq(i) == seq else -1
+
+    def find_live_row(self, uint64_t seq):
+        """The row of a live sequence, else -1."""
+        cdef Py_ssize_t i = self.c_lower_bound(seq)
+        if i < self.rows and self.c_seq(i) == seq and (self.c_live == NULL or self.c_live[i]):
+            return i
+        return -1
+
+    def is_live(self, Py_ssize_t i):
+        self.check_row(i)
+        return self.c_live == NULL or self.c_live[i] != 0
+
+    cdef int c_tombstone(self, Py_ssize_t i) except -1:
+        if self.c_live == NULL:
+            self.live = np.ones(self.cap if self.cap > 0 else self.rows, np.uint8)
+            self.c_live = p8(self.live)
+        elif not self.c_live[i]:
+            return 0
+        self.c_live[i] = 0
+        self.alive -= 1
+        self.alive_bytes -= self.c_size[i]
+        return 1
+
+    def tombstone(self, Py_ssize_t i):
+        """A row is dead from now on; False if it already was."""
+        self.check_row(i)
+        return self.c_tombstone(i) == 1
+
+    def tombstone_all(self):
+        """Every row is dead."""
+        self.live = np.zeros(self.cap if self.cap > 0 else self.rows, np.uint8)
+        self.c_live = p8(self.live)
+        self.alive = self.alive_bytes = 0
+
+    def remap_subjects(self, moved):
+        """Subjects have other ids now: `moved` has the new one of each old one."""
+        if not self.rows:
+            return
+        subject = np.zeros(len(self.subject), np.uint32)
+        subject[: self.rows] = moved[self.subject[: self.rows]]
+        self.subject = subject
+        self.c_subject = c32(subject)
+        if self.cap > 0:
+            self.w_subject = p32(subject)
+
+    def live_bits(self, Py_ssize_t lo=0, Py_ssize_t hi=-1):
+        """numpy.packbits of the rows from lo to hi, b"" when all of them live."""
+        if hi < 0:
+            hi = self.rows
+        if self.live is None or self.alive == self.rows:
+            return b""
+        part = self.live[lo:hi]
+        return b"" if part.all() else np.packbits(part).tobytes()
+
+    def apply_live_bits(self, bits, Py_ssize_t lo=0, Py_ssize_t hi=-1):
+        """Kills the rows from lo to hi whose bit is not set; what `live_bits` made."""
+        cdef Py_ssize_t i
+        if hi < 0:
+            hi = self.rows
+        if not len(bits) or hi <= lo:
+            return
+        self.check_span(lo, hi)
+        flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=hi - lo)
+        cdef uint8_t *f = p8(flags)
+        for i in range(lo, hi):
+            if not f[i - lo]:
+                self.c_tombstone(i)
+
+    cdef Py_ssize_t c_next(self, const uint32_t *classes, const uint8_t *mask, Py_ssize_t i,
+                           Py_ssize_t hi) noexcept nogil:
+        if mask == NULL:
+            if self.c_live == NULL:
+                return i if i < hi else -1
+            while i < hi:
+                if self.c_live[i]:
+                    return i
+                i += 1
+            return -1
+        if self.c_live == NULL:
+            while i < hi:
+                if mask[classes[self.c_subject[i]]]:
+                    return i
+                i += 1
+            return -1
+        while i < hi:
+            if self.c_live[i] and mask[classes[self.c_subject[i]]]:
+                return i
+            i += 1
+        return -1
+
+    def next(self, SubjectIndex subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi):
+        """The first live row in [lo, hi) whose subject's class is in the mask (None: any); -1 = none."""
+        if hi > self.rows:
+            hi = self.rows
+        self.check_span(lo, hi)
+        return self.c_next(subjects.classes_, p8(mask) if mask is not None else NULL, lo, hi)
+
+    def prev(self, SubjectIndex subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi):
+        """The last such row in [lo, hi); -1 = none."""
+        cdef const uint8_t *m = p8(mask) if mask is not None else NULL
+        cdef const uint32_t *classes = subjects.classes_
+        cdef Py_ssize_t i = (hi if hi < self.rows else self.rows) - 1
+        self.check_span(lo, i + 1)
+        while i >= lo:
+            if (self.c_live == NULL or self.c_live[i]) and (m == NULL or m[classes[self.c_subject[i]]]):
+                return i
+            i -= 1
+        return -1
+
+    def count(self, SubjectIndex subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi):
+        """How many such rows there are in [lo, hi)."""
+        cdef const uint8_t *m = p8(mask) if mask is not None else NULL
+        cdef const uint32_t *classes = subjects.classes_
+        cdef Py_ssize_t i, found = 0
+        if hi > self.rows:
+            hi = self.rows
+        self.check_span(lo, hi)
+        if m == NULL and self.alive == self.rows:
+            return max(hi - lo, 0)
+        for i in range(lo, hi):
+            if (self.c_live == NULL or self.c_live[i]) and (m == NULL or m[classes[self.c_subject[i]]]):
+                found += 1
+        return found
+
+    def seqs(self, SubjectIndex subjects not None, mask, Py_ssize_t lo, Py_ssize_t hi):
+        """The sequences of such rows in [lo, hi), ascending, as an array of u64."""
+        cdef const uint8_t *m = p8(mask) if mask is not None else NULL
+        cdef const uint32_t *classes = subjects.classes_
+        cdef Py_ssize_t i, at = 0
+        if hi > self.rows:
+            hi = self.rows
+        self.check_span(lo, hi)
+        out = np.empty(max(hi - lo, 0), np.uint64)
+        cdef uint64_t *o = p64(out)
+        for i in range(lo, hi):
+            if (self.c_live == NULL or self.c_live[i]) and (m == NULL or m[classes[self.c_subject[i]]]):
+                o[at] = self.c_seq(i)
+                at += 1
+        return out[:at]
+
+    def find_matching(self, SubjectIndex subjects not None, mask not None, Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t most):
+        """Rows in [lo, hi) whose class is in the mask, dead ones too, as u32; None if there are more than `most`."""
+        cdef const uint8_t *m = p8(mask)
+        cdef const uint32_t *classes = subjects.classes_
+        cdef Py_ssize_t i, at = 0
+        self.check_span(lo, hi)
+        out = np.empty(max(most, 0), np.uint32)
+        cdef uint32_t *o = p32(out)
+        for i in range(lo, hi):
+            if m[classes[self.c_subject[i]]]:
+                if at >= most:
+                    return None
+                o[at] = <uint32_t>i
+                at += 1
+        return out[:at].copy()
+
+    def next_for_subject(self, uint32_t sid, Py_ssize_t lo, Py_ssize_t hi):
+        """The first live row of one subject in [lo, hi); -1 = none."""
+        cdef Py_ssize_t i = lo
+        if hi > self.rows:
+            hi = self.rows
+        self.check_span(lo, hi)
+        while i < hi:
+            if self.c_subject[i] == sid and (self.c_live == NULL or self.c_live[i]):
+                return i
+            i += 1
+        return -1
+
+    def prev_for_subject(self, uint32_t sid, Py_ssize_t lo, Py_ssize_t hi):
+        """The last live row of one subject in [lo, hi); -1 = none."""
+        cdef Py_ssize_t i = (hi if hi < self.rows else self.rows) - 1
+        self.check_span(lo, i + 1)
+        while i >= lo:
+            if self.c_subject[i] == sid and (self.c_live == NULL or self.c_live[i]):
+                return i
+            i -= 1
+        return -1
+
+    def last_per_subject(self, SubjectIndex subjects not None, mask, seen, Py_ssize_t hi):
+        """Sequences of rows below hi, from the last to the first, whose subject is not yet marked in `seen` (u8)."""
+        cdef const uint8_t *m = p8(mask) if mask is not None else NULL
+        cdef const uint32_t *classes = subjects.classes_
+        cdef uint8_t *s = p8(seen)
+        cdef Py_ssize_t i, at = 0
+        cdef uint32_t sid
+        if hi > self.rows:
+            hi = self.rows
+        if len(seen) < subjects.n:
+            raise ValueError("not every subject can be marked")
+        out = np.empty(max(hi, 0), np.uint64)
+        cdef uint64_t *o = p64(out)
+        for i in range(hi - 1, -1, -1):
+            sid = self.c_subject[i]
+            if not s[sid] and (self.c_live == NULL or self.c_live[i]) and (m == NULL or m[classes[sid]]):
+                s[sid] = 1
+                o[at] = self.c_seq(i)
+                at += 1
+        return out[:at]
+
+    def first_at_time(self, uint64_t time_ns):
+        """The first live row of that time or later; -1 = none."""
+        cdef Py_ssize_t i
+        for i in range(self.rows):
+            if self.c_time[i] >= time_ns and (self.c_live == NULL or self.c_live[i]):
+                return i
+        return -1
+
+    def row(self, Py_ssize_t i):
+        """(offset, size, subject id, time, ttl, flags) of a row."""
+        self.check_row(i)
+        return (self.c_offset[i], self.c_size[i], self.c_subject[i], self.c_time[i],
+                self.c_ttl[i] if self.c_ttl != NULL else self.same_ttl, self.c_flags_of(i))
+
+    def get_offset(self, Py_ssize_t i):
+        """The offset of a row's record in its segment."""
+        self.check_row(i)
+        return self.c_offset[i]
+
+    def get_time(self, Py_ssize_t i):
+        self.check_row(i)
+        return self.c_time[i]
+
+    def index_block(self, SubjectIndex subjects not None, data, Py_ssize_t start, Py_ssize_t length, uint64_t place,
+             Py_ssize_t expected=-1):
+        """Adds a row for each record of a block that lies at `start` of `data`, and at `place` of its segment.
+
+        Returns how many; -1, and no row is added, where the bytes are not records in ascending order, or not as many
+        as `expected`.
+        """
+        cdef const uint8_t[::1] view = data
+        cdef const char *p
+        cdef Py_ssize_t at = 0, found = 0
+        cdef uint64_t last, base, seq
+        if start < 0 or length < 0 or start > view.shape[0] - length or place + <uint64_t>length > 0xFFFFFFFF:
+            raise ValueError("no block there")
+        if length == 0:
+            return 0 if expected <= 0 else -1
+        p = <const char *>&view[start]
+        last = self.c_seq(self.rows - 1) if self.rows else 0
+        base = self.base if self.rows else hr_u64(p + 16) if length >= RECORD_HEADER else 0
+        while at < length:
+            if not holds(p + at, length - at):
+                return -1
+            seq = hr_u64(p + at + 16)
+            if seq <= last or seq - base > 0xFFFFFFFF:
+                return -1
+            last = seq
+            at += hr_u32(p + at)
+            found += 1
+        if 0 <= expected != found:
+            return -1
+        at = 0
+        while at < length:
+            self.append(hr_u64(p + at + 16), hr_u64(p + at + 24), <uint32_t>(place + <uint64_t>at), hr_u32(p + at),
+                      <uint32_t>subjects.c_add(p + at + RECORD_HEADER, hr_u16(p + at + 4)), hr_u32(p + at + 12),
+                      hr_u16(p + at + 6))
+            at += hr_u32(p + at)
+        return found
+
+    def to_arrays(self):
+        """The arrays cut to their rows: (time, offset, size, subject, ttl, flags, delta or None)."""
+        cdef Py_ssize_t n = self.rows
+        if self.cap == 0:
+            self.grow()
+        return (self.time[:n], self.offset[:n], self.size[:n], self.subject[:n], self.ttl[:n], self.flags[:n],
+                None if self.delta is None else self.delta[:n])
+
+
+@cython.final
+cdef class RecordBlock:
+    """Records that lie together: cut from a tail, or about to be. Its bytes do not change any more."""
+
+    def __init__(self, offset, data, used, first_seq, records, direct):
+        self.offset, self.data, self.used = offset, data, used
+        self.first_seq, self.records, self.direct = first_seq, records, direct
+
+    @property
+    def view(self):
+        return memoryview(self.data)[: self.used]
+
+
+cdef class BlockBuilder:
+    """Packs records into blocks and rows into columns; the base of an appender, and by itself what compaction uses."""
+
+    def __init__(self, SubjectIndex subjects not None, Py_ssize_t block_bytes, uint64_t start=512):
+        self.subject_index = subjects
+        self.columns = SegmentIndex()
+        self.blocks = []
+        self.block_max = block_bytes - BLOCK_HEAD
+        self.block_offset = start
+        self.reset_tail()
+
+    cdef int reset_tail(self) except -1:
+        self.tail = bytearray()
+        self.p = PyByteArray_AS_STRING(self.tail)
+        self.cap = 0
+        self.tail_used = 0
+        self.tail_row = self.columns.rows
+        return 0
+
+    cdef int reserve(self, Py_ssize_t size) except -1:
+        """Makes place for a record: in this block, or after cutting it."""
+        cdef Py_ssize_t cap
+        cdef bytearray fresh
+        if self.tail_used and self.tail_used + size > self.block_max:
+            self.finish_block()
+        if self.tail_used + size > self.cap:
+            cap = min(max(self.cap * 4, 1024), self.block_max)
+            if cap < self.tail_used + size:
+                cap = self.tail_used + size
+            if cap < self.block_max and size * 16 > self.block_max:
+                cap = self.block_max  # a few of this size fill it
+            fresh = PyByteArray_FromStringAndSize(NULL, cap)
+            memcpy(PyByteArray_AS_STRING(fresh), self.p, self.tail_used)
+            self.tail = fresh  # views of the old one keep it alive and unchanged
+            self.p = PyByteArray_AS_STRING(fresh)
+            self.cap = cap
+        return 0
+
+    def finish_block(self, bint direct=False):
+        """The tail becomes a block of its own; nothing happens when it is empty."""
+        cdef RecordBlock block
+        if self.tail_used == 0:
+            return None
+        block = RecordBlock(self.block_offset, self.tail, self.tail_used, self.columns.c_seq(self.tail_row),
+                      self.columns.rows - self.tail_row, direct)
+        self.blocks.append(block)
+        self.block_offset += (BLOCK_HEAD + self.tail_used + ALIGN - 1) & ~(ALIGN - 1)
+        self.reset_tail()
+        self.on_block_finished(block)
+        return block
+
+    def on_block_finished(self, RecordBlock block):
+        """For those who want to know."""
+
+    def start_segment(self, uint64_t start=512):
+        """A new segment: empty columns, blocks from `start` on. The tail must be empty."""
+        if self.tail_used:
+            raise ValueError("cut the tail first")
+        self.columns = SegmentIndex()
+        self.block_offset = start
+        self.tail_row = 0
+
+    cdef int add_record(self, const char *record, uint32_t size, uint32_t sid) except -1:
+        cdef char *p
+        self.reserve(size)
+        p = self.p + self.tail_used
+        memcpy(p, record, size)
+        self.columns.append(hr_u64(p + 16), hr_u64(p + 24),
+                          <uint32_t>(self.block_offset + BLOCK_HEAD + <uint64_t>self.tail_used), size, sid,
+                          hr_u32(p + 12), hr_u16(p + 6))
+        self.tail_used += size
+        return 0
+
+    def copy_rows(self, SegmentIndex source not None, Py_ssize_t lo, Py_ssize_t hi, data, uint64_t place):
+        """Takes over the live rows lo..hi of other columns; `data` holds their records, from `place` of their segment."""
+        cdef const uint8_t[::1] view = data
+        cdef Py_ssize_t i, at, size = view.shape[0]
+        cdef const char *record
+        source.check_span(lo, hi)
+        for i in range(lo, hi):
+            if source.c_live != NULL and not source.c_live[i]:
+                continue
+            if source.c_offset[i] < place or source.c_offset[i] - place + source.c_size[i] > <uint64_t>size:
+                raise ValueError("a row points outside of its block")
+            at = <Py_ssize_t>(source.c_offset[i] - place)
+            record = <const char *>&view[at]
+            # What is copied replaces what was there, so a row must be that of its record.
+            if (not holds(record, source.c_size[i]) or hr_u32(record) != source.c_size[i]
+                    or hr_u64(record + 16) != source.c_seq(i)
+                    or not self.subject_index.c_is(source.c_subject[i], record + RECORD_HEADER, hr_u16(record + 4))):
+                raise ValueError("a row is not that of its record")
+            if self.columns.rows and source.c_seq(i) - self.columns.base > 0xFFFFFFFF:
+                raise ValueError("rows are too far apart for one segment")
+            self.add_record(record, source.c_size[i], source.c_subject[i])
+
+
+cdef class LogWriter(BlockBuilder):
+    """One stream's growing end: gives sequences, packs records, keeps the counts; the base class of a log."""
+
+    def __init__(self, OpenFrame open_frame not None, uint32_t ident, SubjectIndex subjects not None, Py_ssize_t block_bytes,
+                 Py_ssize_t large_bytes, bint journaled, uint64_t first_seq=1):
+        BlockBuilder.__init__(self, subjects, block_bytes)
+        self.open_frame = open_frame
+        self.ident = ident
+        self.first_seq = first_seq
+        self.last_seq = self.committed_seq = self.sealed_seq = first_seq - 1
+        self.changed_frame = 0
+        self.last_time_ns = 0
+        self.messages = 0
+        self.bytes = 0
+        self.large_bytes = large_bytes
+        self.journaled = journaled
+        self.overhead = -2 if journaled else -16
+        self.header_extra = 4 if journaled else 0
+        self.parts = []
+
+    def __dealloc__(self):
+        free(self.gone)
+
+    @property
+    def num_subjects(self):
+        return self.subject_index.alive
+
+    @property
+    def num_deleted(self):
+        return self.last_seq + 1 - self.first_seq - self.messages
+
+    cdef int c_mark_dirty(self) except -1:
+        if not self.dirty:
+            self.dirty = True
+            self.open_frame.dirty_logs.append(self)
+        self.changed_frame = self.open_frame.number
+        return 0
+
+    def mark_dirty(self):
+        """This log has a change in the frame under construction."""
+        self.c_mark_dirty()
+
+    def append(self, bytes subject not None, bytes header not None, bytes payload not None, uint64_t time_ns,
+               uint32_t ttl_s=0, uint16_t flags=0):
+        """Admits a message into the frame under construction; returns its sequence."""
+        cdef Py_ssize_t size = (RECORD_HEADER + PyBytes_GET_SIZE(subject) + PyBytes_GET_SIZE(header)
+                                + PyBytes_GET_SIZE(payload))
+        if self.journaled and (self.open_frame.closed or self.open_frame.pending_bytes + size > self.open_frame.max_bytes):
+            self.open_frame.on_full(size)
+        if size >= self.large_bytes:
+            return self.append_large(subject, header, payload, time_ns, ttl_s, flags)
+        return self.c_append(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject), PyBytes_AS_STRING(header),
+                             PyBytes_GET_SIZE(header), PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload),
+                             time_ns, ttl_s, flags)
+
+    def append_large(self, bytes subject, bytes header, bytes payload, uint64_t time_ns, uint32_t ttl_s,
+                     uint16_t flags):
+        """A message above the `large` limit; a log that keeps those apart overrides this."""
+        return self.append_unchecked(subject, header, payload, time_ns, ttl_s, flags)
+
+    def append_unchecked(self, bytes subject not None, bytes header not None, bytes payload not None, uint64_t time_ns,
+            uint32_t ttl_s=0, uint16_t flags=0):
+        """`append` without asking the open_frame and without looking at the size."""
+        return self.c_append(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject), PyBytes_AS_STRING(header),
+                             PyBytes_GET_SIZE(header), PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload),
+                             time_ns, ttl_s, flags)
+
+    def append_many(self, messages, uint64_t time_ns, uint32_t ttl_s=0, uint16_t flags=0, uint64_t step_ns=0):
+        """Admits (subject, header, payload) after each other, each `step_ns` later; returns the first sequence."""
+        cdef uint64_t first = self.last_seq + 1
+        cdef bytes subject, header, payload
+        cdef Py_ssize_t size
+        for subject, header, payload in messages:
+            size = RECORD_HEADER + PyBytes_GET_SIZE(subject) + PyBytes_GET_SIZE(header) + PyBytes_GET_SIZE(payload)
+            if size >= self.large_bytes or (self.journaled and (self.open_frame.closed
+                                                          or self.open_frame.pending_bytes + size > self.open_frame.max_bytes)):
+                self.append(subject, header, payload, time_ns, ttl_s, flags)
+            else:
+                self.c_append(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject), PyBytes_AS_STRING(header),
+                              PyBytes_GET_SIZE(header), PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload),
+                              time_ns, ttl_s, flags)
+            time_ns += step_ns
+        return first
+
+    cdef uint64_t c_append(self, const char *subject, Py_ssize_t sl, const char *header, Py_ssize_t hl,
+                           const char *payload, Py_ssize_t pl, uint64_t time_ns, uint32_t ttl_s,
+                           uint16_t flags) except 0:
+        cdef uint64_t seq = self.last_seq + 1
+        cdef Py_ssize_t size = RECORD_HEADER + sl + hl + pl
+        cdef Py_ssize_t sid
+        cdef char *p
+        if size > 0x7FFFFFFF:
+            raise ValueError("a record has at most 2 GiB")
+        sid = self.subject_index.c_add(subject, sl)
+        if self.columns.rows and seq - self.columns.base > 0xFFFFFFFF:
+            self.split_segment()
+        self.reserve(size)
+        flags = flags & 0x7FFF
+        if hl:
+            flags |= FLAG_HEADER
+        p = self.p + self.tail_used
+        hr_head(p, <uint32_t>size, <uint16_t>sl, flags, <uint32_t>hl, ttl_s, seq, time_ns)
+        memcpy(p + RECORD_HEADER, subject, sl)
+        if hl:
+            memcpy(p + RECORD_HEADER + sl, header, hl)
+        memcpy(p + RECORD_HEADER + sl + hl, payload, pl)
+        self.columns.append(seq, time_ns, <uint32_t>(self.block_offset + BLOCK_HEAD + <uint64_t>self.tail_used),
+                          <uint32_t>size, <uint32_t>sid, ttl_s, flags)
+        self.tail_used += size
+        if self.journaled:
+            self.open_frame.pending_bytes += size
+        self.c_count(sid, seq, size, flags, time_ns)
+        self.c_mark_dirty()
+        return seq
+
+    cdef void c_count(self, Py_ssize_t sid, uint64_t seq, Py_ssize_t size, uint16_t flags,
+                             uint64_t time_ns) noexcept nogil:
+        self.subject_index.c_message_added(sid, seq)
+        if self.messages == 0:
+            self.first_seq = seq
+        self.messages += 1
+        self.bytes += size + self.overhead + (self.header_extra if flags & FLAG_HEADER else 0)
+        self.last_seq = seq
+        self.last_time_ns = time_ns
+
+    def split_segment(self):
+        """Called when a sequence lies too far for the columns: a log starts a new segment."""
+        self.finish_block()
+        self.start_segment()
+
+    def finish_block(self, bint direct=False):
+        if not self.replaying and not direct and self.tail_used > self.mark:
+            self.parts.append((self.tail, self.mark, self.tail_used))
+        self.mark = 0
+        return BlockBuilder.finish_block(self, direct)
+
+    def reference_block(self, bytes entry not None):
+        """Puts an encoded entry into the frame, after the records so far: a large message's place."""
+        self.parts.append(entry)
+
+    def load(self, data):
+        """Takes records as they are (replay): those not above the last sequence are known. No frame gets them.
+
+        Returns how many were taken; -1 where the bytes are not records.
+        """
+        cdef const uint8_t[::1] view = data
+        cdef Py_ssize_t at = 0, end = view.shape[0], found = 0, sid
+        cdef const char *p = <const char *>&view[0] if end else NULL
+        cdef uint32_t size
+        cdef uint64_t seq
+        self.replaying = True
+        try:
+            while at < end:
+                if not holds(p + at, end - at):
+                    return -1
+                size, seq = hr_u32(p + at), hr_u64(p + at + 16)
+                if seq > self.last_seq:
+                    sid = self.subject_index.c_add(p + at + RECORD_HEADER, hr_u16(p + at + 4))
+                    if self.columns.rows and seq - self.columns.base > 0xFFFFFFFF:
+                        self.split_segment()
+                    self.add_record(p + at, size, <uint32_t>sid)
+                    self.c_count(sid, seq, size, hr_u16(p + at + 6), hr_u64(p + at + 24))
+                    found += 1
+                at += size
+        finally:
+            self.replaying = False
+            self.mark = self.tail_used
+        self.committed_seq = self.sealed_seq = self.last_seq
+        return found
+
+    def add_segment_counts(self, SegmentIndex columns not None):
+        """Counts the live rows of a segment that was there before (recovery); segments in ascending order."""
+        cdef Py_ssize_t i, size
+        cdef uint64_t seq
+        for i in range(columns.rows):
+            if columns.c_live != NULL and not columns.c_live[i]:
+                continue
+            seq = columns.c_seq(i)
+            if <Py_ssize_t>columns.c_subject[i] >= self.subject_index.n:
+                raise IndexError(columns.c_subject[i])
+            self.subject_index.c_message_added(columns.c_subject[i], seq)
+            if self.messages == 0:
+                self.first_seq = seq
+            self.messages += 1
+            self.bytes += (<int64_t>columns.c_size[i] + self.overhead
+                           + (self.header_extra if columns.c_flags_of(i) & FLAG_HEADER else 0))
+
+    cdef int c_subtract_row(self, SegmentIndex columns, Py_ssize_t i) except -1:
+        if <Py_ssize_t>columns.c_subject[i] >= self.subject_index.n:
+            raise IndexError(columns.c_subject[i])
+        if not columns.c_tombstone(i):
+            return 0
+        self.subject_index.c_message_removed(columns.c_subject[i], columns.c_seq(i))
+        self.messages -= 1
+        self.bytes -= (<int64_t>columns.c_size[i] + self.overhead
+                       + (self.header_extra if columns.c_flags_of(i) & FLAG_HEADER else 0))
+        return 1
+
+    def subtract_rows(self, SegmentIndex columns not None, Py_ssize_t lo, Py_ssize_t hi):
+        """Kills the rows lo..hi and takes them out of the counts; returns how many lived."""
+        cdef Py_ssize_t i, found = 0
+        columns.check_span(lo, hi)
+        for i in range(lo, hi):
+            found += self.c_subtract_row(columns, i)
+        return found
+
+    def subtract_seqs(self, SegmentIndex columns not None, seqs):
+        """Kills the rows of ascending sequences (u64), notes them for the frame; returns how many lived."""
+        cdef const uint64_t[::1] view = seqs
+        cdef Py_ssize_t k, i, found = 0
+        for k in range(view.shape[0]):
+            i = columns.c_lower_bound(view[k])
+            if i < columns.rows and columns.c_seq(i) == view[k] and self.c_subtract_row(columns, i):
+                self.c_record_removal(view[k], view[k])
+                found += 1
+        return found
+
+    cdef int c_record_removal(self, uint64_t first, uint64_t last) except -1:
+        cdef Py_ssize_t cap
+        cdef uint64_t *fresh
+        if not self.journaled:
+            return 0
+        if self.gone_n and self.gone[2 * self.gone_n - 1] + 1 == first:
+            self.gone[2 * self.gone_n - 1] = last
+            return 0
+        if self.gone_n == self.gone_cap:
+            cap = self.gone_cap * 2 if self.gone_cap else 8
+            fresh = <uint64_t *>realloc(self.gone, cap * 16)
+            if fresh == NULL:
+                raise MemoryError
+            self.gone = fresh
+            self.gone_cap = cap
+        self.gone[2 * self.gone_n] = first
+        self.gone[2 * self.gone_n + 1] = last
+        self.gone_n += 1
+        self.open_frame.pending_bytes += 16
+        return 0
+
+    def cached_last_seq(self, bytes subject not None):
+        """The last sequence of a subject; 0 if it has none, -1 when it has to be looked for."""
+        return self.c_cached_last_seq(PyBytes_AS_STRING(subject), PyBytes_GET_SIZE(subject))
+
+    cdef int64_t c_cached_last_seq(self, const char *subject, Py_ssize_t size) noexcept nogil:
+        cdef Py_ssize_t sid = self.subject_index.c_find(subject, size, hr_hash(subject, size, SEED))
+        if sid < 0:
+            return 0
+        return -1 if self.subject_index.lasts_[sid] & BOUND_BIT else <int64_t>self.subject_index.lasts_[sid]
+
+    def trim_oldest(self, bytes subject not None, Py_ssize_t most):
+        """Removes the oldest message of a subject that has more than `most`, where it lies at hand.
+
+        Returns its sequence, 0 when there is nothing to remove, -1 when it has to be looked for.
+        """
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(subject), sid, i
+        cdef uint64_t first
+        sid = self.subject_index.c_find(PyBytes_AS_STRING(subject), length,
+                                   hr_hash(PyBytes_AS_STRING(subject), length, SEED))
+        if sid < 0 or <Py_ssize_t>self.subject_index.counts_[sid] <= most:
+            return 0
+        first = self.subject_index.firsts_[sid]
+        if first & BOUND_BIT or not self.columns.rows or first < self.columns.base:
+            return -1
+        i = self.columns.c_lower_bound(first)
+        if i >= self.columns.rows or self.columns.c_seq(i) != first or not self.c_subtract_row(self.columns, i):
+            return -1
+        self.c_record_removal(first, first)
+        if first == self.first_seq:
+            while i < self.columns.rows and self.columns.c_live != NULL and not self.columns.c_live[i]:
+                i += 1
+            self.first_seq = self.columns.c_seq(i) if i < self.columns.rows else self.last_seq + 1
+        self.c_mark_dirty()
+        return first
+
+    def record_removals(self, uint64_t first, uint64_t last):
+        """The frame says that these sequences were removed."""
+        self.c_record_removal(first, last)
+
+    def record_trim(self, uint64_t seq):
+        """The frame says that everything below was removed."""
+        if seq > self.trim_to:
+            self.trim_to = seq
+
+    def record_advance(self, uint64_t seq):
+        """The frame says that the last sequence is at least this."""
+        if seq > self.advance_to:
+            self.advance_to = seq
+
+    cdef Py_ssize_t changes_size(self) except -1:
+        """Bytes of this log's entries in the frame."""
+        cdef Py_ssize_t total = 0
+        cdef object part
+        for part in self.parts:
+            if type(part) is bytes:
+                total += PyBytes_GET_SIZE(part)
+            else:
+                total += ENTRY + <Py_ssize_t>part[2] - <Py_ssize_t>part[1]
+        if self.tail_used > self.mark:
+            total += ENTRY + self.tail_used - self.mark
+        return total + self.change_entries_size()
+
+    cdef Py_ssize_t change_entries_size(self) noexcept:
+        cdef Py_ssize_t total = 0
+        if self.gone_n:
+            total += ENTRY + 16 * self.gone_n
+        if self.trim_to:
+            total += ENTRY + 8
+        if self.advance_to:
+            total += ENTRY + 8
+        return total
+
+    cdef char *entry(self, char *p, int kind, Py_ssize_t length) noexcept:
+        hr_put16(p, <uint16_t>kind)
+        hr_put16(p + 2, 0)
+        hr_put32(p + 4, self.ident)
+        hr_put64(p + 8, <uint64_t>length)
+        return p + ENTRY
+
+    cdef char *collect_changes(self, char *p) except NULL:
+        """Writes this log's entries; it has nothing for the frame afterwards."""
+        cdef object part
+        cdef Py_ssize_t lo, length
+        for part in self.parts:
+            if type(part) is bytes:
+                length = PyBytes_GET_SIZE(part)
+                memcpy(p, PyBytes_AS_STRING(part), length)
+            else:
+                lo = part[1]
+                length = <Py_ssize_t>part[2] - lo
+                p = self.entry(p, KIND_RECORDS, length)
+                memcpy(p, PyByteArray_AS_STRING(part[0]) + lo, length)
+            p += length
+        if self.tail_used > self.mark:
+            length = self.tail_used - self.mark
+            p = self.entry(p, KIND_RECORDS, length)
+            memcpy(p, self.p + self.mark, length)
+            p += length
+        return self.write_change_entries(p)
+
+    cdef char *write_change_entries(self, char *p) noexcept:
+        if self.gone_n:
+            p = self.entry(p, KIND_REMOVALS, 16 * self.gone_n)
+            memcpy(p, self.gone, 16 * self.gone_n)
+            p += 16 * self.gone_n
+        if self.trim_to:
+            p = self.entry(p, KIND_TRIM, 8)
+            hr_put64(p, self.trim_to)
+            p += 8
+        if self.advance_to:
+            p = self.entry(p, KIND_ADVANCE, 8)
+            hr_put64(p, self.advance_to)
+            p += 8
+        return p
+
+    cdef int collect_views(self, list pieces) except -1:
+        """`collect_changes` without copying: records stay where they are, and are part of the frame as views."""
+        cdef object part
+        cdef bytearray changes
+        for part in self.parts:
+            if type(part) is bytes:
+                pieces.append(part)
+            else:
+                self.collect_record_views(pieces, part[0], part[1], part[2])
+        if self.tail_used > self.mark:
+            self.collect_record_views(pieces, self.tail, self.mark, self.tail_used)
+        changes = bytearray(self.change_entries_size())
+        self.write_change_entries(PyByteArray_AS_STRING(changes))
+        pieces.append(changes)
+        return 0
+
+    cdef int collect_record_views(self, list pieces, bytearray data, Py_ssize_t lo, Py_ssize_t hi) except -1:
+        cdef char head[ENTRY]
+        self.entry(head, KIND_RECORDS, hi - lo)
+        pieces.append(PyBytes_FromStringAndSize(head, ENTRY))
+        pieces.append(memoryview(data)[lo:hi])
+        return 0
+
+    cdef int reset(self) except -1:
+        if self.parts:
+            self.parts = []
+        self.mark = self.tail_used
+        self.gone_n = 0
+        self.trim_to = 0
+        self.advance_to = 0
+        self.dirty = False
+        self.sealed_seq = self.last_seq
+        return 0
+
+    def reset_changes(self):
+        """Drops what this log has for the frame: it was deleted."""
+        self.reset()
+
+
+cdef extern from "<sys/mman.h>" nogil:
+    void *mmap(void *address, size_t length, int protection, int flags, int fd, long long offset)
+    int munmap(void *address, size_t length)
+    int PROT_READ
+    int MAP_SHARED
+    void *MAP_FAILED
+
+
+cdef class _Mapping:
+    """A file mapped for reading; unlike the standard library's, it keeps no descriptor open."""
+
+    cdef void *address
+    cdef Py_ssize_t length
+
+    def __dealloc__(self):
+        if self.address != NULL:
+            munmap(self.address, self.length)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.address, self.length, 1, flags)
+
+
+def map_file(int fd, Py_ssize_t length):
+    """A read-only view of an open file's first bytes, which outlives the descriptor."""
+    cdef _Mapping mapping = _Mapping()
+    if length == 0:
+        return memoryview(b"")
+    cdef void *address = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, 0)
+    if address == MAP_FAILED:
+        raise OSError("the file cannot be mapped")
+    mapping.address = address
+    mapping.length = length
+    return memoryview(mapping)
+
+
+def build_frame_body(list logs not None):
+    """(body in pieces, watermarks): the entries of all these logs for a frame; they start the next one clean.
+
+    Logs that have little are copied together; of those that have much the pieces are views.
+    """
+    cdef LogWriter log
+    cdef Py_ssize_t total = 0, marks = 0, weight
+    cdef bytearray body, watermarks
+    for log in logs:
+        if log.journaled:
+            weight = log.changes_size()
+            total += weight if weight < NO_COPY_BYTES else 0
+            marks += 12
+    body = PyByteArray_FromStringAndSize(NULL, total)
+    watermarks = bytearray(marks)
+    cdef list pieces = [body]
+    cdef char *p = PyByteArray_AS_STRING(body)
+    cdef char *w = PyByteArray_AS_STRING(watermarks)
+    for log in logs:
+        if log.journaled:
+            if log.changes_size() < NO_COPY_BYTES:
+                p = log.collect_changes(p)
+            else:
+                log.collect_views(pieces)
+            hr_put32(w, log.ident)
+            hr_put64(w + 4, log.last_seq)
+            w += 12
+        log.reset()
+    return pieces, bytes(watermarks)
+
+
+def mark_committed(list logs not None):
+    """The frame that `build_frame_body` made of these logs is durable."""
+    cdef LogWriter log
+    for log in logs:
+        log.committed_seq = log.sealed_seq
+
+
+def decode_record(data, Py_ssize_t at):
+    """(time_ns, subject, header, payload, ttl_s) of the record at a place; the bytes are verified ones."""
+    cdef const uint8_t[::1] view = data
+    cdef const char *p
+    cdef Py_ssize_t size, sl, hl
+    if at < 0 or at > view.shape[0] - RECORD_HEADER:
+        raise ValueError("no record there")
+    p = <const char *>&view[at]
+    size, sl, hl = hr_u32(p), hr_u16(p + 4), hr_u32(p + 8)
+    if size < RECORD_HEADER + sl + hl or size > view.shape[0] - at:
+        raise ValueError("no record there")
+    return (hr_u64(p + 24), PyBytes_FromStringAndSize(p + RECORD_HEADER, sl), PyBytes_FromStringAndSize(p + RECORD_HEADER + sl, hl),
+            PyBytes_FromStringAndSize(p + RECORD_HEADER + sl + hl, size - RECORD_HEADER - sl - hl), hr_u32(p + 12))

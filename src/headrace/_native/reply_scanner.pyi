@@ -1,0 +1,4 @@
+from headrace._native.reply_scanner_pure import FIELDS_PER_MESSAGE as FIELDS_PER_MESSAGE
+from headrace._native.reply_scanner_pure import BinaryColumn as BinaryColumn
+from headrace._native.reply_scanner_pure import ReplyScanner as ReplyScanner
+from headrace._native.reply_scanner_pure import encode_publishes as encode_publishes

@@ -1,0 +1,202 @@
+"""Backups, in plain Python; see `blocks.pyx`."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_RECORD = struct.Struct("<IHHIIQQ")
+
+_LENGTH_BYTES_MAX = 5
+
+
+def _make_table() -> list[int]:
+    table = []
+    for index in range(256):
+        crc = index
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return table
+
+
+_TABLE = _make_table()
+
+
+def crc32c(data: bytes | bytearray | memoryview) -> int:
+    """The Castagnoli checksum."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def decompress(block: bytes, size_max: int) -> bytes:
+    """What a block holds; ValueError if it is damaged or holds more than `size_max` bytes."""
+    size, at = _read_length(block)
+    if size > size_max:
+        raise ValueError("too large")
+    made = bytearray()
+    offset = 0
+    while at < len(block):
+        tag = block[at]
+        at += 1
+        if tag & 3 == 0:
+            length, at = _read_literal_length(block, tag, at)
+            made += block[at : at + length]
+            at += length
+        else:
+            offset, length, at = _read_copy(block, tag, at, offset)
+            _copy_back(made, offset, length, size)
+        if len(made) > size:
+            raise ValueError("cut short")
+    if len(made) != size:
+        raise ValueError("cut short")
+    return bytes(made)
+
+
+def _read_length(block: bytes) -> tuple[int, int]:
+    size = 0
+    for at, byte in enumerate(block[:_LENGTH_BYTES_MAX]):
+        size |= (byte & 0x7F) << (7 * at)
+        if byte < 0x80:
+            return size, at + 1
+    raise ValueError("no length")
+
+
+def _read_literal_length(block: bytes, tag: int, at: int) -> tuple[int, int]:
+    length = tag >> 2
+    if length >= 60:
+        length, at = _read_little_endian(block, at, length - 59)
+    length += 1
+    if length > len(block) - at:
+        raise ValueError("cut short")
+    return length, at
+
+
+def _read_copy(block: bytes, tag: int, at: int, offset: int) -> tuple[int, int, int]:
+    """Offset and length of a copy; one without an offset of its own has that of the copy before."""
+    if tag & 3 != 1:
+        found, at = _read_little_endian(block, at, 2 if tag & 3 == 2 else 4)
+        return found, (tag >> 2) + 1, at
+    low, at = _read_little_endian(block, at, 1)
+    found, length = (tag & 0xE0) << 3 | low, tag >> 2 & 7
+    if not found and length >= 5:
+        extra = length - 4
+        length, at = _read_little_endian(block, at, extra)
+        length += 4 if extra == 1 else 1 << (8 * (extra - 1))
+    return found or offset, length + 4, at
+
+
+def _read_little_endian(block: bytes, at: int, count: int) -> tuple[int, int]:
+    if at + count > len(block):
+        raise ValueError("cut short")
+    return int.from_bytes(block[at : at + count], "little"), at + count
+
+
+def _copy_back(made: bytearray, offset: int, length: int, size: int) -> None:
+    if not 0 < offset <= len(made) or length > size - len(made):
+        raise ValueError("a copy of nothing")
+    piece = bytes(made[-offset:][:length])
+    made += (piece * (length // len(piece) + 1))[:length]
+
+
+def compress(data: bytes) -> bytes:
+    """A block that holds `data`, at most 65,536 bytes; as it is, because looking for repetitions takes too long here."""
+    size = len(data)
+    if size > 65536:
+        raise ValueError("too large")
+    head = bytearray()
+    left = size
+    while left >= 0x80:
+        head.append(left & 0x7F | 0x80)
+        left >>= 7
+    head.append(left)
+    if size:
+        head += b"\xf4" + (size - 1).to_bytes(2, "little")
+    return bytes(head) + data
+
+
+def encode_varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first."""
+    made = bytearray()
+    while value >= 0x80:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def encode_entries(view: memoryview, seqs: npt.NDArray[np.uint64]) -> tuple[bytes, int]:
+    """The records of `view` that are in `seqs`, ascending, as entries of an archive; and how many of them there were."""
+    made: list[bytes] = []
+    wanted, done, at, end = seqs.tolist(), 0, 0, len(view)
+    while done < len(wanted) and end - at >= _RECORD.size:
+        size, subject_size, _, header_size, _, seq, time_ns = _RECORD.unpack_from(view, at)
+        payload_size = size - _RECORD.size - subject_size - header_size
+        if size < _RECORD.size or end - at < size or payload_size < 0 or seq > wanted[done]:
+            break
+        if seq == wanted[done]:
+            made += map(
+                encode_varint, (subject_size, time_ns << 1 & _U64_MAX, seq, header_size, payload_size)
+            )
+            made.append(bytes(view[at + _RECORD.size : at + size]))
+            done += 1
+        at += size
+    return b"".join(made), done
+
+
+EntryFields = tuple[bytes, int, int, bytes, bytes]
+_U64_MAX = 2**64 - 1
+
+
+def _read_varint(plain: bytes | bytearray, at: int) -> tuple[int, int]:
+    """The number, and where it ends; -1 if it is not all there."""
+    value = shift = 0
+    while at < len(plain):
+        byte = plain[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if value > _U64_MAX or (shift >= 63 and byte >= 0x80):
+            raise ValueError("a number too large")
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    return value, -1
+
+
+def parse_entries(
+    plain: bytes | bytearray, at: int, name_max: int, entry_max: int, most: int
+) -> tuple[list[EntryFields], int]:
+    """Whole entries from `at` on, at most so many, each as (name, time, sequence, header, payload); and where they end.
+
+    ValueError if one is larger than allowed or makes no sense.
+    """
+    if at < 0 or name_max < 0 or entry_max < 0:
+        raise ValueError("nothing lies before the beginning")
+    found: list[EntryFields] = []
+    while len(found) < most:
+        numbers: list[int] = []
+        place = at
+        while len(numbers) < 5 and place >= 0:
+            number, place = _read_varint(plain, place)
+            numbers.append(number)
+        if place < 0:
+            break
+        name_size, zigzag, seq, header_size, payload_size = numbers
+        if name_size > name_max or header_size + payload_size > entry_max:
+            raise ValueError("an entry too large")
+        head, body = place + name_size, place + name_size + header_size
+        end = body + payload_size
+        if end > len(plain):
+            break
+        time_ns = ~(zigzag >> 1) if zigzag & 1 else zigzag >> 1
+        found.append(
+            (bytes(plain[place:head]), time_ns, seq, bytes(plain[head:body]), bytes(plain[body:end]))
+        )
+        at = end
+    return found, at

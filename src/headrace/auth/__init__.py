@@ -1,0 +1,1 @@
+"""Authentication: users, NKeys, JWTs, certificates and operator mode."""

@@ -1,0 +1,266 @@
+"""Who a client is, from what it sent in CONNECT.
+
+Owns the comparison of credentials. Every failure looks the same to the peer, secrets are compared in constant
+time (an unknown name is compared, too), and nothing here writes a credential anywhere. It knows no sockets.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from headrace.auth import nkeys, x509_names
+from headrace.broker.accounts import GLOBAL
+from headrace.config.options import OptionsError, ServerOptions, User
+from headrace.errors import AuthError
+
+if TYPE_CHECKING:
+    from headrace.auth.operator import OperatorTrust, UserGrant
+    from headrace.broker import Permissions
+
+_BCRYPT = re.compile(r"^\$2[abxy]\$\d\d\$")
+#: Kinds of connection, as users are bound to them.
+STANDARD, WEBSOCKET = "STANDARD", "WEBSOCKET"
+#: Who parts of the server's own process are that come as clients. While there are such, no user can have this name.
+INTERNAL_USER = "headrace inside"
+
+
+@dataclass(frozen=True, slots=True)
+class UserIdentity:
+    """Who a connection speaks for. `user` is empty when nobody has to say who they are."""
+
+    user: str = ""
+    account: str = GLOBAL
+    permissions: Permissions | None = None
+    #: What a token allows, -1 is what the server allows.
+    subscriptions: int = -1
+    payload: int = -1
+    #: When it ends, in seconds since the epoch; 0 is never.
+    expires_s: float = 0.0
+    grant: UserGrant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuthContext:
+    """How a client comes: the nonce it was given, the kind of connection, its address and its certificate."""
+
+    nonce: str = ""
+    connection_type: str = STANDARD
+    client_ip: str = ""
+    certificate: Mapping[str, Any] | None = None
+    #: Users are found by certificates on this door.
+    map_users: bool = False
+    #: The door's own user for strangers, if it has one.
+    no_auth_user: str = ""
+
+
+ANONYMOUS = UserIdentity()
+DEFAULT_CONTEXT = AuthContext()
+
+
+class RecheckResult(Enum):
+    """What becomes of a client when the users change."""
+
+    ACCEPTED = "stays"
+    USER_REMOVED = "gone"
+    VIOLATION = "violates"
+
+
+def is_bcrypt_hash(secret: str) -> bool:
+    """Whether a stored secret is a bcrypt hash rather than the secret itself."""
+    return _BCRYPT.match(secret) is not None
+
+
+def verify_secret(stored: str, provided: object) -> bool:
+    """Whether the offered secret is the stored one; takes the same time wherever they differ."""
+    if not isinstance(provided, str):
+        return False
+    if is_bcrypt_hash(stored):
+        # bcrypt looks at 72 bytes; more is refused rather than cut off.
+        return len(provided.encode()) <= 72 and _load_bcrypt()(provided.encode(), stored.encode())
+    return hmac.compare_digest(stored.encode(), provided.encode())
+
+
+def _load_bcrypt() -> Callable[[bytes, bytes], bool]:
+    try:
+        from bcrypt import checkpw
+    except ImportError as missing:
+        raise AuthError(
+            "a stored password is a bcrypt hash: install headrace[bcrypt] to check it"
+        ) from missing
+    check: Callable[[bytes, bytes], bool] = checkpw
+    return check
+
+
+class Authenticator:
+    """Decides about CONNECTs by the users, the token or the operator of the options."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        #: What an insider proves itself with; empty when there is none. Made anew by each process, never written.
+        self.internal_secret = ""
+        users = {user.name: user for user in options.users}
+        if options.user:
+            users[options.user] = User(options.user, options.password)
+        for name in (options.no_auth_user, options.websocket.no_auth_user):
+            if name and name not in users:
+                raise OptionsError(f"no_auth_user {name!r} is not among the users")
+        self._users = users
+        self._token = options.token
+        self._no_auth_user = options.no_auth_user
+        self.operator_trust = self._make_operator_trust(options)
+        self.required = options.auth_required
+        self.needs_nonce = self.operator_trust is not None or any(user.nkey for user in users.values())
+        self._check_libraries()
+        self._check_accounts(options)
+
+    @staticmethod
+    def _make_operator_trust(options: ServerOptions) -> OperatorTrust | None:
+        if not options.operator_mode:
+            return None
+        from headrace.auth.operator import OperatorTrust
+
+        try:
+            return OperatorTrust(options)
+        except AuthError as error:
+            raise OptionsError(f"the operator's tokens cannot be used: {error}") from error
+
+    def _check_libraries(self) -> None:
+        """What is needed to decide is there now, not only when somebody comes."""
+        if any(
+            is_bcrypt_hash(secret)
+            for secret in (self._token, *(user.password for user in self._users.values()))
+        ):
+            _load_bcrypt()
+        if self.needs_nonce:
+            nkeys.load_verifier()
+
+    def _check_accounts(self, options: ServerOptions) -> None:
+        known = {account.name for account in options.accounts} | {options.system_account, ""}
+        for user in self._users.values():
+            if user.account not in known:
+                raise OptionsError(
+                    f"user {user.name!r} is in account {user.account!r}, which is not configured"
+                )
+
+    def is_required_for(self, context: AuthContext) -> bool:
+        """Whether nobody is heard here before CONNECT."""
+        return self.required and not context.no_auth_user
+
+    def check(
+        self, connect: Mapping[str, Any], context: AuthContext = DEFAULT_CONTEXT
+    ) -> UserIdentity | None:
+        """The identity a CONNECT (keys in lower case) proves; None is an authorization violation."""
+        if self.internal_secret and connect.get("user") == INTERNAL_USER:
+            return (
+                UserIdentity(INTERNAL_USER)
+                if verify_secret(self.internal_secret, connect.get("pass"))
+                else None
+            )
+        if self.operator_trust is not None:
+            return self._check_jwt(self.operator_trust, connect, context)
+        if self._token:
+            return ANONYMOUS if verify_secret(self._token, connect.get("auth_token")) else None
+        if not self._users:
+            return ANONYMOUS
+        user = self._find_user(connect, context)
+        if user is None or (user.connections and context.connection_type not in user.connections):
+            return None
+        return _make_identity(user)
+
+    def _find_user(self, connect: Mapping[str, Any], context: AuthContext) -> User | None:
+        no_auth_user = context.no_auth_user or self._no_auth_user
+        if self.needs_nonce and connect.get("nkey"):
+            return self._check_nkey(str(connect["nkey"]), str(connect.get("sig") or ""), context)
+        if context.map_users:
+            return self._find_user_by_certificate(context.certificate)
+        if no_auth_user and not _has_credentials(connect):
+            return self._users.get(no_auth_user)
+        user = self._users.get(str(connect.get("user") or ""))
+        if user is not None and user.nkey:
+            user = None
+        # Somebody without a password is known by a certificate or not at all.
+        known = verify_secret(user.password if user else "", connect.get("pass") or "")
+        return user if user is not None and user.password and known else None
+
+    def _check_nkey(self, key: str, signature: str, context: AuthContext) -> User | None:
+        user = self._users.get(key)
+        signature_bytes = nkeys.decode_signature(signature)
+        if user is None or not user.nkey or not context.nonce:
+            return None
+        return user if nkeys.verify(key, "U", context.nonce.encode(), signature_bytes) else None
+
+    def _find_user_by_certificate(self, certificate: Mapping[str, Any] | None) -> User | None:
+        """The user that a verified certificate names."""
+        if not certificate:
+            return None
+        for name in x509_names.get_alternative_names(certificate):
+            user = self._users.get(name)
+            if user is not None and not user.nkey:
+                return user
+        subject = x509_names.get_distinguished_name(certificate)
+        if not subject:
+            return None
+        return next(
+            (
+                user
+                for user in self._users.values()
+                if x509_names.parse_distinguished_name(user.name) == subject
+            ),
+            None,
+        )
+
+    def _check_jwt(
+        self, operator_trust: OperatorTrust, connect: Mapping[str, Any], context: AuthContext
+    ) -> UserIdentity | None:
+        token, signature = str(connect.get("jwt") or ""), str(connect.get("sig") or "")
+        try:
+            grant = operator_trust.check(token, signature, context.nonce, context.client_ip, time.time())
+        except AuthError:
+            return None
+        if grant.connection_types and context.connection_type not in grant.connection_types:
+            return None
+        return UserIdentity(
+            grant.user,
+            grant.account,
+            grant.permissions,
+            subscriptions=grant.subscriptions,
+            payload=grant.payload,
+            expires_s=grant.expires_s,
+            grant=grant,
+        )
+
+    def recheck(self, identity: UserIdentity, old: Authenticator) -> tuple[RecheckResult, UserIdentity]:
+        """How somebody whom `before` let in stands now, and who they are from now on."""
+        if (
+            self.internal_secret
+            and identity.user == INTERNAL_USER
+            and self.internal_secret == old.internal_secret
+        ):
+            return RecheckResult.ACCEPTED, identity
+        if self.operator_trust is not None:
+            valid = identity.grant is not None and self.operator_trust.is_valid(identity.grant, time.time())
+            return (RecheckResult.ACCEPTED if valid else RecheckResult.VIOLATION), identity
+        if self._token != old._token or identity.grant is not None:
+            return RecheckResult.VIOLATION, identity
+        user, known = self._users.get(identity.user), old._users.get(identity.user)
+        if not identity.user:
+            return (RecheckResult.VIOLATION if self._users else RecheckResult.ACCEPTED), identity
+        if user is None:
+            return (RecheckResult.USER_REMOVED if self._users else RecheckResult.ACCEPTED), identity
+        if known is None or known.password != user.password or known.account != user.account:
+            return RecheckResult.VIOLATION, identity
+        return RecheckResult.ACCEPTED, _make_identity(user)
+
+
+def _has_credentials(connect: Mapping[str, Any]) -> bool:
+    """Whether a client says who it is, in words that count here: keys and tokens do not where nobody has any."""
+    return any(connect.get(key) for key in ("user", "pass", "auth_token"))
+
+
+def _make_identity(user: User) -> UserIdentity:
+    return UserIdentity(user.name, user.account or GLOBAL, user.permissions)

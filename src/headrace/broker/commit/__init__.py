@@ -1,0 +1,1 @@
+"""Group commit and what surrounds it: timers, quotas, usage, disk back-pressure, advisories."""

@@ -1,0 +1,58 @@
+"""Advisories: what happened, told to whoever listens; they leave with the frame that holds what they speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.routing.session import Session
+from headrace.jetstream_api import advisories as events
+from headrace.jetstream_api.advisories import ClientInfo, EncodedEvent, EventStamp
+from headrace.jetstream_api.times import format_time
+from headrace.protocol.nuid import nuid
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import AccountJetStream
+
+
+class Advisories:
+    """Publishes events about the streams of one server."""
+
+    __slots__ = ("_jetstream",)
+
+    def __init__(self, jetstream: AccountJetStream) -> None:
+        self._jetstream = jetstream
+
+    def publish(self, make: Callable[..., EncodedEvent], *fields: object) -> None:
+        """One event of `headrace.jetstream_api.advisories`, after everything admitted so far is durable."""
+        jetstream = self._jetstream
+        subject, body = make(EventStamp(nuid(), jetstream.now_ns(), jetstream.domain), *fields)
+        if jetstream.router.has_interest(subject):
+            jetstream.group_commit.publish_when_all_durable(subject, b"", b"", body)
+
+    def audit(self, session: Any, subject: bytes, request: bytes, response: bytes) -> None:
+        """An API call was made and answered."""
+        jetstream = self._jetstream
+        if not jetstream.router.has_interest(events.AUDIT_SUBJECT):
+            return
+        client = self.client_info(session)
+        self.publish(events.make_api_audit, jetstream.server_name, client, subject, request, response)
+
+    def client_info(self, session: Any) -> ClientInfo:
+        """Who is behind a request."""
+        client = ClientInfo(server=self._jetstream.server_name, acc=self._jetstream.account)
+        if session is not None:
+            client.host = session.transport.client_ip
+            client.id, client.name, client.lang, client.ver = (
+                session.cid,
+                session.name,
+                session.lang,
+                session.version,
+            )
+            client.user = session.identity.user if session.identity is not None else ""
+        if isinstance(session, Session):
+            client.start, client.rtt = (
+                format_time(session.connected_at(self._jetstream.clock_ns())),
+                session.rtt_ns,
+            )
+        return client

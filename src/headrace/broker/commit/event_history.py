@@ -1,0 +1,44 @@
+"""What happened lately, for people who watch: messages that aged out, markers left, batches decided.
+
+Counts for ever, keeps the newest events only, and decides nothing. An event may be told before its frame is durable;
+whoever shows it waits for the commit as with everything else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import NamedTuple
+
+RECENT_MAX = 200
+
+
+class BrokerEvent(NamedTuple):
+    """`number` grows by one with each event, so that a watcher asks for what is new."""
+
+    number: int
+    time_ns: int
+    kind: str  # expired, marker, batch, abandoned
+    stream: str
+    text: str
+
+
+class EventHistory:
+    """Counts by (kind, stream), and the newest events."""
+
+    __slots__ = ("counts", "number", "recent")
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.recent: deque[BrokerEvent] = deque(maxlen=RECENT_MAX)
+        self.number = 0
+
+    def record(self, time_ns: int, kind: str, stream: str, text: str, count: int = 1) -> None:
+        """Something happened `count` times."""
+        self.counts[kind, stream] += count
+        self.number += 1
+        self.recent.append(BrokerEvent(self.number, time_ns, kind, stream, text))
+
+    def drop_stream(self, stream: str) -> None:
+        """The stream is gone; one of the same name starts at zero."""
+        for key in [key for key in self.counts if key[1] == stream]:
+            del self.counts[key]

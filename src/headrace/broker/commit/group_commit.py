@@ -1,0 +1,204 @@
+"""The tick: what was admitted becomes a frame, and what speaks of it leaves when the frame is durable.
+
+Invariant: nothing that depends on a change in frame N is sent before frame N is durable. Whatever leaves - an ack, an
+answer, a republished copy, an advisory - waits in one list per frame and is published in the order it was decided.
+It knows neither streams' rules nor sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from headrace._native import PendingReplies
+from headrace.code_probes import sometimes
+from headrace.storage import Store, StreamLog
+
+#: Something to publish: subject, reply, header block, payload.
+OutboundMsg = tuple[bytes, bytes, bytes, bytes]
+
+
+class Publisher(Protocol):
+    """The part of the hub that the tick needs."""
+
+    def publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int: ...
+    def publish_many(self, messages: list[OutboundMsg]) -> None: ...
+
+
+class CommitParticipant(Protocol):
+    """A stream, as the tick sees it."""
+
+    def prepare_commit(self) -> None:
+        """Bring limits up to date before the frame is closed."""
+
+    def on_committed(self) -> None:
+        """The frame with this stream's newest changes is durable."""
+
+
+class RunAll:
+    """Runs one thing after another; what fails does not keep the rest from happening, and is raised at the end."""
+
+    __slots__ = ("_first_error",)
+
+    def __init__(self) -> None:
+        self._first_error: Exception | None = None
+
+    def __call__(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as failure:
+            self._first_error = self._first_error or failure
+
+    def __enter__(self) -> RunAll:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._first_error is not None:
+            raise self._first_error
+
+
+class GroupCommit:
+    """Owns the rhythm: admit while the last frame is being written, seal the next one as soon as it is durable."""
+
+    __slots__ = (
+        "_call_soon",
+        "_dirty",
+        "_dirty_in_flight",
+        "_in_flight",
+        "_on_idle",
+        "_publisher",
+        "_scheduled",
+        "_store",
+        "pending_replies",
+    )
+
+    def __init__(
+        self,
+        store: Store,
+        publisher: Publisher,
+        call_soon: Callable[[Callable[[], None]], object],
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`call_soon(fn)` asks the shell to call fn at the end of this turn of its loop; `on_idle` is called after a
+        commit.
+        """
+        self._store = store
+        self._publisher = publisher
+        self._call_soon = call_soon
+        self._on_idle = on_idle
+        self._scheduled = False
+        self.pending_replies = PendingReplies()
+        self._in_flight: list[OutboundMsg] = []
+        self._dirty: list[CommitParticipant] = []
+        self._dirty_in_flight: list[CommitParticipant] = []
+        store.on_commit = self._on_frame_committed
+
+    @property
+    def frame(self) -> int:
+        """The frame under construction."""
+        return self._store.frame_number
+
+    def mark_dirty(self, stream: CommitParticipant) -> None:
+        """The stream has its first change in the frame under construction."""
+        self._dirty.append(stream)
+        self.schedule()
+
+    def schedule(self) -> None:
+        """Something is in the frame under construction: see that it gets sealed."""
+        if not self._scheduled and not self._store.in_flight:
+            self._scheduled = True
+            self._call_soon(self.commit)
+
+    def reply_after_commit(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """Publish once the frame under construction is durable."""
+        self.pending_replies.messages.append((subject, reply, header, payload))
+
+    def reply_error(self, reply: bytes, answer: bytes) -> None:
+        """Tell somebody no, in turn with other answers; at once when nothing can become durable, for now or any more."""
+        if self._store.poisoned is not None:
+            sometimes("a refusal of a poisoned store")
+            self._publisher.publish(reply, b"", b"", answer)
+        elif self._store.waiting_for_space:
+            self._publisher.publish(reply, b"", b"", answer)
+        else:
+            self.pending_replies.messages.append((reply, b"", b"", answer))
+            self.schedule()
+
+    def publish_when_durable(
+        self, log: StreamLog, subject: bytes, reply: bytes, header: bytes, payload: bytes
+    ) -> None:
+        """Publish what speaks of `log` as soon as all its changes so far are durable."""
+        changed = log.changed_frame
+        if changed <= self._store.committed_frame:
+            self._publisher.publish(subject, reply, header, payload)
+        elif changed == self._store.frame_number:
+            self.pending_replies.messages.append((subject, reply, header, payload))
+        else:
+            self._in_flight.append((subject, reply, header, payload))
+
+    def publish_many_when_durable(self, log: StreamLog, messages: list[OutboundMsg]) -> None:
+        """`send` for each."""
+        changed = log.changed_frame
+        if changed <= self._store.committed_frame:
+            self._publisher.publish_many(messages)
+        elif changed == self._store.frame_number:
+            self.pending_replies.messages += messages
+        else:
+            self._in_flight += messages
+
+    def publish_when_all_durable(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """Publish once everything admitted so far is durable."""
+        store = self._store
+        if store.poisoned is not None:
+            self._publisher.publish(subject, reply, header, payload)
+        elif store.dirty:
+            self.pending_replies.messages.append((subject, reply, header, payload))
+        elif store.in_flight:
+            self._in_flight.append((subject, reply, header, payload))
+        else:
+            self._publisher.publish(subject, reply, header, payload)
+
+    def commit(self) -> None:
+        """Close the frame under construction, unless one is still being written (its end calls this again)."""
+        self._scheduled = False
+        store = self._store
+        if store.poisoned is not None:
+            self._drop_all()
+            return
+        if store.in_flight:
+            return
+        with RunAll() as run_all:
+            for stream in self._dirty:
+                run_all(stream.prepare_commit)
+            if store.dirty:
+                self._in_flight, self.pending_replies.messages = self.pending_replies.messages, []
+                self._dirty_in_flight, self._dirty = self._dirty, []
+                run_all(store.commit)
+            else:
+                messages, self.pending_replies.messages = self.pending_replies.messages, []
+                dirty, self._dirty = self._dirty, []
+                self._publish_committed(run_all, messages, dirty)
+
+    def _on_frame_committed(self, frame: int) -> None:
+        messages, self._in_flight = self._in_flight, []
+        dirty, self._dirty_in_flight = self._dirty_in_flight, []
+        with RunAll() as run_all:
+            self._publish_committed(run_all, messages, dirty)
+            if self._store.dirty or self._dirty or self.pending_replies.messages:
+                run_all(self.commit)
+            run_all(self._on_idle)
+
+    def _publish_committed(
+        self, run_all: RunAll, messages: list[OutboundMsg], streams: list[CommitParticipant]
+    ) -> None:
+        run_all(partial(self._publisher.publish_many, messages))
+        for stream in streams:
+            run_all(stream.on_committed)
+
+    def _drop_all(self) -> None:
+        """A sync failed: what waits for the disk must never leave."""
+        sometimes("what waits for the disk never leaves")
+        self.pending_replies.messages.clear()
+        self._in_flight.clear()
+        self._dirty.clear()

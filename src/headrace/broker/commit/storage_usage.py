@@ -1,0 +1,63 @@
+"""What an account's streams take, kept up as they change: a message must not cost a look at every stream.
+
+Owns the count. It is exact when a frame begins, as far as the logs that the frames since the last count changed; within
+a frame what is about to be stored is added to it, and before anything is refused it is counted again. Must not know limits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import AccountJetStream
+
+
+class StorageUsage:
+    """Bytes by kind of storage."""
+
+    __slots__ = ("_dirty", "_frame", "_jetstream", "_log_bytes", "_reserved", "_total")
+
+    def __init__(self, jetstream: AccountJetStream) -> None:
+        self._jetstream = jetstream
+        self._frame = -1
+        #: What changed in the frame of the last count; the store begins a new list with each frame.
+        self._dirty: list[Any] = []
+        self._log_bytes: dict[Any, tuple[str, int]] = {}
+        self._total = {"memory": 0, "file": 0}
+        self._reserved = {"memory": 0, "file": 0}
+
+    def invalidate(self) -> None:
+        """There is another stream, or one less."""
+        self._frame = -1
+
+    def reserve(self, storage: str, size: int, limit: int) -> bool:
+        """Whether so much more stays within `most`; if so it is expected to come."""
+        if self._frame != self._jetstream.store.frame_number:
+            self._recount()
+        if self._total[storage] + self._reserved[storage] + size > limit:
+            self._recount()
+            if self._total[storage] + size > limit:
+                return False
+        self._reserved[storage] += size
+        return True
+
+    def _recount(self) -> None:
+        store = self._jetstream.store
+        if store.frame_number not in (self._frame, self._frame + 1) or self._frame < 0:
+            self._recount_all()
+        else:
+            dirty = store.open_frame.dirty_logs
+            for log in dirty if dirty is self._dirty else [*self._dirty, *dirty]:
+                if log in self._log_bytes:
+                    storage, before = self._log_bytes[log]
+                    self._log_bytes[log] = (storage, log.bytes)
+                    self._total[storage] += log.bytes - before
+        self._frame, self._dirty = store.frame_number, store.open_frame.dirty_logs
+        self._reserved = dict.fromkeys(self._reserved, 0)
+
+    def _recount_all(self) -> None:
+        streams = self._jetstream.streams.values()
+        self._log_bytes = {stream.log: (stream.config.storage, stream.log.bytes) for stream in streams}
+        self._total = dict.fromkeys(self._total, 0)
+        for storage, size in self._log_bytes.values():
+            self._total[storage] += size

@@ -1,0 +1,1 @@
+"""Consumers: delivery, acknowledgements, pull requests, push delivery, and their durable state."""

@@ -1,0 +1,114 @@
+"""When messages that nobody acknowledged are due again.
+
+Messages of a run share a deadline, so a run costs one entry; a message that got a deadline of its own (redelivered,
+delayed, in progress) leaves its run. What is no longer pending is passed over when its time comes. Knows no clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping
+
+#: Runs that start within this time of each other share the later one's deadline.
+MERGE_WITHIN_NS = 5_000_000
+
+DeadlineRun = tuple[int, int, int]  # deadline, first and last stream sequence
+
+
+class AckDeadlines:
+    """The deadlines of one consumer."""
+
+    __slots__ = ("_heap", "_merged_from", "_runs", "individual")
+
+    def __init__(self) -> None:
+        self._runs: deque[DeadlineRun] = deque()
+        self._merged_from = 0
+        self._heap: list[tuple[int, int]] = []
+        self.individual: dict[int, int] = {}
+
+    def add_run(self, deadline_ns: int, first: int, last: int) -> None:
+        """Messages `first` to `last` were delivered for the first time; deadlines never go back."""
+        runs = self._runs
+        if runs and deadline_ns - self._merged_from < MERGE_WITHIN_NS and runs[-1][1] <= first:
+            runs[-1] = (deadline_ns, runs[-1][1], last)
+        else:
+            runs.append((deadline_ns, first, last))
+            self._merged_from = deadline_ns
+
+    def set_individual(self, seq: int, deadline_ns: int) -> None:
+        """One message is due at a time of its own."""
+        self.individual[seq] = deadline_ns
+        heapq.heappush(self._heap, (deadline_ns, seq))
+
+    def remove(self, seq: int) -> None:
+        """A message is no longer pending (its run need not know)."""
+        self.individual.pop(seq, None)
+
+    def clear(self) -> None:
+        self._runs.clear()
+        self._heap.clear()
+        self.individual.clear()
+
+    def shift_runs(self, delta_ns: int) -> None:
+        """The time to wait has changed for the runs that are under way."""
+        self._runs = deque((deadline + delta_ns, first, last) for deadline, first, last in self._runs)
+        self._merged_from += delta_ns
+
+    def cap_runs(self, latest_ns: int) -> None:
+        """No run is due later than this: the clock was set back since."""
+        self._runs = deque((min(deadline, latest_ns), first, last) for deadline, first, last in self._runs)
+        self._merged_from = min(self._merged_from, latest_ns)
+
+    def next_deadline(self) -> int:
+        """The earliest deadline; 0 when there is none."""
+        heap, individual = self._heap, self.individual
+        while heap and individual.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        earliest = heap[0][0] if heap else 0
+        if self._runs and (not earliest or self._runs[0][0] < earliest):
+            return self._runs[0][0]
+        return earliest
+
+    def find_deadline(self, seq: int) -> int:
+        """When a pending message is due; 0 if it has no deadline."""
+        if seq in self.individual:
+            return self.individual[seq]
+        return next((deadline for deadline, first, last in self._runs if first <= seq <= last), 0)
+
+    def last_deadline(self) -> int:
+        """The latest deadline; 0 when there is none."""
+        latest = self._runs[-1][0] if self._runs else 0
+        return max([latest, *self.individual.values()])
+
+    def prune(self, lowest: int) -> None:
+        """Nothing below `lowest` is pending."""
+        while self._runs and self._runs[0][2] < lowest:
+            self._runs.popleft()
+
+    def pop_due(self, now_ns: int, pending: Mapping[int, int]) -> list[int]:
+        """Take out what is due by now and still pending, ascending."""
+        found: list[int] = []
+        while self._runs and self._runs[0][0] <= now_ns:
+            _, first, last = self._runs.popleft()
+            found += self._pending_in_run(first, last, pending)
+        heap, individual = self._heap, self.individual
+        while heap and heap[0][0] <= now_ns:
+            deadline, seq = heapq.heappop(heap)
+            if individual.get(seq) == deadline:
+                del individual[seq]
+                if seq in pending:
+                    found.append(seq)
+        return sorted(found)
+
+    def _pending_in_run(self, first: int, last: int, pending: Mapping[int, int]) -> list[int]:
+        individual = self.individual
+        if not pending:
+            return []
+        if last - first < 4 * len(pending):
+            return [seq for seq in range(first, last + 1) if seq in pending and seq not in individual]
+        return [seq for seq in pending if first <= seq <= last and seq not in individual]
+
+    def list_runs(self) -> list[DeadlineRun]:
+        """All runs, for a snapshot."""
+        return list(self._runs)

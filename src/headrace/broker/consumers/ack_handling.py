@@ -1,0 +1,204 @@
+"""Acknowledgements: what a client says about a message it was given, and what follows from it.
+
+The door takes everything below `$JS.ACK.` with one subscription, so that the route of an acknowledgement is always in the
+kernel's cache, and finds the consumer by its name. A confirmed acknowledgement is answered when it is durable.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headrace._native import split_ack_subject
+from headrace.code_probes import sometimes
+from headrace.jetstream_api import advisories as events
+from headrace.jetstream_api.field_types import INT64_MAX
+from headrace.jetstream_api.times import parse_duration
+from headrace.protocol.json_exceptions import JSON_ERRORS
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+
+PATTERN = b"$JS.ACK.>"
+_ACK_PAYLOADS = (b"+ACK", b"", b"+OK")
+_DELETED_REASON = "Unacknowledged message was deleted"
+
+
+class AckDispatcher:
+    """Every acknowledgement of the account; `consumers` are those who take them, by stream and name."""
+
+    __slots__ = ("consumers",)
+
+    #: Other servers are told of each consumer instead: there may be acknowledgements that are not for us.
+    announced = False
+
+    def __init__(self) -> None:
+        self.consumers: dict[bytes, Consumer] = {}
+
+    def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
+        """One acknowledgement; 0 when it is for nobody here."""
+        parts = split_ack_subject(subject)
+        consumer = self.consumers.get(parts[0]) if parts is not None else None
+        if parts is None or consumer is None:
+            return 0
+        _, count, seq, consumer_seq = parts
+        if payload in _ACK_PAYLOADS:
+            if seq > 0:
+                consumer.ack_handler.ack(seq, count, consumer_seq, reply)
+        elif seq > 0:
+            consumer.ack_handler.handle_nak_term_progress(seq, count, consumer_seq, reply, payload)
+        return 1
+
+
+class AckHandler:
+    """The acknowledgements of one consumer."""
+
+    __slots__ = ("_consumer", "_is_ack_all", "_sample_percent")
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self.configure()
+
+    def configure(self) -> None:
+        config = self._consumer.config
+        self._is_ack_all = config.ack_policy == "all"
+        self._sample_percent = int(config.sample_freq.removesuffix("%") or 0)
+
+    # Done
+
+    def ack(self, seq: int, count: int, consumer_seq: int, reply: bytes) -> None:
+        """The client is through with a message."""
+        consumer = self._consumer
+        ack_state = consumer.ack_state
+        if seq >= ack_state.next_seq and not consumer.config.flow_control:
+            return
+        if self._sample_percent and seq in ack_state.pending:
+            self._sample(seq, count, consumer_seq)
+        self._apply_ack(seq, consumer_seq)
+        if reply:
+            consumer.reply_when_durable(reply)
+
+    def _apply_ack(self, seq: int, consumer_seq: int) -> None:
+        consumer = self._consumer
+        ack_state = consumer.ack_state
+        if self._is_ack_all:
+            # Only the stream's order counts: a redelivery below may have raised the consumer sequence beyond this one.
+            self.ack_all(seq, max(consumer_seq, ack_state.get_ack_floor()[0]))
+            return
+        limit, pending = consumer.config.max_ack_pending, len(ack_state.pending)
+        if ack_state.ack(seq):
+            consumer.on_acked([seq], 0 < limit <= pending)
+            return
+        if consumer.removes_acked:  # given up, or passed over since it was delivered: it is done all the same
+            sometimes("an acknowledgement of what is not pending")
+            consumer.stream.consumer_set.mark_acked([seq], recheck=True)
+        if ack_state.dirty:
+            consumer.mark_dirty()
+
+    def ack_all(self, seq: int, consumer_seq: int) -> None:
+        """The client is through with everything up to a message."""
+        consumer = self._consumer
+        if seq <= consumer.ack_state.get_ack_floor()[1]:
+            return
+        was_full = consumer.at_max_ack_pending()
+        consumer.on_acked(consumer.ack_state.ack_through(seq, consumer_seq), was_full)
+
+    # Everything else
+
+    def handle_nak_term_progress(
+        self, seq: int, count: int, consumer_seq: int, reply: bytes, payload: bytes
+    ) -> None:
+        """Not done: a refusal, a sign of life, the end of trying, or done and give me more."""
+        consumer = self._consumer
+        if payload.startswith(b"+NXT"):
+            self.ack(seq, count, consumer_seq, b"")
+            if reply:
+                consumer.request_next(reply, payload[4:])
+            return
+        if payload.startswith(b"-NAK"):
+            self._nak(seq, count, consumer_seq, payload[4:].strip())
+        elif payload == b"+WPI":
+            self._extend_deadline(seq)
+        elif payload.startswith(b"+TERM") and not self._terminate(
+            seq, count, consumer_seq, payload[5:].strip()
+        ):
+            return
+        if reply:
+            consumer.reply_when_durable(reply)
+
+    def _nak(self, seq: int, count: int, consumer_seq: int, argument: bytes) -> None:
+        """Deliver it again, now or after a delay."""
+        consumer = self._consumer
+        ack_state = consumer.ack_state
+        if (
+            seq not in ack_state.pending
+            or not ack_state.get_ack_floor()[0] < consumer_seq <= ack_state.consumer_seq
+        ):
+            return
+        consumer.send_advisory(events.make_message_naked, consumer_seq, seq, count)
+        now_ns = consumer.now_ns()
+        delay_ns = _parse_nak_delay(argument) if argument else 0
+        if delay_ns > 0:
+            ack_state.redelivery_queue.discard(seq)
+            sometimes("refused for a while")
+            ack_state.set_deadline(seq, now_ns + delay_ns)
+            consumer.arm_timer()
+        else:
+            ack_state.set_deadline(
+                seq, now_ns + (consumer.get_ack_wait(ack_state.get_delivery_count(seq)) or 0)
+            )
+            ack_state.enqueue(seq)
+            consumer.schedule_delivery()
+        consumer.mark_dirty()
+
+    def _extend_deadline(self, seq: int) -> None:
+        """It takes longer: start waiting anew."""
+        consumer = self._consumer
+        wait_ns = consumer.get_ack_wait(consumer.ack_state.get_delivery_count(seq))
+        if seq in consumer.ack_state.pending and wait_ns:
+            consumer.last_active_ns = now_ns = consumer.now_ns()
+            consumer.ack_state.set_deadline(seq, now_ns + wait_ns)
+            consumer.mark_dirty()
+
+    def _terminate(self, seq: int, count: int, consumer_seq: int, reason: bytes) -> bool:
+        """Never deliver it again; False when it never was."""
+        consumer = self._consumer
+        if seq >= consumer.ack_state.next_seq and not consumer.config.flow_control:
+            return False
+        self._apply_ack(seq, consumer_seq)
+        sometimes("given up by the client")
+        self.advise_terminated(seq, count, consumer_seq, reason.decode("utf-8", "replace"))
+        return True
+
+    def on_pending_removed(self, seq: int) -> None:
+        """A pending message has left the stream."""
+        ack_state = self._consumer.ack_state
+        consumer_seq, count = ack_state.pending.get(seq, 0), ack_state.get_delivery_count(seq)
+        ack_state.remove(seq)
+        sometimes("deleted while it was pending")
+        self.advise_terminated(seq, count, consumer_seq, _DELETED_REASON)
+
+    def advise_terminated(self, seq: int, count: int, consumer_seq: int, reason: str) -> None:
+        self._consumer.send_advisory(events.make_message_terminated, consumer_seq, seq, count, reason)
+
+    def _sample(self, seq: int, count: int, consumer_seq: int) -> None:
+        """Measure how long the client took, for as many as the configuration asks."""
+        if self._sample_percent < 100 and random.randrange(100) > self._sample_percent:
+            return
+        consumer = self._consumer
+        delivered_ns = consumer.ack_state.get_delivered_ns(seq, consumer.get_ack_wait(count))
+        ack_time_ns = consumer.now_ns() - delivered_ns
+        consumer.send_advisory(events.make_ack_metric, consumer_seq, seq, ack_time_ns, count)
+
+
+def _parse_nak_delay(argument: bytes) -> int:
+    """The delay of a refusal in nanoseconds; what cannot be read is none."""
+    try:
+        if argument[:1] == b"{":
+            value = msgspec.json.decode(argument, type=dict[str, Any]).get("delay", 0)
+            return value if type(value) is int and abs(value) <= INT64_MAX else 0
+        return parse_duration(argument.decode()) or 0
+    except JSON_ERRORS:
+        return 0

@@ -1,0 +1,107 @@
+"""How a consumer's progress is written down: sets of sequences as runs, bits or gaps, whichever is smallest.
+
+A `AckStateDelta` is what changed since the last one; a snapshot is a delta on top of nothing. Knows no consumers and no
+store.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+import numpy as np
+
+from headrace.storage.sequence_arrays import NO_SEQS, Seqs
+
+_RUNS, _BITS, _GAPS = b"r", b"b", b"g"
+
+
+class AckStateDelta(msgspec.Struct, array_like=True):
+    """Where the consumer stands, and what became and ceased to be pending since the delta before.
+
+    `added_offset` is consumer minus stream sequence where all additions agree on it, else `added_consumer` holds the
+    consumer sequences. `counts` holds deliveries (0: forget), `runs` deadlines of whole runs (deadline, first, last), `own`
+    deadlines of single messages. `is_snapshot` says that nothing from before counts.
+    """
+
+    consumer_seq: int
+    stream_seq: int
+    next_seq: int
+    floor_consumer: int
+    floor_stream: int
+    removed: bytes = b""
+    added: bytes = b""
+    added_offset: int = 0
+    added_consumer: bytes = b""
+    delivery_counts: list[tuple[int, int]] = []
+    deadline_runs: list[tuple[int, int, int]] = []
+    individual_deadlines: list[tuple[int, int]] = []
+    last_per_subject_queue: bytes = b""  # what is left of the last messages per subject at the start
+    resume_seq: int = 0  # and where to go on after them
+    is_snapshot: bool = False
+
+
+def pack_set(seqs: Seqs) -> bytes:
+    """Sequences, ascending as a rule, in the smallest of the forms that keep their order; b"" for none."""
+    if not len(seqs):
+        return b""
+    breaks = np.flatnonzero(np.diff(seqs) != 1)
+    runs, gaps = 16 * (len(breaks) + 1), 2 * len(seqs) + 16
+    ascending = bool((seqs[1:] > seqs[:-1]).all())
+    span = int(seqs[-1]) - int(seqs[0]) + 1
+    bits_size = span // 8 + 8 if ascending else gaps + 1  # bits would not keep another order
+    if runs <= min(bits_size, gaps):
+        firsts = np.concatenate((seqs[:1], seqs[breaks + 1]))
+        lasts = np.concatenate((seqs[breaks], seqs[-1:]))
+        return _RUNS + np.stack((firsts, lasts), axis=1).tobytes()
+    if bits_size <= gaps:
+        bits = np.zeros(span, dtype=np.uint8)
+        bits[(seqs - seqs[0]).astype(np.int64)] = 1
+        return _BITS + seqs[:1].tobytes() + np.packbits(bits).tobytes()
+    return _GAPS + seqs[:1].tobytes() + zlib.compress(np.diff(seqs).tobytes(), 1)
+
+
+def unpack_set(data: bytes) -> Seqs:
+    """What `pack_set` packed."""
+    if not data:
+        return NO_SEQS
+    kind, body = data[:1], data[1:]
+    if kind == _RUNS:
+        pairs = np.frombuffer(body, dtype=np.uint64).reshape(-1, 2)
+        return np.concatenate([np.arange(first, last + 1, dtype=np.uint64) for first, last in pairs])
+    first = np.frombuffer(body[:8], dtype=np.uint64)
+    if kind == _BITS:
+        bits = np.unpackbits(np.frombuffer(body[8:], dtype=np.uint8))
+        return np.asarray(np.flatnonzero(bits).astype(np.uint64) + first[0])
+    gaps = np.frombuffer(zlib.decompress(body[8:]), dtype=np.uint64)
+    return np.cumsum(np.concatenate((first, gaps)), dtype=np.uint64)
+
+
+def pack_pairs(stream: Seqs, consumer: Seqs) -> tuple[bytes, int, bytes]:
+    """Stream sequences with their consumer sequences: packed, common offset, packed when they have none."""
+    if not len(stream):
+        return b"", 0, b""
+    offsets = consumer.astype(np.int64) - stream.astype(np.int64)
+    if (offsets == offsets[0]).all():
+        return pack_set(stream), int(offsets[0]), b""
+    return pack_set(stream), 0, pack_set(consumer)
+
+
+def unpack_pairs(added: bytes, offset: int, consumer: bytes) -> list[tuple[int, int]]:
+    """What `pack_pairs` packed."""
+    stream = unpack_set(added).tolist()
+    if consumer:
+        return list(zip(stream, unpack_set(consumer).tolist(), strict=True))
+    return [(seq, seq + offset) for seq in stream]
+
+
+_decoder = msgspec.msgpack.Decoder(AckStateDelta)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_delta(delta: AckStateDelta) -> bytes:
+    return _encoder.encode(delta)
+
+
+def decode_delta(data: bytes) -> AckStateDelta:
+    return _decoder.decode(data)

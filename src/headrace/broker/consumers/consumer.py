@@ -1,0 +1,420 @@
+"""A consumer: a position in a stream, those who receive from it, and the rules between the two.
+
+Owns the life of one consumer - its subscriptions, its alarm, its facts in the journal - and joins the parts that do the
+work: `Progress` (how far), `DeliveryLoop` (delivery), `PullQueue` or `PushDelivery` (who receives), `AckHandler` (what
+comes back). Invariant: one alarm, set to the earliest moment at which any part has something to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.broker.consumers import consumer_storage, status_headers
+from headrace.broker.consumers.ack_handling import AckHandler
+from headrace.broker.consumers.ack_state import AckState
+from headrace.broker.consumers.consumer_subscriptions import ConsumerSubjects
+from headrace.broker.consumers.consumer_timer import ConsumerTimer
+from headrace.broker.consumers.delivery_loop import DeliveryLoop, StopReason
+from headrace.broker.consumers.num_pending import PendingCounter
+from headrace.broker.consumers.pull_requests import PullQueue
+from headrace.broker.consumers.push_delivery import PushDelivery
+from headrace.broker.consumers.retention_interest import still_needed_mask, tracked_among
+from headrace.code_probes import sometimes
+from headrace.jetstream_api import advisories as events
+from headrace.jetstream_api import times
+from headrace.jetstream_api.configs import ConsumerConfig
+
+if TYPE_CHECKING:
+    from headrace.broker.stream import Stream
+
+_UNLIMITED = 1 << 40
+
+
+class Consumer:
+    """One consumer of a stream."""
+
+    __slots__ = (
+        "_keys",
+        "_subjects",
+        "_timer",
+        "ack_handler",
+        "ack_prefix",
+        "ack_state",
+        "closed",
+        "config",
+        "created_ns",
+        "delivery_loop",
+        "delivery_mode",
+        "filter",
+        "filters",
+        "first_ack_prefix",
+        "jetstream",
+        "last_active_ns",
+        "name",
+        "name_bytes",
+        "paused_until_ns",
+        "pending_counter",
+        "persistent",
+        "router",
+        "stop_reason",
+        "stream",
+    )
+
+    def __init__(
+        self, stream: Stream, name: str, config: ConsumerConfig, created_ns: int, ack_state: AckState
+    ) -> None:
+        self.stream = stream
+        self.jetstream = stream.jetstream
+        self.router = stream.jetstream.router
+        self.name = name
+        self.name_bytes = name.encode()
+        self.created_ns = created_ns
+        self.ack_state = ack_state
+        self.config = config
+        self.closed = False
+        self.stop_reason = StopReason.NO_DEMAND
+        self.last_active_ns = self.now_ns()
+        self.persistent = not (config.direct or config.mem_storage or stream.config.storage == "memory")
+        self.ack_prefix = b"$JS.ACK.%s.%s." % (stream.name_bytes, self.name_bytes)
+        self.first_ack_prefix = self.ack_prefix + b"1."
+        self._keys = consumer_storage.make_keys(stream.log.ident, name)
+        domain, account = self.jetstream.domain, self.jetstream.account
+        self._subjects = ConsumerSubjects(
+            stream.name, name, domain, account, flow_control=config.flow_control
+        )
+        self.ack_handler = AckHandler(self)
+        self.delivery_mode: PullQueue | PushDelivery = (
+            PushDelivery(self) if config.is_push() else PullQueue(self)
+        )
+        self.pending_counter = PendingCounter(stream.log, ack_state, None)
+        self._apply_config()
+        self.delivery_loop = DeliveryLoop(self)
+        self._timer = ConsumerTimer(self)
+
+    def now_ns(self) -> int:
+        """The time, for how long something takes; it never goes back."""
+        return self.jetstream.timers.now_ns()
+
+    # Configuration
+
+    def _apply_config(self) -> None:
+        """Derive what follows from the configuration."""
+        config = self.config
+        self.filters = tuple(pattern.encode() for pattern in config.get_filters())
+        self.filter = self.stream.log.get_filter(self.filters) if self.filters else None
+        self.pending_counter.set_filter(self.filter)
+        self.paused_until_ns = times.parse_time_ns(config.pause_until) if config.pause_until else 0
+
+    def configure(self, config: ConsumerConfig) -> None:
+        """Take a validated new configuration; position and pending messages stay."""
+        old, self.config = self.config, config
+        old_filter = self.filter
+        moved = old.deliver_subject != config.deliver_subject
+        if isinstance(self.delivery_mode, PushDelivery) and (
+            moved or old.deliver_group != config.deliver_group
+        ):
+            self.delivery_mode.unwatch_interest()
+            self.delivery_mode.configure()
+            self.delivery_mode.watch_interest()
+        self._apply_config()
+        self.ack_handler.configure()
+        if isinstance(self.delivery_mode, PullQueue) and config.priority_policy != "pinned_client":
+            self.delivery_mode.pinned_client.clear()
+        self.delivery_loop.rate_limiter.configure(self)
+        if old.ack_wait != config.ack_wait:
+            # With a backoff a message that was delivered again waits for its step of that.
+            include_individual = not old.backoff and not config.backoff
+            self.ack_state.shift_deadlines(
+                config.ack_wait - old.ack_wait, include_individual=include_individual
+            )
+            self.mark_dirty()
+        if old.get_filters() != config.get_filters():
+            self.stream.consumer_set.stop_waiting(self)
+            self.stream.consumer_set.rebuild_filters()
+            if self.stream.config.retention == "interest":
+                self.stream.consumer_set.recheck_interest(old_filter)
+        if moved:
+            self._redeliver(list(self.ack_state.pending))
+        self.persist_config()
+        self.schedule_delivery()
+
+    def persist_config(self) -> None:
+        """The configuration becomes durable with the frame under construction."""
+        if self.persistent:
+            record = consumer_storage.encode_record(self.created_ns, self.config, self.name)
+            self.jetstream.store.metadata.put(self._keys[0], record)
+            self.stream.mark_dirty()
+
+    # Life
+
+    def open(self) -> None:
+        """Take requests and acknowledgements."""
+        config = self.config
+        if config.ack_policy in ("explicit", "all"):
+            for key in self._subjects.ack_keys:
+                self.jetstream.ack_dispatcher.consumers[key] = self
+                self.router.announce(b"$JS.ACK.%s.>" % key)
+        self.router.subscribe_internal(self._subjects.next_subject, self)
+        if isinstance(self.delivery_mode, PushDelivery):
+            self.delivery_mode.watch_interest()
+            for subject in self._subjects.flow_subjects:
+                self.router.subscribe_internal(subject, self.delivery_mode)
+        self.schedule_delivery()
+        self.arm_timer()
+
+    def close(self) -> None:
+        """It is being deleted, or its stream is."""
+        self.closed = True
+        for key in self._subjects.ack_keys:
+            self.jetstream.ack_dispatcher.consumers.pop(key, None)
+            self.router.withdraw(b"$JS.ACK.%s.>" % key)
+        self.router.unsubscribe_internal(self._subjects.next_subject, self)
+        if isinstance(self.delivery_mode, PushDelivery):
+            self.delivery_mode.unwatch_interest()
+            for subject in self._subjects.flow_subjects:
+                self.router.unsubscribe_internal(subject, self.delivery_mode)
+        self.delivery_mode.close()
+        self._timer.cancel()
+        if self.persistent:
+            for key in self._keys:
+                self.jetstream.store.metadata.delete(key)
+
+    def recover(self) -> None:
+        """After a restart: what has left the stream is not pending, and what was done is not in it."""
+        log, ack_state = self.stream.log, self.ack_state
+        known = [*ack_state.pending, *ack_state.delivery_counts]
+        self.on_messages_removed(
+            [seq for seq in known if log.find_next(None, seq) != seq], suppress_advisories=True
+        )
+        if self.config.ack_policy in ("explicit", "all"):
+            for seq in ack_state.find_without_deadline():
+                sometimes("overdue at a restart")
+                ack_state.enqueue(seq)
+        # Of a queue what is done left with its acknowledgement, and what was passed over was never delivered.
+        if self.stream.config.retention == "interest" and self.ack_state.next_seq > log.first_seq:
+            done = log.find_seqs(self.filter, log.first_seq, min(ack_state.next_seq - 1, log.last_seq))
+            sometimes("what is done is looked for at a restart")
+            self.stream.consumer_set.mark_acked(
+                done[~still_needed_mask(self, done)].tolist() if len(done) else []
+            )
+
+    def on_message(
+        self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes
+    ) -> None:
+        """CONSUMER.MSG.NEXT."""
+        if isinstance(self.delivery_mode, PullQueue):
+            self.delivery_mode.on_request(session, subject, reply, header, payload)
+        elif reply:
+            self.router.publish(reply, b"", status_headers.PUSH_BASED, b"")
+
+    def request_next(self, reply: bytes, body: bytes) -> None:
+        """A pull request that came with an acknowledgement."""
+        if isinstance(self.delivery_mode, PullQueue):
+            self.delivery_mode.enqueue(reply, body)
+        else:
+            self.router.publish(reply, b"", status_headers.PUSH_BASED, b"")
+
+    # Delivery
+
+    @property
+    def removes_acked(self) -> bool:
+        """Whether messages leave the stream when everybody is done with them."""
+        return self.stream.config.retention != "limits"
+
+    def schedule_delivery(self) -> None:
+        """Deliver at the end of this turn."""
+        if not self.closed:
+            self.jetstream.delivery_scheduler.schedule(self)
+
+    def deliver(self) -> None:
+        """Deliver what can be delivered now."""
+        if self.closed:
+            return
+        now_ns = self.now_ns()
+        if self.is_paused():
+            self.stop_reason = StopReason.NO_DEMAND
+            self.delivery_mode.check_timeouts(now_ns, caught_up=True)
+        else:
+            self.stop_reason = self.delivery_loop.run(now_ns)
+            self._after_delivery(now_ns)
+        self.arm_timer()
+
+    def _after_delivery(self, now_ns: int) -> None:
+        stop_reason, consumer_set = self.stop_reason, self.stream.consumer_set
+        if stop_reason is StopReason.CAUGHT_UP:
+            consumer_set.wait_for_messages(self)
+            self.delivery_loop.rate_limiter.on_caught_up(self.ack_state.next_seq)
+            if self.stream.log.committed_seq >= self.stream.log.last_seq or not self.num_pending():
+                self.delivery_mode.check_timeouts(now_ns, caught_up=True)
+        elif (
+            stop_reason is StopReason.NO_DEMAND
+            and isinstance(self.delivery_mode, PullQueue)
+            and self.delivery_mode.waiting
+        ):
+            consumer_set.wait_for_messages(self)  # somebody waits for more than there is
+        else:
+            consumer_set.stop_waiting(self)
+        if stop_reason is StopReason.BUDGET_USED:
+            self.schedule_delivery()
+        if isinstance(self.delivery_mode, PushDelivery):
+            self.delivery_mode.request_flow_control_if_full()
+        if self.ack_state.dirty:
+            self.mark_dirty()
+
+    def at_max_ack_pending(self) -> bool:
+        """Whether as many messages as allowed wait for their acknowledgement."""
+        return 0 < self.config.max_ack_pending <= len(self.ack_state.pending)
+
+    def ack_pending_room(self) -> int:
+        """How many more may wait for their acknowledgement."""
+        limit = self.config.max_ack_pending
+        return limit - len(self.ack_state.pending) if limit > 0 else _UNLIMITED
+
+    def get_ack_wait(self, count: int) -> int:
+        """How long to wait for the acknowledgement of the `count`-th delivery; 0 for ever."""
+        config = self.config
+        if config.backoff:
+            return config.backoff[min(count, len(config.backoff)) - 1]
+        return config.ack_wait if config.ack_policy in ("explicit", "all") else 0
+
+    def num_pending(self) -> int:
+        """How many messages are still to be delivered for the first time."""
+        return self.pending_counter.count_all()
+
+    def make_heartbeat(self) -> bytes:
+        """What is sent instead of a message to show that somebody is there."""
+        flow_window = self.delivery_mode.flow_window if isinstance(self.delivery_mode, PushDelivery) else None
+        stalled_reply = flow_window.pending_request if flow_window is not None else b""
+        ack_state = self.ack_state
+        return status_headers.encode_heartbeat(ack_state.consumer_seq, ack_state.stream_seq, stalled_reply)
+
+    # Acknowledgements
+
+    def on_acked(self, seqs: list[int], was_full: bool) -> None:
+        """Messages were pending and are done."""
+        self.ack_state.last_ack_ns = self.last_active_ns = self.now_ns()
+        if self.removes_acked and seqs:
+            self.stream.consumer_set.mark_acked(seqs)
+            if self.persistent:
+                self.stream.consumer_set.mark_dirty(self)
+        else:
+            self.mark_dirty()
+        if was_full:
+            self.schedule_delivery()
+
+    def reply_when_durable(self, reply: bytes) -> None:
+        """Answer an acknowledgement once it is durable."""
+        self.ack_state.last_ack_ns = self.last_active_ns = self.now_ns()
+        if self.persistent and self.ack_state.dirty:
+            self.stream.consumer_set.mark_dirty(self)
+        self.jetstream.group_commit.reply_after_commit(reply, b"", b"", b"")
+        self.jetstream.group_commit.schedule()
+
+    def on_max_deliver(self, seq: int, deliveries: int) -> None:
+        """A message was delivered as often as allowed."""
+        was_full = self.at_max_ack_pending()
+        sometimes("delivered as often as allowed")
+        self.send_advisory(events.make_max_deliveries, seq, deliveries)
+        self.ack_state.stop_redelivery(seq, deliveries)
+        self.mark_dirty()
+        if was_full:
+            self.schedule_delivery()
+
+    def on_pending_removed(self, seq: int) -> None:
+        """A message that was to be delivered again has left the stream."""
+        self.ack_handler.on_pending_removed(seq)
+        self.mark_dirty()
+
+    def on_messages_removed(self, seqs: np.ndarray | Sequence[int], *, suppress_advisories: bool) -> None:
+        """These messages have left the stream."""
+        ack_state = self.ack_state
+        was_full, removed = self.at_max_ack_pending(), tracked_among(self.ack_state, seqs)
+        for seq in removed:
+            if seq in ack_state.pending and not suppress_advisories:
+                self.ack_handler.on_pending_removed(seq)
+            else:
+                ack_state.remove(seq)
+        if removed:
+            self.mark_dirty()
+            if was_full:
+                self.schedule_delivery()
+
+    def on_purge(self) -> None:
+        """The stream begins later than before."""
+        first = self.stream.log.first_seq
+        if self.ack_state.next_seq < first or self.ack_state.get_ack_floor()[1] < first - 1:
+            sometimes("a purge overtakes a consumer")
+            self.ack_state.advance_to(first)
+            self.mark_dirty()
+
+    def _redeliver(self, seqs: list[int]) -> None:
+        now_ns = self.now_ns()
+        for seq in seqs:
+            if seq in self.ack_state.redelivery_queue:
+                continue
+            count = self.ack_state.get_delivery_count(seq)
+            if 0 < self.config.max_deliver <= count:
+                self.on_max_deliver(seq, count)
+                continue
+            self.ack_state.enqueue(seq)
+            if wait_ns := self.get_ack_wait(count):
+                self.ack_state.set_deadline(seq, now_ns + wait_ns)
+
+    # Time
+
+    def is_paused(self) -> bool:
+        return self.paused_until_ns > self.jetstream.clock_ns()
+
+    def pause_remaining_ns(self) -> int:
+        return max(self.paused_until_ns - self.jetstream.clock_ns(), 0)
+
+    def arm_timer(self) -> None:
+        """Something changed that may bring the next moment to act closer."""
+        if not self.closed:
+            self._timer.arm()
+
+    def redeliver_expired(self, now_ns: int) -> None:
+        """Deliver again what nobody acknowledged in time."""
+        due = self.ack_state.ack_deadlines.pop_due(now_ns, self.ack_state.pending)
+        if due:
+            sometimes("not acknowledged in time")
+            self._redeliver(due)
+            self.mark_dirty()
+            self.schedule_delivery()
+
+    def resume_if_due(self) -> None:
+        """The pause is over, if it is."""
+        if self.paused_until_ns and not self.is_paused():
+            self.paused_until_ns = 0
+            self.send_advisory(events.make_consumer_paused, False, self.config.pause_until or times.ZERO_TIME)
+            self.schedule_delivery()
+
+    # Writing down
+
+    def mark_dirty(self) -> None:
+        """Progress changed, without anybody waiting for it to be durable."""
+        if self.persistent:
+            self.jetstream.consumer_flusher.mark_dirty(self)
+        else:
+            self.ack_state.discard_changes()
+
+    def persist_state(self) -> None:
+        """Put what changed into the frame under construction."""
+        ack_state = self.ack_state
+        if self.closed or not self.persistent or not ack_state.dirty:
+            return
+        metadata = self.jetstream.store.metadata
+        if ack_state.needs_snapshot:
+            metadata.put(self._keys[1], ack_state.encode_snapshot(self.jetstream.timers.clock_offset_ns))
+            ack_state.discard_changes()
+        else:
+            metadata.merge(self._keys[1], ack_state.encode_delta(self.jetstream.timers.clock_offset_ns))
+
+    # Telling
+
+    def send_advisory(self, make_event: Callable[..., events.EncodedEvent], *values: object) -> None:
+        """Publish an event about this consumer to whoever listens."""
+        self.jetstream.advisories.publish(make_event, self.stream.name, self.name, *values)

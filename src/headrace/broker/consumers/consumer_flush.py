@@ -1,0 +1,39 @@
+"""Persists what consumers did without being asked: at most every tenth of a second, all of them together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.broker.commit.group_commit import GroupCommit, RunAll
+from headrace.broker.timers import Timers
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+
+FLUSH_INTERVAL_NS = 100_000_000
+
+
+class ConsumerFlusher:
+    """The consumers of an account whose ack state is not persisted yet."""
+
+    __slots__ = ("_dirty", "_group_commit", "_timers")
+
+    def __init__(self, timers: Timers, group_commit: GroupCommit) -> None:
+        self._timers = timers
+        self._group_commit = group_commit
+        self._dirty: dict[Consumer, None] = {}
+
+    def mark_dirty(self, consumer: Consumer) -> None:
+        """A consumer's ack state changed."""
+        if not self._dirty:
+            self._timers.after(FLUSH_INTERVAL_NS, self.flush)
+        self._dirty[consumer] = None
+
+    def flush(self) -> None:
+        """Put everything that changed into the open frame."""
+        dirty, self._dirty = self._dirty, {}
+        if dirty:
+            self._group_commit.schedule()
+        with RunAll() as run_all:
+            for consumer in dirty:
+                run_all(consumer.persist_state)

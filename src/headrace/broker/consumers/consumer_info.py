@@ -1,0 +1,66 @@
+"""What consumers look like from outside. Floors are shown only when they are durable: whatever is not yet written down
+goes into the frame that the answer waits for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace import COMPATIBLE_VERSION
+from headrace.broker.consumers.pull_requests import PullQueue
+from headrace.broker.consumers.push_delivery import PushDelivery
+from headrace.jetstream_api import responses
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+
+
+def make_consumer_info(consumer: Consumer, *, in_list: bool = False) -> dict[str, Any]:
+    """Configuration and state; in a list without what only this server adds to the metadata."""
+    consumer.stream.retention.enforce()
+    if consumer.ack_state.dirty:
+        consumer.persist_state()
+        consumer.jetstream.group_commit.schedule()
+    return responses.make_consumer_info_body(
+        consumer.stream.name,
+        consumer.name,
+        consumer.created_ns,
+        responses.encode_public_config(consumer.config, "" if in_list else COMPATIBLE_VERSION),
+        _make_state(consumer),
+        consumer.jetstream.now_ns(),
+    )
+
+
+def _make_state(consumer: Consumer) -> responses.ConsumerInfoState:
+    ack_state, delivery_mode = consumer.ack_state, consumer.delivery_mode
+    clock_offset_ns = consumer.jetstream.timers.clock_offset_ns
+
+    def date(moment_ns: int) -> int:
+        """As the clock shows it now."""
+        return max(moment_ns - clock_offset_ns, 1) if moment_ns else 0
+
+    waiting = 0
+    groups: list[responses.PriorityGroupState] = []
+    if isinstance(delivery_mode, PullQueue):
+        delivery_mode.check_timeouts(consumer.now_ns(), caught_up=False)
+        waiting = len(delivery_mode.waiting)
+        if consumer.config.priority_groups:
+            group, pinned_client = consumer.config.priority_groups[0], delivery_mode.pinned_client
+            groups = [
+                responses.PriorityGroupState(
+                    group, pinned_client.pin_id.decode(), date(pinned_client.pinned_since_ns)
+                )
+            ]
+    return responses.ConsumerInfoState(
+        delivered=responses.SequenceInfo(
+            ack_state.consumer_seq, ack_state.stream_seq, date(ack_state.last_delivery_ns)
+        ),
+        ack_floor=responses.SequenceInfo(*ack_state.get_ack_floor(), date(ack_state.last_ack_ns)),
+        num_ack_pending=len(ack_state.pending),
+        num_redelivered=0 if consumer.config.max_deliver == 1 else len(ack_state.delivery_counts),
+        num_waiting=waiting,
+        num_pending=consumer.num_pending(),
+        push_bound=isinstance(delivery_mode, PushDelivery) and delivery_mode.active,
+        pause_remaining_ns=consumer.pause_remaining_ns(),
+        groups=groups,
+    )

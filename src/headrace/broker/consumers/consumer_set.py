@@ -1,0 +1,309 @@
+"""The consumers of one stream: who wants which subjects, whom a commit concerns, who still needs a message.
+
+Owns the index from subjects to consumers and the queue of messages that were acknowledged and may have to leave. A
+consumer that has nothing to do costs nothing at a commit: only hungry ones are looked at, and of those with filters only
+the ones that want a subject of the new messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace._native import collect_subjects
+from headrace.broker.consumers.ack_state import AckState
+from headrace.broker.consumers.consumer import Consumer
+from headrace.broker.consumers.consumer_storage import load_consumers
+from headrace.broker.consumers.deliver_policy import make_initial_state
+from headrace.broker.consumers.retention_interest import still_needed_mask
+from headrace.broker.routing.subscription_trie import TrieNode, descend
+from headrace.jetstream_api import advisories as events
+from headrace.jetstream_api.configs import ConsumerConfig
+from headrace.protocol import subjects
+from headrace.storage import Filter
+
+if TYPE_CHECKING:
+    from headrace.broker.stream import Stream
+    from headrace.storage.sequence_arrays import Seqs
+
+CACHE_MAX = 16_384
+#: Up to this many hungry consumers with filters it is cheaper to ask each than to look at what is new.
+FEW_WAITING = 8
+VIEW_BYTES = 256 * 1024
+
+
+class FilterIndex:
+    """Which consumers want a subject; literal filters by name, patterns in a trie, answers cached."""
+
+    __slots__ = ("_cache", "_literals", "_root", "_unfiltered")
+
+    def __init__(self) -> None:
+        self.rebuild([])
+
+    def rebuild(self, consumers: list[Consumer]) -> None:
+        """Consumers went or changed their filters."""
+        self._cache: dict[bytes, tuple[Consumer, ...]] = {}
+        self._literals: dict[bytes, list[Consumer]] = {}
+        self._unfiltered: list[Consumer] = []
+        self._root = TrieNode()
+        for consumer in consumers:
+            self.add(consumer)
+
+    def add(self, consumer: Consumer) -> None:
+        """A consumer came."""
+        self._cache.clear()
+        if not consumer.filters:
+            self._unfiltered.append(consumer)
+        for pattern in consumer.filters:
+            if subjects.is_literal(pattern):
+                self._literals.setdefault(pattern, []).append(consumer)
+            else:
+                self._root.get_or_create_entries(pattern).append(consumer)
+
+    def find_matching(self, subject: bytes) -> tuple[Consumer, ...]:
+        """Those who want a subject."""
+        found = self._cache.get(subject)
+        if found is None:
+            if len(self._cache) >= CACHE_MAX:
+                self._cache.clear()
+            found = self._cache[subject] = self._match(subject)
+        return found
+
+    def _match(self, subject: bytes) -> tuple[Consumer, ...]:
+        found: list[Any] = [*self._unfiltered, *self._literals.get(subject, ())]
+        frontier = [self._root]
+        for token in subjects.tokens(subject):
+            frontier = descend(frontier, token, found)
+        for node in frontier:
+            found += node.entries
+        return tuple(dict.fromkeys(found))
+
+
+class ConsumerSet:
+    """The consumers of one stream; `stream.consumers` are those that clients see, the others only serve copies."""
+
+    __slots__ = (
+        "_acked_seqs",
+        "_dirty",
+        "_filter_index",
+        "_last_committed_seq",
+        "_needs_recheck",
+        "_stream",
+        "_waiting_filtered",
+        "_waiting_unfiltered",
+        "_with_pending",
+        "internal",
+        "suppress_advisories",
+    )
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.internal: dict[str, Consumer] = {}
+        self.suppress_advisories = False
+        self._filter_index = FilterIndex()
+        self._waiting_filtered: dict[Consumer, None] = {}
+        self._waiting_unfiltered: dict[Consumer, None] = {}
+        self._with_pending: dict[Consumer, None] = {}
+        self._acked_seqs: list[int] = []
+        self._needs_recheck = False  # whoever released them may still need some
+        self._dirty: dict[Consumer, None] = {}
+        self._last_committed_seq = stream.log.committed_seq
+
+    def __iter__(self) -> Iterator[Consumer]:
+        yield from self._stream.consumers.values()
+        yield from self.internal.values()
+
+    def find(self, name: str) -> Consumer | None:
+        """A consumer by name, whether it is seen or not."""
+        return self._stream.consumers.get(name) or self.internal.get(name)
+
+    def add(self, consumer: Consumer) -> None:
+        by_name = self.internal if consumer.config.direct else self._stream.consumers
+        by_name[consumer.name] = consumer
+        self.track_pending(consumer)
+        self._filter_index.add(consumer)
+
+    def create(self, name: str, config: ConsumerConfig) -> Consumer:
+        """Make a consumer; its configuration has been validated."""
+        stream = self._stream
+        patterns = tuple(pattern.encode() for pattern in config.get_filters())
+        subject_filter = stream.log.get_filter(patterns) if patterns else None
+        ack_state = make_initial_state(config, stream.config, stream.log, subject_filter)
+        consumer = Consumer(stream, name, config, stream.jetstream.now_ns(), ack_state)
+        self.add(consumer)
+        consumer.persist_config()
+        consumer.persist_state()
+        consumer.open()
+        return consumer
+
+    def delete(self, consumer: Consumer) -> None:
+        """Remove a consumer; what only it kept in an interest stream goes too."""
+        consumer.send_advisory(events.make_consumer_action, "delete")
+        consumer.close()
+        self._remove(consumer)
+        self._stream.mark_dirty()
+        if self._stream.config.retention == "interest":
+            self.recheck_interest(consumer.filter)
+
+    def close(self) -> None:
+        """The stream is being deleted with all its consumers."""
+        for consumer in list(self):
+            consumer.send_advisory(events.make_consumer_action, "delete")
+            consumer.close()
+            self._remove(consumer)
+
+    def recover(self) -> None:
+        """Bring back the consumers that were kept; they open with the stream."""
+        stream = self._stream
+        for name, created_ns, config, deltas in load_consumers(
+            stream.jetstream.store.metadata, stream.log.ident
+        ):
+            ack_state = AckState(1)
+            for delta in deltas:
+                ack_state.apply_delta(delta)
+            ack_state.ack_deadlines.cap_runs(
+                stream.jetstream.timers.now_ns() + max(config.ack_wait, *config.backoff, 0)
+            )
+            self.add(Consumer(stream, name, config, created_ns, ack_state))
+
+    def open(self) -> None:
+        """Open for business after a restart."""
+        for consumer in self:
+            consumer.recover()
+            consumer.open()
+
+    def _remove(self, consumer: Consumer) -> None:
+        self._stream.consumers.pop(consumer.name, None)
+        self.internal.pop(consumer.name, None)
+        self.stop_waiting(consumer)
+        self._dirty.pop(consumer, None)
+        self._with_pending.pop(consumer, None)
+        self.rebuild_filters()
+
+    def rebuild_filters(self) -> None:
+        """A consumer went or changed its filters."""
+        self._filter_index.rebuild(list(self))
+
+    def has_interest(self, subject: bytes) -> bool:
+        """Whether anybody is interested in a subject."""
+        return bool(self._filter_index.find_matching(subject))
+
+    # Waking
+
+    def wait_for_messages(self, consumer: Consumer) -> None:
+        """A consumer could deliver more than there is."""
+        (self._waiting_filtered if consumer.filters else self._waiting_unfiltered)[consumer] = None
+
+    def stop_waiting(self, consumer: Consumer) -> None:
+        """A consumer needs no waking."""
+        self._waiting_filtered.pop(consumer, None)
+        self._waiting_unfiltered.pop(consumer, None)
+
+    def on_committed(self) -> None:
+        """New messages may be durable: serve those who wait for them."""
+        last = self._stream.log.committed_seq
+        first, self._last_committed_seq = self._last_committed_seq + 1, last
+        if first > last or not (self._waiting_filtered or self._waiting_unfiltered):
+            return
+        to_deliver = list(self._waiting_unfiltered)
+        if len(self._waiting_filtered) <= FEW_WAITING:
+            to_deliver += self._waiting_filtered
+        else:
+            to_deliver += self._matching(first, last)
+        for consumer in to_deliver:
+            consumer.deliver()
+
+    def _matching(self, first: int, last: int) -> list[Consumer]:
+        found: dict[Consumer, None] = {}
+        waiting, find_matching = self._waiting_filtered, self._filter_index.find_matching
+        for subject in self._find_new_subjects(first, last):
+            for consumer in find_matching(subject):
+                if consumer in waiting:
+                    found[consumer] = None
+        return list(found)
+
+    def _find_new_subjects(self, first: int, last: int) -> set[bytes]:
+        log = self._stream.log
+        found: set[bytes] = set()
+        if last - first < FEW_WAITING:
+            messages = (log.get(seq) for seq in range(first, last + 1))
+            return {message[1] for message in messages if message is not None}
+        seq = log.find_next(None, first)
+        while seq and seq <= last:
+            view, _ = log.read_view(seq, VIEW_BYTES)
+            seq = log.find_next(None, max(collect_subjects(view, last, found), seq + 1))
+        return found
+
+    # What leaves
+
+    def mark_acked(self, seqs: list[int], *, recheck: bool = False) -> None:
+        """Somebody needs these no longer; without other takers they leave with the frame."""
+        self._needs_recheck = self._needs_recheck or recheck
+        self._acked_seqs += seqs
+        self._stream.mark_dirty()
+
+    def recheck_interest(self, subject_filter: Filter | None = None) -> None:
+        """Look again at everything that may have been kept; `wanted` is what a consumer was interested in."""
+        log = self._stream.log
+        if not any(True for _ in self):
+            self._acked_seqs.clear()
+            log.remove_below(log.last_seq + 1)
+            self._stream.mark_dirty()
+        elif log.messages:
+            self.mark_acked(log.find_seqs(subject_filter, log.first_seq, log.last_seq).tolist(), recheck=True)
+
+    def remove_acked(self) -> None:
+        """Before the frame closes or anybody looks: what is free to leave leaves."""
+        if self._acked_seqs:
+            seqs = np.array(sorted(set(self._acked_seqs)), dtype=np.uint64)
+            self._acked_seqs.clear()
+            to_remove = self._removable(seqs)
+            if len(to_remove):
+                self._stream.log.remove_many(to_remove)
+
+    def _removable(self, seqs: Seqs) -> Seqs:
+        consumers = list(self)
+        recheck, self._needs_recheck = self._needs_recheck, False
+        single_consumer = len(consumers) == 1
+        if self._stream.config.retention == "workqueue" and not any(
+            each.config.sourcing for each in consumers
+        ):
+            single_consumer = True
+        if single_consumer and not recheck and not any(each.ack_state.delivery_counts for each in consumers):
+            return seqs
+        for consumer in consumers:
+            if len(seqs):
+                seqs = seqs[~still_needed_mask(consumer, seqs)]
+        return seqs
+
+    def on_messages_removed(self, seqs: np.ndarray | Sequence[int]) -> None:
+        """Messages have left the stream whatever their consumers say."""
+        for consumer in list(self._with_pending):
+            if consumer.ack_state.pending or consumer.ack_state.delivery_counts:
+                consumer.on_messages_removed(seqs, suppress_advisories=self.suppress_advisories)
+            else:
+                del self._with_pending[consumer]
+
+    def track_pending(self, consumer: Consumer) -> None:
+        """A consumer has messages pending, and has to hear when one of them leaves."""
+        self._with_pending[consumer] = None
+
+    def on_purge(self) -> None:
+        """The stream was purged: nobody's position stays before its beginning."""
+        for consumer in self:
+            consumer.on_purge()
+
+    # Writing down
+
+    def mark_dirty(self, consumer: Consumer) -> None:
+        """A consumer's progress has to be durable with the frame under construction."""
+        self._dirty[consumer] = None
+        self._stream.mark_dirty()
+
+    def persist_dirty(self) -> None:
+        """The frame is about to close."""
+        dirty, self._dirty = self._dirty, {}
+        for consumer in dirty:
+            consumer.persist_state()

@@ -1,0 +1,62 @@
+"""How consumers are kept in the store: a configuration and a progress each, as facts under the stream's ident."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from headrace import __version__
+from headrace.errors import UnknownFeature
+from headrace.jetstream_api.configs import ConsumerConfig
+from headrace.storage import MetadataStore
+
+CONFIG_KEY = b"consumer/"
+ACK_STATE_KEY = b"progress/"
+
+Settings = TypeVar("Settings")
+
+
+class ConsumerRecord(msgspec.Struct):
+    """A consumer's configuration as the store keeps it."""
+
+    created_ns: int
+    config: ConsumerConfig
+    name: str
+
+
+def load_consumers(
+    metadata: MetadataStore, ident: int
+) -> Iterator[tuple[str, int, ConsumerConfig, list[bytes]]]:
+    """Name, time of creation, configuration and written progress of every consumer kept for a stream."""
+    prefix = CONFIG_KEY + b"%d/" % ident
+    for key, value in metadata.items(prefix):
+        record = decode_kept(value, ConsumerRecord, f"consumer {key[len(prefix) :].decode()}")
+        ack_state_key = ACK_STATE_KEY + key[len(CONFIG_KEY) :]
+        deltas = [metadata.get(ack_state_key) or b"", *metadata.get_operands(ack_state_key)]
+        yield record.name, record.created_ns, record.config, [delta for delta in deltas if delta]
+
+
+def decode_kept(value: bytes, kind: type[Settings], what: str) -> Settings:
+    """Read a configuration that a version of Headrace stored; UnknownFeature if it has a field that this one lacks.
+
+    Passing over such a field would change what the stream or consumer does.
+    """
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except msgspec.ValidationError as error:
+        raise UnknownFeature(
+            f"the configuration of {what} has something that this version ({__version__}) does not know: {error}. "
+            "A newer version wrote it: upgrade to that one, or remove the setting there"
+        ) from None
+
+
+def make_keys(ident: int, name: str) -> tuple[bytes, bytes]:
+    """Where configuration and progress of a consumer are kept."""
+    suffix = b"%d/%s" % (ident, name.encode())
+    return CONFIG_KEY + suffix, ACK_STATE_KEY + suffix
+
+
+def encode_record(created_ns: int, config: ConsumerConfig, name: str) -> bytes:
+    return msgspec.json.encode(ConsumerRecord(created_ns, config, name))

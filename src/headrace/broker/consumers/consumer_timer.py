@@ -1,0 +1,112 @@
+"""A consumer's alarm: one timer, set to the earliest moment at which any of its parts has something to do.
+
+Owns that timer and the rules of inactivity. A timer that rings too early looks and is set again, so progress that pushes a
+moment away costs nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from headrace.broker.consumers.delivery_loop import StopReason
+from headrace.broker.consumers.push_delivery import PushDelivery
+from headrace.code_probes import sometimes
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+    from headrace.broker.timers import TimerHandle
+
+_MILLISECOND = 1_000_000
+_DEFAULT_INACTIVE_NS = 5_000 * _MILLISECOND
+
+
+class ConsumerTimer:
+    """The timer of one consumer."""
+
+    __slots__ = ("_consumer", "_fires_at_ns", "_jitter_ns", "_timer")
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._timer: TimerHandle | None = None
+        self._fires_at_ns = 0
+        # The reference adds some, so that many consumers of one client do not vanish at the same moment.
+        self._jitter_ns = random.randrange(100, 1000) * _MILLISECOND
+
+    def arm(self) -> None:
+        """Ring at the next moment, unless it rings before."""
+        deadline = self._next_deadline()
+        if not deadline or (self._timer is not None and self._fires_at_ns <= deadline):
+            return
+        self.cancel()
+        self._fires_at_ns = deadline
+        self._timer = self._consumer.jetstream.timers.at_monotonic(deadline, self._fire)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _next_deadline(self) -> int:
+        consumer = self._consumer
+        rate_limiter = consumer.delivery_loop.rate_limiter
+        deadlines = (
+            consumer.ack_state.ack_deadlines.next_deadline() if consumer.ack_state.pending else 0,
+            consumer.delivery_mode.next_timeout(),
+            consumer.paused_until_ns + consumer.jetstream.timers.clock_offset_ns
+            if consumer.paused_until_ns
+            else 0,
+            rate_limiter.next_send_ns if consumer.stop_reason is StopReason.RATE_LIMITED else 0,
+            self._inactive_deadline(),
+        )
+        return min((deadline for deadline in deadlines if deadline), default=0)
+
+    def _fire(self) -> None:
+        self._timer = None
+        consumer = self._consumer
+        now_ns = consumer.now_ns()
+        consumer.resume_if_due()
+        consumer.redeliver_expired(now_ns)
+        consumer.delivery_mode.check_timeouts(now_ns, caught_up=False)
+        if (
+            consumer.stop_reason is StopReason.RATE_LIMITED
+            and consumer.delivery_loop.rate_limiter.next_send_ns <= now_ns
+        ):
+            consumer.stop_reason = StopReason.BUDGET_USED
+            consumer.schedule_delivery()
+        inactive_at_ns = self._inactive_deadline()
+        if inactive_at_ns and inactive_at_ns <= now_ns and not self._is_active(now_ns):
+            sometimes("a consumer is idle for too long")
+            consumer.stream.consumer_set.delete(consumer)
+        else:
+            self.arm()
+
+    # Inactivity
+
+    def _inactive_threshold_ns(self) -> int:
+        config = self._consumer.config
+        threshold = max(config.inactive_threshold, 0)
+        if not threshold:
+            return 0
+        if not config.is_push() or (not config.durable_name and threshold == _DEFAULT_INACTIVE_NS):
+            return threshold + self._jitter_ns
+        return threshold
+
+    def _inactive_deadline(self) -> int:
+        threshold_ns, delivery_mode = self._inactive_threshold_ns(), self._consumer.delivery_mode
+        if not threshold_ns:
+            return 0
+        if isinstance(delivery_mode, PushDelivery):
+            return 0 if delivery_mode.active else delivery_mode.inactive_since_ns + threshold_ns
+        return self._consumer.last_active_ns + threshold_ns
+
+    def _is_active(self, now_ns: int) -> bool:
+        """A pull consumer is not idle while somebody waits, or works on what it was given."""
+        consumer, delivery_mode = self._consumer, self._consumer.delivery_mode
+        if isinstance(delivery_mode, PushDelivery):
+            return False
+        last_ns = consumer.ack_state.ack_deadlines.last_deadline() if consumer.ack_state.pending else 0
+        if delivery_mode.waiting or last_ns > now_ns:
+            consumer.last_active_ns = max(now_ns, last_ns)
+            return True
+        return False

@@ -1,0 +1,48 @@
+"""Where a new consumer starts: the deliver policy against what the stream holds."""
+
+from __future__ import annotations
+
+from headrace.broker.consumers.ack_state import AckState
+from headrace.jetstream_api import times
+from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
+from headrace.storage import Filter, StreamLog
+
+
+def make_initial_state(
+    config: ConsumerConfig, stream_config: StreamConfig, log: StreamLog, subject_filter: Filter | None
+) -> AckState:
+    """The progress of a consumer that has delivered nothing yet."""
+    if config.deliver_policy == "last_per_subject" and stream_config.max_msgs_per_subject != 1:
+        return _make_last_per_subject_state(log, subject_filter)
+    seq = _find_first_seq(config, log, subject_filter)
+    if not log.last_seq and log.first_seq <= 1 and not config.opt_start_seq:
+        seq = 1
+    elif not config.opt_start_seq:
+        seq = min(seq, log.last_seq + 1)
+    return AckState(max(seq, log.first_seq))
+
+
+def _find_first_seq(config: ConsumerConfig, log: StreamLog, subject_filter: Filter | None) -> int:
+    policy = config.deliver_policy
+    if policy == "last":
+        return log.last_seq if subject_filter is None else log.find_prev(subject_filter, log.last_seq)
+    if policy == "new":
+        return log.last_seq + 1
+    if policy == "by_start_sequence":
+        return config.opt_start_seq
+    if policy == "by_start_time" and config.opt_start_time is not None:
+        return log.find_seq_at_time(times.parse_time_ns(config.opt_start_time)) or log.last_seq + 1
+    return log.first_seq
+
+
+def _make_last_per_subject_state(log: StreamLog, subject_filter: Filter | None) -> AckState:
+    """The last message of every subject, then everything new."""
+    seqs = log.find_last_per_subject(subject_filter, log.last_seq)
+    if not log.last_seq:
+        return AckState(1)
+    ack_state = AckState(int(seqs[0]) if len(seqs) else log.last_seq)
+    if len(seqs):
+        ack_state.last_per_subject_queue, ack_state.resume_seq = seqs, log.last_seq
+    else:
+        ack_state.next_seq = log.last_seq + 1
+    return ack_state

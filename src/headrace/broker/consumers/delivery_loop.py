@@ -1,0 +1,240 @@
+"""The pump: moves messages from a stream's log to a consumer's receivers, as far as demand and limits allow.
+
+One turn of the pump serves redeliveries first, then new messages in runs that the kernel encodes in one step; what needs
+a decision for each message (headers only, pins, pacing, receivers inside the server) goes one by one. Invariant: only
+what is durable is delivered (`log.committed_seq`), and a turn is bounded, so that others get theirs.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace._native import encode_deliveries
+from headrace.broker.consumers.delivery_rate import RateLimiter
+from headrace.broker.consumers.push_delivery import PushDelivery
+from headrace.errors import CorruptData
+from headrace.protocol import headers
+from headrace.storage.sequence_arrays import NO_SEQS, Seqs
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+
+StoredMessage = tuple[int, bytes, bytes, bytes, int]  # time, subject, header, payload, TTL
+
+BYTES_PER_RUN = 1024 * 1024
+VIEW_BYTES = 256 * 1024
+LOOKAHEAD_MIN, LOOKAHEAD_MAX = 1024, 1 << 20
+#: What a message counts against a turn besides its own size.
+MESSAGE_OVERHEAD = 64
+
+
+class StopReason(enum.Enum):
+    """Why a turn ended."""
+
+    NO_DEMAND = enum.auto()  # nobody takes more
+    MAX_ACK_PENDING = enum.auto()  # too many wait for their acknowledgement
+    CAUGHT_UP = enum.auto()  # everything there is was delivered
+    RATE_LIMITED = enum.auto()  # pacing: at `RateLimiter.at_ns`
+    BUDGET_USED = enum.auto()  # the turn was used up
+
+
+class DeliveryLoop:
+    """The deliveries of one consumer. `left` is how many messages are still to be delivered for the first time."""
+
+    __slots__ = ("_consumer", "_lookahead", "_next_index", "_next_seqs", "num_pending", "rate_limiter")
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._lookahead = LOOKAHEAD_MIN
+        self._next_seqs: Seqs = NO_SEQS
+        self._next_index = 0
+        self.num_pending = 0
+        self.rate_limiter = RateLimiter(consumer)
+
+    def run(self, now_ns: int) -> StopReason:
+        """Deliver until something stops it."""
+        consumer = self._consumer
+        delivery_mode, ack_state = consumer.delivery_mode, consumer.ack_state
+        budget = BYTES_PER_RUN
+        self._next_seqs, self._next_index = NO_SEQS, 0
+        self.num_pending = consumer.pending_counter.count_committed()
+        while True:
+            if not delivery_mode.has_demand():
+                return StopReason.NO_DEMAND
+            if budget <= 0:
+                return StopReason.BUDGET_USED
+            if ack_state.redelivery_queue:
+                used = self._redeliver(now_ns)
+            elif consumer.at_max_ack_pending():
+                return StopReason.MAX_ACK_PENDING
+            else:
+                used = self._deliver_new(now_ns)
+            if isinstance(used, StopReason):
+                return used
+            budget -= used
+
+    # New messages
+
+    def _deliver_new(self, now_ns: int) -> int | StopReason:
+        """A run of new messages."""
+        consumer = self._consumer
+        if self._next_index >= len(self._next_seqs) and not self._find_next():
+            return StopReason.CAUGHT_UP
+        delivery_mode = consumer.delivery_mode
+        if (
+            isinstance(delivery_mode, PushDelivery)
+            and delivery_mode.internal_target is not None
+            and not self.rate_limiter.active
+        ):
+            return self._deliver_to_internal(delivery_mode, now_ns)
+        fanout = None if self.rate_limiter.active else consumer.delivery_mode.fanout_targets()
+        if fanout is None:
+            return self._deliver_one(now_ns)
+        ack_state = consumer.ack_state
+        view = self._read_view(int(self._next_seqs[self._next_index]))
+        limit = min(fanout.max_messages, consumer.ack_pending_room())
+        consumer_seq = ack_state.consumer_seq + 1
+        count, size = encode_deliveries(
+            fanout.targets, view, self._next_seqs, self._next_index, limit,
+            consumer.first_ack_prefix, consumer_seq, self.num_pending, fanout.base_size, fanout.bytes_max, fanout.strict,
+        )  # fmt: skip
+        if not count:
+            return self._deliver_one(now_ns)
+        seqs = self._next_seqs[self._next_index : self._next_index + count]
+        self._on_delivered(seqs, now_ns)
+        consumer.delivery_mode.on_run_sent(count, size, now_ns)
+        return size + count * MESSAGE_OVERHEAD
+
+    def _deliver_to_internal(self, delivery_mode: PushDelivery, now_ns: int) -> int | StopReason:
+        """A run to a receiver inside the server, as records."""
+        consumer = self._consumer
+        view = self._read_view(int(self._next_seqs[self._next_index]))
+        count, size = delivery_mode.deliver_internal(
+            view, self._next_seqs, self._next_index, consumer.ack_pending_room(), self.num_pending
+        )
+        if not count:
+            return self._deliver_one(now_ns)
+        self._on_delivered(self._next_seqs[self._next_index : self._next_index + count], now_ns)
+        delivery_mode.on_run_sent(count, size, now_ns)
+        return size + count * MESSAGE_OVERHEAD
+
+    def _read_view(self, seq: int) -> memoryview:
+        try:
+            return self._consumer.stream.log.read_view(seq, VIEW_BYTES)[0]
+        except CorruptData:
+            return memoryview(b"")
+
+    def _read_message(self, seq: int) -> StoredMessage | None:
+        """A message; what cannot be read any more is passed over, the store keeps it and tells of it."""
+        try:
+            return self._consumer.stream.log.get(seq)
+        except CorruptData:
+            return None
+
+    def _find_next(self) -> bool:
+        """Find the sequences to deliver next; whether there are any."""
+        consumer = self._consumer
+        log, ack_state = consumer.stream.log, consumer.ack_state
+        if len(ack_state.last_per_subject_queue):
+            self._next_seqs, self._next_index = self._filter_live(ack_state.last_per_subject_queue), 0
+            ack_state.last_per_subject_queue = self._next_seqs
+            if len(self._next_seqs):
+                return True
+            ack_state.next_seq = max(ack_state.next_seq, ack_state.resume_seq + 1)
+        committed = log.committed_seq
+        first = log.find_next(consumer.filter, ack_state.next_seq)
+        if not first or first > committed:
+            return False
+        self._next_seqs = log.find_seqs(consumer.filter, first, min(committed, first + self._lookahead - 1))
+        self._next_index = 0
+        self._lookahead = (
+            LOOKAHEAD_MIN
+            if 4 * len(self._next_seqs) > self._lookahead
+            else min(4 * self._lookahead, LOOKAHEAD_MAX)
+        )
+        return True
+
+    def _filter_live(self, seqs: Seqs) -> Seqs:
+        log = self._consumer.stream.log
+        if log.messages == log.last_seq - log.first_seq + 1 and int(seqs[0]) >= log.first_seq:
+            return seqs
+        return np.array([seq for seq in seqs.tolist() if log.find_next(None, seq) == seq], dtype=np.uint64)
+
+    def _on_delivered(self, seqs: Seqs, now_ns: int) -> None:
+        consumer = self._consumer
+        needs_no_ack = consumer.config.ack_policy == "none"
+        consumer.ack_state.record_deliveries(seqs, now_ns, consumer.get_ack_wait(1), acked=needs_no_ack)
+        self._next_index += len(seqs)
+        self.num_pending = max(self.num_pending - len(seqs), 0)
+        consumer.pending_counter.on_delivered(len(seqs))
+        consumer.last_active_ns = now_ns
+        if not needs_no_ack:
+            consumer.stream.consumer_set.track_pending(consumer)
+        elif consumer.removes_acked:
+            consumer.stream.consumer_set.mark_acked(seqs.tolist())
+
+    def _deliver_one(self, now_ns: int) -> int | StopReason:
+        seq = int(self._next_seqs[self._next_index])
+        message = self._read_message(seq)
+        if message is None:
+            self._next_index += 1
+            self._consumer.ack_state.skip(seq)
+            return 0
+        used = self._send(seq, message, 1, now_ns, is_first=True)
+        if not isinstance(used, StopReason):
+            self._on_delivered(self._next_seqs[self._next_index : self._next_index + 1], now_ns)
+        return used
+
+    # Redeliveries
+
+    def _redeliver(self, now_ns: int) -> int | StopReason:
+        """Deliver one message once more, or find that it cannot be."""
+        consumer = self._consumer
+        ack_state = consumer.ack_state
+        seq = ack_state.dequeue()
+        if not seq or seq not in ack_state.pending:
+            return 0
+        count = ack_state.get_delivery_count(seq) + 1
+        if 0 < consumer.config.max_deliver < count:
+            consumer.on_max_deliver(seq, count - 1)
+            return 0
+        message = self._read_message(seq)
+        if message is None:
+            consumer.on_pending_removed(seq)
+            return 0
+        used = self._send(seq, message, count, now_ns, is_first=False)
+        if isinstance(used, StopReason):
+            ack_state.requeue(seq)
+            return used
+        ack_state.set_delivery_count(seq, count)
+        ack_state.record_redelivery(seq, now_ns, consumer.get_ack_wait(count))
+        consumer.last_active_ns = now_ns
+        return used
+
+    # One message
+
+    def _send(
+        self, seq: int, message: StoredMessage, count: int, now_ns: int, *, is_first: bool
+    ) -> int | StopReason:
+        """Hand a message to the receivers; how large it was, or why not."""
+        consumer = self._consumer
+        time_ns, subject, header, payload, _ = message
+        consumer_seq = consumer.ack_state.consumer_seq + 1
+        num_pending = max(self.num_pending - is_first, 0)
+        reply = b"%s%d.%d.%d.%d.%d" % (consumer.ack_prefix, count, seq, consumer_seq, time_ns, num_pending)
+        if consumer.config.headers_only:
+            header = headers.append(header, [(b"Nats-Msg-Size", b"%d" % len(payload))])
+            payload = b""
+        size = len(subject) + len(reply) + len(header) + len(payload)
+        if self.rate_limiter.active and not self.rate_limiter.may_send(
+            time_ns, size, now_ns, is_replay=is_first
+        ):
+            return StopReason.RATE_LIMITED
+        if not consumer.delivery_mode.send(size, subject, reply, header, payload, now_ns):
+            return StopReason.NO_DEMAND
+        if self.rate_limiter.active:
+            self.rate_limiter.on_sent(time_ns, size, now_ns)
+        return size + MESSAGE_OVERHEAD

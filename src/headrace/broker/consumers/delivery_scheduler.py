@@ -1,0 +1,33 @@
+"""Decides when consumers deliver: once at the end of the turn of the event loop in which they had a reason to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.broker.commit.group_commit import RunAll
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+
+
+class DeliveryScheduler:
+    """The consumers of an account that deliver next."""
+
+    __slots__ = ("_call_soon", "_waiting")
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._call_soon = call_soon
+        self._waiting: dict[Consumer, None] = {}
+
+    def schedule(self, consumer: Consumer) -> None:
+        """A consumer has something to deliver, or somebody to deliver to."""
+        if not self._waiting:
+            self._call_soon(self._deliver_all)
+        self._waiting[consumer] = None
+
+    def _deliver_all(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        with RunAll() as run_all:
+            for consumer in waiting:
+                run_all(consumer.deliver)

@@ -1,0 +1,78 @@
+"""How many messages a consumer has still to deliver for the first time: exact, and kept up by what changes it.
+
+Counting starts anew only when messages were removed or the position jumped; otherwise what is new is added and what was
+delivered taken off.
+"""
+
+from __future__ import annotations
+
+from headrace.broker.consumers.ack_state import AckState
+from headrace.storage import Filter, StreamLog
+
+
+class PendingCounter:
+    """The count of one consumer."""
+
+    __slots__ = (
+        "_ack_state",
+        "_counted_from",
+        "_counted_to",
+        "_log",
+        "_removed_count",
+        "_total",
+        "subject_filter",
+    )
+
+    def __init__(self, log: StreamLog, ack_state: AckState, subject_filter: Filter | None) -> None:
+        self._log = log
+        self._ack_state = ack_state
+        self._removed_count = -1
+        self._counted_from = self._counted_to = self._total = 0
+        self.subject_filter = subject_filter
+
+    def set_filter(self, subject_filter: Filter | None) -> None:
+        """Other subjects count from now on."""
+        self.subject_filter = subject_filter
+        self._removed_count = -1
+
+    def count_all(self) -> int:
+        """All that the log holds."""
+        ack_state, log = self._ack_state, self._log
+        if len(ack_state.last_per_subject_queue):
+            return self._count_live_queue() + self._count_from(ack_state.resume_seq + 1)
+        last = log.last_seq
+        # Appending moves both alike; every removal and every gap shows in the difference.
+        removed_count = last - log.messages
+        if removed_count != self._removed_count or ack_state.next_seq != self._counted_from:
+            self._total = self._count_from(ack_state.next_seq)
+            self._removed_count, self._counted_from = removed_count, ack_state.next_seq
+        elif last > self._counted_to:
+            self._total += self._count_from(max(self._counted_to + 1, self._counted_from))
+        self._counted_to = last
+        return self._total
+
+    def count_committed(self) -> int:
+        """Only what may be delivered."""
+        total, log = self.count_all(), self._log
+        if total and log.last_seq > log.committed_seq:
+            total -= self._count_from(max(log.committed_seq + 1, self._ack_state.next_seq))
+        return max(total, 0)
+
+    def on_delivered(self, count: int) -> None:
+        """So many went out, and the position was moved behind them."""
+        self._total -= count
+        self._counted_from = self._ack_state.next_seq
+
+    def _count_live_queue(self) -> int:
+        log, queue = self._log, self._ack_state.last_per_subject_queue
+        if not log.num_deleted and int(queue[0]) >= log.first_seq:
+            return len(queue)
+        return sum(log.find_next(None, seq) == seq for seq in queue.tolist())
+
+    def _count_from(self, seq: int) -> int:
+        log = self._log
+        if seq > log.last_seq:
+            return 0
+        if self.subject_filter is None and not log.num_deleted:
+            return log.last_seq - max(seq, log.first_seq) + 1
+        return log.count_from(self.subject_filter, seq)

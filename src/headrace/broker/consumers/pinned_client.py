@@ -1,0 +1,60 @@
+"""The pin of a consumer whose priority policy is `pinned_client`: who is served until it falls silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.jetstream_api import advisories as events
+from headrace.protocol.nuid import nuid
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+
+
+class PinnedClient:
+    """Which client holds the consumer; `id` is b"" when nobody does."""
+
+    __slots__ = ("_consumer", "expires_ns", "pin_id", "pinned_since_ns")
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self.pin_id = b""
+        self.pinned_since_ns = 0
+        self.expires_ns = 0
+
+    def assign(self, group: str, now_ns: int) -> bytes:
+        """A request wins the pin."""
+        self.pin_id = nuid().encode()
+        self.pinned_since_ns = now_ns
+        self.renew(now_ns)
+        self._send_advisory(events.make_group_pinned, group, self.pin_id.decode())
+        return self.pin_id
+
+    def renew(self, now_ns: int) -> None:
+        """The client that holds it was heard."""
+        self.expires_ns = now_ns + self._consumer.config.priority_timeout
+
+    def clear(self) -> None:
+        """Take it away without a word."""
+        self.pin_id = b""
+        self.pinned_since_ns = self.expires_ns = 0
+
+    def unpin(self, reason: str) -> None:
+        """It is free for the next request, and listeners hear why."""
+        self.clear()
+        group = next(iter(self._consumer.config.priority_groups), "")
+        self._send_advisory(events.make_group_unpinned, group, reason)
+
+    def expire_if_idle(self, now_ns: int) -> bool:
+        """Whether it was held too long in silence."""
+        if self.pin_id and now_ns >= self.expires_ns:
+            self.unpin("timeout")
+            return True
+        return False
+
+    def _send_advisory(self, make_event: Callable[..., events.EncodedEvent], *values: object) -> None:
+        consumer = self._consumer
+        consumer.jetstream.advisories.publish(
+            make_event, consumer.jetstream.account, consumer.stream.name, consumer.name, *values
+        )

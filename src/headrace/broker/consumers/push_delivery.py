@@ -1,0 +1,255 @@
+"""Push delivery: who listens on the deliver subject, heartbeats while there is nothing to say, flow control.
+
+Owns the outgoing side of a consumer with a deliver subject. Without a deliver group only a subscription to exactly that
+subject makes it active; with one, only members of that group do, and only they receive.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from headrace._native import KEY_EXACT, Route
+from headrace.broker.consumers import status_headers
+from headrace.broker.consumers.bulk_delivery_targets import (
+    FanoutTargets,
+    direct_targets,
+    first_congested,
+    first_congested_target,
+    unrestricted_or_none,
+)
+from headrace.broker.consumers.flow_control import FlowWindow
+from headrace.broker.routing.remote_interest import LeafnodeFanout
+from headrace.code_probes import sometimes
+from headrace.protocol import headers
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+    from headrace.storage.sequence_arrays import Seqs
+
+_ALPHABET = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_LAST_CONSUMER = b"Nats-Last-Consumer"
+_LAST_STREAM = b"Nats-Last-Stream"
+_UNLIMITED = 1 << 40
+
+
+class PushDelivery:
+    """The receivers of one push consumer."""
+
+    __slots__ = (
+        "_consumer",
+        "_group",
+        "_group_route",
+        "_last_heartbeat_ns",
+        "_leaf_targets",
+        "_reply_acked_nothing",
+        "_subject",
+        "_targets",
+        "active",
+        "flow_window",
+        "inactive_since_ns",
+        "internal_target",
+    )
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self.active = False
+        self.inactive_since_ns = 0  # since when nobody listens
+        self._last_heartbeat_ns = 0
+        self._reply_acked_nothing = False  # the last answer acknowledged nothing
+        self._targets: list[list[Any]] | None = None
+        self._leaf_targets: list[LeafnodeFanout] = []  # ways to other servers
+        self.internal_target: Any = (
+            None  # the one receiver, inside this server, that takes whole runs of records
+        )
+        self._group_route: Route | None = None
+        self.flow_window = FlowWindow(consumer.jetstream.flow_bytes) if consumer.config.flow_control else None
+        self.configure()
+
+    def configure(self) -> None:
+        config = self._consumer.config
+        self._subject = config.deliver_subject.encode()
+        self._group = config.deliver_group.encode()
+
+    # Interest
+
+    def watch_interest(self) -> None:
+        """Learn when somebody comes or goes."""
+        self._consumer.router.watch_subject(self._subject, self._on_interest_change)
+        self.inactive_since_ns = self._last_heartbeat_ns = self._consumer.now_ns()
+        self._refresh_targets()
+
+    def unwatch_interest(self) -> None:
+        self._consumer.router.unwatch_subject(self._subject, self._on_interest_change)
+
+    def _on_interest_change(self, subject: bytes) -> None:
+        was_active = self.active
+        self._refresh_targets()
+        if self.active and not was_active:
+            self._consumer.schedule_delivery()
+        elif was_active and not self.active:
+            self.inactive_since_ns = self._consumer.now_ns()
+            self._consumer.arm_timer()
+
+    def _refresh_targets(self) -> None:
+        route = self._consumer.router.get_route(self._subject)
+        self._leaf_targets = [sink for sink in route.internal_subscribers if isinstance(sink, LeafnodeFanout)]
+        if self._group:
+            members = [sub for group in route.queue_groups if group[0].queue == self._group for sub in group]
+            remote_members = [
+                part
+                for leaf_target in self._leaf_targets
+                if (part := leaf_target.for_queue(self._group)) is not None
+            ]
+            self.active = bool(members or remote_members)
+            groups = [members] if members else []
+            self._group_route = (
+                Route(self._subject, KEY_EXACT, [], groups, remote_members) if self.active else None
+            )
+            self._targets = (
+                [[sub] for sub in members]
+                if unrestricted_or_none(members) is not None and not remote_members
+                else None
+            )
+            return
+        exact = any(sub.pattern == self._subject for sub in route.subscribers)
+        self.active = exact or any(getattr(sink, "exact", True) for sink in route.internal_subscribers)
+        only_sink = (
+            route.internal_subscribers[0]
+            if len(route.internal_subscribers) == 1 and not (route.subscribers or route.queue_groups)
+            else None
+        )
+        takes_runs = hasattr(only_sink, "take_run") and not self._consumer.config.headers_only
+        self.internal_target = only_sink if takes_runs else None
+        target = direct_targets(route)
+        self._targets = None if target is None else [target]
+
+    # Sending
+
+    def has_demand(self) -> bool:
+        if not self.active or (self.flow_window is not None and not self.flow_window.has_room):
+            return False
+        for target in self._targets or ():
+            peer = first_congested_target(target)
+            if peer is not None:
+                sometimes("the one who listens does not read")
+                peer.on_writable(self._consumer.schedule_delivery)
+                return False
+        for leaf_target in self._leaf_targets:
+            peer = first_congested(leaf_target.senders)
+            if peer is not None:
+                peer.on_writable(self._consumer.schedule_delivery)
+                return False
+        return True
+
+    def fanout_targets(self) -> FanoutTargets | None:
+        """Receivers for a run of messages; None when each message has to be decided."""
+        config = self._consumer.config
+        if self._targets is None or config.headers_only:
+            return None
+        if self._group and len(self._targets) > 1:
+            first = random.randrange(len(self._targets))
+            self._targets = self._targets[first:] + self._targets[:first]
+        bytes_max = -1 if self.flow_window is None else self.flow_window.get_bytes_available()
+        return FanoutTargets(self._targets, _UNLIMITED, len(self._subject), bytes_max, strict=False)
+
+    def deliver_internal(
+        self, view: memoryview, seqs: Seqs, at: int, limit: int, num_pending: int
+    ) -> tuple[int, int]:
+        """Give the taker a run of records; how many it took and their size."""
+        consumer = self._consumer
+        bytes_max = -1 if self.flow_window is None else self.flow_window.get_bytes_available()
+        consumer_seq = consumer.ack_state.consumer_seq + 1
+        run: tuple[int, int] = self.internal_target.take_run(
+            consumer.first_ack_prefix, view, seqs, at, limit, consumer_seq, num_pending, bytes_max
+        )
+        return run
+
+    def on_run_sent(self, count: int, size: int, now_ns: int) -> None:
+        """A run went out to `fanout_targets`."""
+        self._last_heartbeat_ns = now_ns
+        self._reply_acked_nothing = False
+        if self.flow_window is not None and self.flow_window.on_sent(size):
+            self._request_flow_control()
+
+    def send(
+        self, size: int, subject: bytes, reply: bytes, header: bytes, payload: bytes, now_ns: int
+    ) -> bool:
+        """Send one message; False when nobody takes it."""
+        router = self._consumer.router
+        route = self._group_route if self._group_route is not None else router.get_route(self._subject)
+        if not router.table.deliver(route, subject, reply, header, payload):
+            return False
+        self.on_run_sent(1, size - len(subject) + len(self._subject), now_ns)
+        return True
+
+    # Flow control
+
+    def _request_flow_control(self) -> None:
+        """Request a sign of life."""
+        assert self.flow_window is not None
+        consumer = self._consumer
+        token = bytes(_ALPHABET[b % 62] for b in secrets.token_bytes(4))
+        subject = b"$JS.FC.%s.%s." % (consumer.stream.name_bytes, consumer.name_bytes) + token
+        self.flow_window.on_request_sent(subject)
+        consumer.router.publish(self._subject, subject, status_headers.FLOW_REQUEST, b"")
+
+    def request_flow_control_if_full(self) -> None:
+        """With acknowledgement by flow control a full consumer asks at once."""
+        config, flow_window = self._consumer.config, self.flow_window
+        if (
+            config.ack_policy != "flow_control"
+            or flow_window is None
+            or flow_window.pending_request
+            or self._reply_acked_nothing
+        ):
+            return
+        if 0 < config.max_ack_pending <= len(self._consumer.ack_state.pending):
+            self._request_flow_control()
+
+    def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """An answer to a flow-control request."""
+        if self.flow_window is None or not self.flow_window.on_reply(subject):
+            return
+        consumer = self._consumer
+        floor = consumer.ack_state.get_ack_floor()
+        if consumer.config.ack_policy == "flow_control" and header:
+            stream_seq = _parse_number(headers.get(header, _LAST_STREAM))
+            consumer_seq = _parse_number(headers.get(header, _LAST_CONSUMER))
+            if stream_seq and consumer_seq > consumer.ack_state.get_ack_floor()[0]:
+                # An answer that names what was never delivered must not move the floor beyond it.
+                stream_seq = min(stream_seq, consumer.ack_state.stream_seq)
+                consumer_seq = min(consumer_seq, consumer.ack_state.consumer_seq)
+                consumer.ack_handler.ack_all(stream_seq, consumer_seq)
+        # To ask again at once would only bring the same answer; the next heartbeat asks.
+        self._reply_acked_nothing = consumer.ack_state.get_ack_floor() == floor
+        consumer.schedule_delivery()
+
+    # The passing of time
+
+    def check_timeouts(self, now_ns: int, *, caught_up: bool) -> None:
+        """Send a heartbeat if it is time."""
+        consumer, next_ns = self._consumer, self.next_timeout()
+        if not next_ns or now_ns < next_ns:
+            return
+        self._last_heartbeat_ns = now_ns
+        consumer.router.publish(self._subject, b"", consumer.make_heartbeat(), b"")
+        flow_window = self.flow_window
+        if flow_window is None or flow_window.pending_request or consumer.config.ack_policy != "flow_control":
+            return
+        if consumer.ack_state.pending:
+            # An idle stream is acknowledged by heartbeat: seed 2, "AckFlowControl".
+            self._request_flow_control()
+
+    def next_timeout(self) -> int:
+        """When the next heartbeat is due; 0 for never."""
+        interval_ns = self._consumer.config.idle_heartbeat
+        return self._last_heartbeat_ns + interval_ns if interval_ns and self.active else 0
+
+    def close(self) -> None:
+        """The consumer is going."""
+
+
+def _parse_number(value: bytes | None) -> int:
+    return int(value) if value is not None and value.isdigit() else 0

@@ -1,0 +1,87 @@
+"""Resetting a consumer: back to its ack floor, or to a sequence that its configuration allows (seed 2, reset.md).
+
+Owns which sequence that is and what follows. Everything delivered is forgotten; configuration, pause, pin, waiting pull
+requests and the flow-control window stay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.code_probes import sometimes
+from headrace.errors import RequestError
+from headrace.jetstream_api import errors, times
+from headrace.storage.sequence_arrays import NO_SEQS, Seqs
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+
+
+def reset(consumer: Consumer, seq: int | None) -> int:
+    """Reset to a sequence, or to the ack floor without one; the sequence it was reset to."""
+    ack_state = consumer.ack_state
+    consumer.stream.consumer_set.remove_acked()  # what was done before the reset is done
+    remaining: Seqs = NO_SEQS
+    resume_seq = ack_state.resume_seq
+    if seq is None:
+        sometimes("reset to what is acknowledged")
+        target = ack_state.compute_ack_floor()[1] + 1
+        remaining = _find_remaining(consumer, target)
+    else:
+        _check_target(consumer, seq)
+        target = seq
+    ack_state.reset_to(target)
+    if len(remaining):
+        ack_state.last_per_subject_queue, ack_state.resume_seq = remaining, resume_seq
+    _apply_reset(consumer)
+    return target
+
+
+def _check_target(consumer: Consumer, seq: int) -> None:
+    """Refuse what lies before the configured start, and policies that have no such start."""
+    config = consumer.config
+    if not seq:
+        raise _make_error("sequence must be > 0")
+    if config.deliver_policy == "by_start_sequence":
+        if seq < config.opt_start_seq:
+            raise _make_error("below start seq")
+    elif config.deliver_policy == "by_start_time" and config.opt_start_time is not None:
+        log = consumer.stream.log
+        following = log.find_next(None, seq)
+        if following and log.get_time_ns(following) < times.parse_time_ns(config.opt_start_time):
+            raise _make_error("below start time")
+        if not following and seq <= log.last_seq:
+            raise _make_error("below start time")
+    elif config.deliver_policy != "all":
+        raise _make_error("not allowed")
+
+
+def _make_error(reason: str) -> RequestError:
+    return errors.error(10204, err=reason)
+
+
+def _find_remaining(consumer: Consumer, target: int) -> Seqs:
+    """Of the last messages per subject at the start: those pending and those not delivered yet.
+
+    The reference loses the pending ones here; the seed wants pending messages delivered again.
+    """
+    ack_state = consumer.ack_state
+    if not len(ack_state.last_per_subject_queue):
+        return NO_SEQS
+    pending = np.fromiter(ack_state.pending, dtype=np.uint64, count=len(ack_state.pending))
+    found: Seqs = np.union1d(pending, ack_state.last_per_subject_queue)
+    return found[found >= target]
+
+
+def _apply_reset(consumer: Consumer) -> None:
+    """Make the new state durable, let go of what was skipped, deliver at once."""
+    stream = consumer.stream
+    if consumer.persistent:
+        consumer.persist_state()
+        stream.mark_dirty()
+    if stream.config.retention == "interest":
+        stream.consumer_set.recheck_interest(consumer.filter)
+    stream.consumer_set.stop_waiting(consumer)
+    consumer.schedule_delivery()

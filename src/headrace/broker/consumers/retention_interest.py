@@ -1,0 +1,50 @@
+"""Which messages a consumer still needs, for streams that keep a message only as long as somebody does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.broker.consumers.ack_state import AckState
+from headrace.storage.sequence_arrays import Seqs
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+
+#: Sequences further apart than this, on average, are looked up one by one.
+SPARSE_GAP = 64
+
+
+def still_needed_mask(consumer: Consumer, seqs: Seqs) -> npt.NDArray[np.bool_]:
+    """Which of these messages have to stay: not delivered yet, waiting for an acknowledgement, or given up."""
+    ack_state = consumer.ack_state
+    pending, delivery_counts = ack_state.pending, ack_state.delivery_counts
+    last_per_subject = set(ack_state.last_per_subject_queue.tolist())
+    start = ack_state.resume_seq + 1 if last_per_subject else ack_state.next_seq
+    needed = [
+        seq >= start or seq in pending or seq in delivery_counts or seq in last_per_subject
+        for seq in seqs.tolist()
+    ]
+    mask = np.array(needed, dtype=bool)
+    if consumer.filter is not None and mask.any():
+        mask &= _filter_mask(consumer, seqs)
+    return mask
+
+
+def _filter_mask(consumer: Consumer, seqs: Seqs) -> npt.NDArray[np.bool_]:
+    log = consumer.stream.log
+    first, last = int(seqs[0]), int(seqs[-1])
+    if last - first < SPARSE_GAP * len(seqs):
+        return np.isin(seqs, log.find_seqs(consumer.filter, first, last), assume_unique=True)
+    return np.array([log.find_next(consumer.filter, seq) == seq for seq in seqs.tolist()], dtype=bool)
+
+
+def tracked_among(ack_state: AckState, seqs: Seqs | Sequence[int]) -> list[int]:
+    """Which of these messages the consumer still remembers."""
+    if len(seqs) > 4 * (len(ack_state.pending) + len(ack_state.delivery_counts)):
+        tracked = np.array(sorted({*ack_state.pending, *ack_state.delivery_counts}), dtype=np.uint64)
+        return [int(seq) for seq in np.intersect1d(tracked, np.asarray(seqs, dtype=np.uint64))]
+    return [seq for seq in map(int, seqs) if seq in ack_state.pending or seq in ack_state.delivery_counts]

@@ -1,0 +1,1 @@
+"""Handlers of JetStream API requests: dispatch, streams, consumers, direct get, backup and restore."""

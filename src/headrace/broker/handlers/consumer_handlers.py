@@ -1,0 +1,198 @@
+"""The handlers of the consumer side of the API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.broker.consumers.consumer_info import make_consumer_info
+from headrace.broker.consumers.pull_requests import PullQueue
+from headrace.broker.consumers.reset import reset
+from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
+from headrace.jetstream_api import advisories as events
+from headrace.jetstream_api import configs, errors, metadata, responses, times
+from headrace.jetstream_api.configs import ConsumerConfig
+from headrace.jetstream_api.decode import decode, decode_lenient, decode_optional, decode_unpin, is_empty
+from headrace.jetstream_api.names import short_hash
+from headrace.jetstream_api.requests import ConsumerRequest, ConsumersRequest, PauseRequest, ResetRequest
+from headrace.jetstream_api.validation import consumers
+from headrace.protocol import headers
+from headrace.protocol.nuid import nuid
+
+if TYPE_CHECKING:
+    from headrace.broker.consumers.consumer import Consumer
+    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.stream import Stream
+
+IDENTITY = b"Nats-Stream-Identity"
+
+
+def _get_consumer(jetstream: AccountJetStream, request: ApiRequest) -> Consumer:
+    stream = jetstream.get_stream(request.names[0])
+    consumer = stream.consumer_set.find(request.names[1])
+    if consumer is None:
+        raise errors.error(10014)
+    return consumer
+
+
+def stream_identity(stream: Stream) -> str:
+    """What tells a stream from a later one of the same name."""
+    return short_hash(times.format_time(stream.created_ns))
+
+
+# Create and update
+
+
+def create(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    """CREATE.<stream>[.<name>[.<filter>]]"""
+    stream, name, pattern = (*request.names, "", "")[:3]
+    form = consumers.NAMED if name else consumers.EPHEMERAL
+    return _create(jetstream, request, stream=stream, form=form, name=name, filter_subject=pattern)
+
+
+def create_durable(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    """DURABLE.CREATE.<stream>.<name>"""
+    stream, name = request.names
+    return _create(jetstream, request, stream=stream, form=consumers.DURABLE, name=name)
+
+
+def _create(jetstream: AccountJetStream, request: ApiRequest, **subject: str) -> bytes:
+    wanted = decode(ConsumerRequest, request.body, strict=jetstream.reject_unknown_fields)
+    named_config = consumers.resolve_name(wanted, **subject)
+    stream = jetstream.get_stream(wanted.stream_name)
+    others = {each.name: each.config for each in stream.consumer_set}
+    config = consumers.merge_existing(named_config, stream.config, others, nuid()[:8])
+    if config.direct or config.sourcing:
+        _check_identity(stream, request)
+    config = consumers.validate(
+        config,
+        stream.config,
+        others,
+        action=wanted.action,
+        strict=wanted.pedantic,
+        limits=jetstream.limits,
+        has_interest=lambda subject: jetstream.router.has_interest(subject.encode()),
+    )
+    consumer = _create_or_update(stream, config)
+    return responses.encode_consumer_created(make_consumer_info(consumer))
+
+
+def _create_or_update(stream: Stream, config: ConsumerConfig) -> Consumer:
+    name = config.durable_name or config.name
+    consumer = stream.consumer_set.find(name) if name else None
+    if consumer is None:
+        consumer = stream.consumer_set.create(name or _new_name(stream), config)
+        consumer.send_advisory(events.make_consumer_action, "create")
+        if consumer.pause_remaining_ns():
+            consumer.send_advisory(events.make_consumer_paused, True, config.pause_until)
+    elif not consumers.is_same(config, consumer.config):
+        consumer.configure(config)
+        if config.sourcing:
+            reset(consumer, None)
+    elif config.sourcing:
+        reset(consumer, None)
+    return consumer
+
+
+def _new_name(stream: Stream) -> str:
+    while stream.consumer_set.find(name := nuid()[:8]) is not None:
+        pass
+    return name
+
+
+def _check_identity(stream: Stream, request: ApiRequest) -> None:
+    """Sourcing requests learn, and may insist on, which stream of that name they talk to."""
+    ours = stream_identity(stream)
+    request.response_header = headers.build([(IDENTITY, ours.encode())])
+    theirs = headers.get(request.header, IDENTITY) if request.header else None
+    if theirs and theirs.decode("utf-8", "replace") != ours:
+        raise errors.error(10225, identity=ours)
+
+
+# Look
+
+
+def info(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    if not is_empty(request.body):
+        raise errors.error(10038)
+    return responses.encode_consumer_info(make_consumer_info(_get_consumer(jetstream, request)))
+
+
+def list_names(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    stream, offset = _parse_list_request(jetstream, request)
+    found = sorted(stream.consumers)
+    start, end = responses.compute_page(len(found), offset, responses.NAMES_LIMIT)
+    return responses.encode_consumer_names(len(found), start, found[start:end])
+
+
+def list_consumers(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    stream, offset = _parse_list_request(jetstream, request)
+    found = sorted(stream.consumers)
+    start, end = responses.compute_page(len(found), offset, responses.LIST_LIMIT)
+    infos = [make_consumer_info(stream.consumers[name], in_list=True) for name in found[start:end]]
+    return responses.encode_consumer_list(len(found), start, infos)
+
+
+def _parse_list_request(jetstream: AccountJetStream, request: ApiRequest) -> tuple[Stream, int]:
+    wanted = decode_optional(ConsumersRequest, request.body, strict=jetstream.reject_unknown_fields)
+    return jetstream.get_stream(request.names[0]), wanted.offset
+
+
+# Change
+
+
+def delete(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    if not is_empty(request.body):
+        raise errors.error(10038)
+    consumer = _get_consumer(jetstream, request)
+    consumer.stream.consumer_set.delete(consumer)
+    return responses.encode_success("consumer_delete_response")
+
+
+def pause(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    until = times.ZERO_TIME
+    if request.body:
+        until = decode(PauseRequest, request.body, strict=jetstream.reject_unknown_fields).pause_until
+    consumer = _get_consumer(jetstream, request)
+    config = configs.copy_config(consumer.config)
+    config.pause_until = None if until == times.ZERO_TIME else until
+    config.metadata = metadata.to_stored(config.metadata, metadata.required_consumer_level(config))
+    before = consumer.config.pause_until
+    consumer.configure(config)
+    remaining = consumer.pause_remaining_ns()
+    if before != config.pause_until:
+        consumer.send_advisory(events.make_consumer_paused, remaining > 0, until)
+    return responses.encode_consumer_paused(until, remaining)
+
+
+def unpin(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    group = decode_unpin(request.body)
+    consumer = _get_consumer(jetstream, request)
+    if group not in consumer.config.priority_groups or not isinstance(consumer.delivery_mode, PullQueue):
+        raise errors.error(10160)
+    consumer.delivery_mode.pinned_client.unpin("admin")
+    consumer.schedule_delivery()
+    return responses.encode_consumer_unpinned()
+
+
+def reset_consumer(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    consumer = _get_consumer(jetstream, request)
+    if request.header and headers.get(request.header, IDENTITY) is not None:
+        request.response_header = headers.build([(IDENTITY, stream_identity(consumer.stream).encode())])
+    seq = decode_lenient(ResetRequest, request.body).seq if request.body else None
+    target = reset(consumer, seq)
+    return responses.encode_consumer_reset(make_consumer_info(consumer), target)
+
+
+ENDPOINTS: dict[tuple[str, ...], ApiEndpoint] = {
+    ("CONSUMER", "CREATE"): ApiEndpoint("consumer_create_response", create, 1, 2),
+    ("CONSUMER", "DURABLE", "CREATE"): ApiEndpoint("consumer_create_response", create_durable, 2),
+    ("CONSUMER", "NAMES"): ApiEndpoint("consumer_names_response", list_names, 1),
+    ("CONSUMER", "LIST"): ApiEndpoint("consumer_list_response", list_consumers, 1),
+    ("CONSUMER", "INFO"): ApiEndpoint("consumer_info_response", info, 2),
+    ("CONSUMER", "DELETE"): ApiEndpoint("consumer_delete_response", delete, 2),
+    ("CONSUMER", "PAUSE"): ApiEndpoint("consumer_pause_response", pause, 2),
+    ("CONSUMER", "UNPIN"): ApiEndpoint("consumer_unpin_response", unpin, 2),
+    ("CONSUMER", "RESET"): ApiEndpoint(
+        "consumer_reset_response", reset_consumer, 2, audit="never", private=True
+    ),
+}

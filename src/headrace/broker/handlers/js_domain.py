@@ -1,0 +1,45 @@
+"""The JetStream domain: `$JS.<domain>.API.X` is this account's `$JS.API.X`.
+
+Requests for a domain come from clients that name it and, over leafnode connections, from other servers, whose own API is
+meant where no domain is named. Owns the change of the subject only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace._native import KEY_EXACT, Route
+from headrace.broker.routing.router import SubjectRouter
+
+_API = b"$JS.API."
+_TAILS = (b"INFO", b"STREAM.>", b"CONSUMER.>", b"DIRECT.>", b"META.>", b"SERVER.>", b"ACCOUNT.>")
+_BUCKETS = (b"$KV.", b"$OBJ.")
+
+
+class DomainPrefix:
+    """Takes what is meant for the domain and passes it on under the plain subject."""
+
+    __slots__ = ("_prefix", "_router")
+
+    def __init__(self, router: SubjectRouter, domain: str) -> None:
+        self._router = router
+        self._prefix = f"$JS.{domain}.API.".encode()
+
+    def subscribe(self) -> None:
+        """Listen."""
+        for tail in (*_TAILS, *(bucket + b">" for bucket in _BUCKETS)):
+            self._router.subscribe_internal(self._prefix + tail, self)
+
+    def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
+        """Pass it on as if it had been published there; how many received it."""
+        rest = subject[len(self._prefix) :]
+        api_subject = rest if rest.startswith(_BUCKETS) else _API + rest
+        route = self._router.get_route(api_subject)
+        received = 0
+        if route.subscribers or route.queue_groups:
+            local_route = Route(api_subject, KEY_EXACT, route.subscribers, route.queue_groups, [])
+            received = self._router.table.deliver(local_route, api_subject, reply, header, payload)
+        for subscriber in tuple(route.internal_subscribers):
+            count = subscriber.on_message(session, api_subject, reply, header, payload)
+            received += 1 if count is None else count
+        return received

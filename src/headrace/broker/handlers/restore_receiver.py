@@ -1,0 +1,244 @@
+"""Restoring a backup: chunks come in and are answered as they are taken in; with the last one the stream is there.
+
+Owns the conversation, its limits and its end; what a backup holds is the matter of `RestoreWriter`. Some of it is done in
+each turn, so that nobody waits for a restore. What fails, or falls silent, leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
+from headrace.broker.handlers.restore_writer import ENTRY_MAX, RestoreWriter
+from headrace.broker.streams.stream_info import make_stream_info
+from headrace.errors import HeadraceError, RequestError
+from headrace.jetstream_api import advisories as events
+from headrace.jetstream_api import errors, responses
+from headrace.jetstream_api.configs import StreamConfig, copy_config
+from headrace.jetstream_api.decode import decode, is_empty
+from headrace.jetstream_api.requests import RestoreRequest
+from headrace.jetstream_api.validation import streams
+from headrace.protocol.backup_archive import ArchiveReader
+from headrace.protocol.nuid import nuid
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.timers import TimerHandle
+
+_IDLE_NS = 5_000_000_000
+_BACKPRESSURE_RETRY_NS = 10_000_000
+#: What may wait to be unpacked; whoever sends more does not wait for its answers.
+_QUEUE_MAX = 64 * 1024 * 1024
+#: What all restores of an account may hold in memory together: the largest entry there can be, and what follows it.
+BUFFERED_MAX = 2 * _QUEUE_MAX
+_ENTRIES_PER_SLICE = 512
+_BYTES_PER_SLICE = 4 * 1024 * 1024
+CONCURRENT_MAX = 16
+
+
+def start_restore(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    """STREAM.RESTORE: where to send the chunks."""
+    if is_empty(request.body):
+        raise errors.error(10003)
+    wanted = decode(RestoreRequest, request.body, strict=jetstream.reject_unknown_fields)
+    name = request.names[0]
+    wanted.config.name = wanted.config.name or name
+    config = validate_config(jetstream, wanted.config, name)
+    if len(jetstream.restores) >= CONCURRENT_MAX:
+        raise errors.error(10062, err="too many restores at once")
+    running = BackupRestore(jetstream, config, request.session)
+    jetstream.restores[name] = running
+    return responses.encode_restore_started(running.subject.decode())
+
+
+ENDPOINTS: dict[tuple[str, ...], ApiEndpoint] = {
+    ("STREAM", "RESTORE"): ApiEndpoint("stream_restore_response", start_restore, 1),
+}
+
+
+def validate_config(jetstream: AccountJetStream, config: StreamConfig, name: str) -> StreamConfig:
+    """The configuration of a stream to be restored; unlike a new one it may be sealed."""
+    existing, sealed, config = jetstream.configs(), config.sealed, copy_config(config)
+    config.sealed = False
+    if name in existing and config.name == name:
+        raise errors.error(10130)
+    usage = jetstream.usage_excluding(name)
+    new_config = streams.validate_create(config, name, existing, limits=jetstream.limits, usage=usage)
+    if name in jetstream.restores:
+        raise errors.error(10130)
+    new_config.sealed = sealed
+    return new_config
+
+
+class BackupRestore:
+    """One restore under way."""
+
+    def __init__(self, jetstream: AccountJetStream, config: StreamConfig, session: Any) -> None:
+        self._jetstream = jetstream
+        self._config = config
+        self._client = jetstream.advisories.client_info(session)
+        self._start_ns = jetstream.clock_ns()
+        self._archive = ArchiveReader(ENTRY_MAX)
+        self._queue: deque[tuple[bytes, bytes]] = deque()
+        self._queued_bytes = self._received_bytes = 0
+        self._writer = RestoreWriter(jetstream, config)
+        self._error: RequestError | None = None
+        self._scheduled = self._closed = self._chunk_fed = False
+        self._idle_timer: TimerHandle | None = None
+        self.subject = f"$JS.SNAPSHOT.RESTORE.{config.name}.{nuid()}".encode()
+        jetstream.router.subscribe_internal(self.subject, self)
+        jetstream.advisories.publish(events.make_restore_created, config.name, self._client)
+        self._restart_idle_timer()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes in memory: what waits to be unpacked, and what was unpacked and waits for the rest of its entry."""
+        return self._queued_bytes + self._archive.buffered_bytes
+
+    # Life
+
+    def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """A chunk; an empty one is the last."""
+        if self._closed:
+            return
+        if self._error is not None:
+            self._reply_error(reply)
+            return
+        self._queue.append((reply, payload))
+        self._queued_bytes += len(payload)
+        self._received_bytes += len(payload)
+        if not reply:
+            self.fail("chunks need a reply subject")
+        elif self._queued_bytes > _QUEUE_MAX:
+            self.fail("too many chunks at once")
+        else:
+            self._schedule()
+            self._limit_memory()
+        self._restart_idle_timer()
+
+    def _limit_memory(self) -> None:
+        """Where the restores of an account hold too much together, the one that holds most ends."""
+        running = self._jetstream.restores.values()
+        if sum(each.buffered_bytes for each in running) > BUFFERED_MAX:
+            max(running, key=lambda each: each.buffered_bytes).fail(
+                "the account's restores hold too much at once"
+            )
+
+    def _restart_idle_timer(self) -> None:
+        """Nothing more for some time means that nothing more will come."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._idle_timer = self._jetstream.timers.after(_IDLE_NS, self._on_idle_timeout)
+
+    def _on_idle_timeout(self) -> None:
+        self._idle_timer = None
+        if self._queue:
+            self._restart_idle_timer()
+            return
+        if self._error is None:
+            self.fail("no more chunks came")
+        self.close()
+
+    def close(self) -> None:
+        """Take nothing more. What has come stays marked as unfinished, for the next start to remove."""
+        if not self._closed:
+            self._closed = True
+            self._jetstream.router.unsubscribe_internal(self.subject, self)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+
+    def fail(self, problem: str) -> None:
+        """Nothing of it stays; whoever still sends is told why."""
+        jetstream = self._jetstream
+        self._error = errors.error(10062, err=problem)
+        if jetstream.restores.get(self._config.name) is self:
+            del jetstream.restores[self._config.name]
+        self._writer.discard()
+        self._advise_completed()
+        while self._queue:
+            self._reply_error(self._queue.popleft()[0])
+        self._queued_bytes, self._archive = 0, ArchiveReader(ENTRY_MAX)
+
+    def _reply_error(self, reply: bytes) -> None:
+        if reply and self._error is not None:
+            answer = responses.encode_error_response("stream_create_response", self._error)
+            self._jetstream.group_commit.publish_when_all_durable(reply, b"", b"", answer)
+
+    def _advise_completed(self) -> None:
+        fields = (
+            self._config.name,
+            self._start_ns,
+            self._jetstream.clock_ns(),
+            self._received_bytes,
+            self._client,
+        )
+        self._jetstream.advisories.publish(events.make_restore_completed, *fields)
+
+    # Work
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._jetstream.call_soon(self._run_slice)
+
+    def _run_slice(self) -> None:
+        """Unpack some; a chunk is answered when all of it is in the log, the last one when the stream is there."""
+        self._scheduled = False
+        if self._error is not None or self._closed or not self._queue:
+            return
+        jetstream = self._jetstream
+        if jetstream.disk_backpressure.is_high():
+            self._scheduled = True
+            jetstream.timers.after(_BACKPRESSURE_RETRY_NS, self._run_slice)
+            return
+        try:
+            self._process_chunk()
+        except HeadraceError as problem:
+            self.fail(str(problem))
+        except Exception as problem:  # whatever a backup holds: all of it is restored or nothing
+            self.fail(f"{type(problem).__name__}: {problem}")
+        self._limit_memory()
+        if jetstream.store.dirty:
+            jetstream.group_commit.schedule()
+
+    def _process_chunk(self) -> None:
+        reply, chunk = self._queue[0]
+        if not chunk:
+            self._finish(reply)
+            return
+        if not self._chunk_fed:
+            self._archive.feed(chunk)
+            self._chunk_fed = True
+        if self._store_entries():
+            self._queue.popleft()
+            self._chunk_fed = False
+            self._queued_bytes -= len(chunk)
+            self._jetstream.group_commit.publish_when_all_durable(reply, b"", b"", b"")
+        if self._queue:
+            self._schedule()
+
+    def _store_entries(self) -> bool:
+        """Take some entries; whether there is nothing more in what came."""
+        limit = self._archive.decompressed_bytes + _BYTES_PER_SLICE
+        for _ in range(_ENTRIES_PER_SLICE):
+            if self._archive.decompressed_bytes >= limit:
+                return False
+            entry = self._archive.next()
+            if entry is None:
+                return True
+            self._writer.write(entry)
+        return False
+
+    def _finish(self, reply: bytes) -> None:
+        jetstream, name = self._jetstream, self._config.name
+        self._writer.check_complete()
+        # Others may have taken its subjects meanwhile.
+        del jetstream.restores[name]
+        validate_config(jetstream, self._config, name)
+        stream = self._writer.complete()
+        self.close()
+        jetstream.advisories.publish(events.make_stream_action, name, "create")
+        self._advise_completed()
+        answer = responses.encode_response("stream_create_response", make_stream_info(stream))
+        jetstream.group_commit.publish_when_all_durable(reply, b"", b"", answer)

@@ -1,0 +1,328 @@
+"""What a backup holds, on its way back into the store: state, consumers, messages, in this order.
+
+Messages go straight into a new log, with their sequences and times. Invariant: until `complete` nobody sees anything
+of it, and a fact marks the log as unfinished; the frame that makes the stream visible takes the mark away. So after a
+crash the stream is wholly there, or absent once the server has started. Whatever is wrong is found before that frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from headrace.broker.consumers import consumer_storage
+from headrace.broker.consumers.ack_state import AckState
+from headrace.broker.consumers.ack_state_codec import AckStateDelta, pack_pairs, pack_set
+from headrace.broker.consumers.ack_state_codec import encode_delta as encode_delta
+from headrace.broker.consumers.consumer import Consumer
+from headrace.broker.handlers.backup_send import CONSUMERS_PREFIX, STATE_ENTRY
+from headrace.broker.sourcing.source_positions import make_key as origins_key
+from headrace.broker.sourcing.source_positions import parse_source_header
+from headrace.broker.streams import publish_checks, schedules
+from headrace.errors import ProtocolError, RequestError
+from headrace.jetstream_api import errors
+from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
+from headrace.jetstream_api.decode import decode_lenient
+from headrace.jetstream_api.requests import StreamState
+from headrace.jetstream_api.times import SECOND_NS, TTL_INVALID, TTL_NEVER, parse_ttl
+from headrace.jetstream_api.validation import consumers
+from headrace.protocol import subjects
+from headrace.protocol.backup_archive import END_ENTRY, BackupEntry
+from headrace.protocol.json_exceptions import JSON_ERRORS
+from headrace.storage import SEQ_MAX, StreamLog
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.stream import Stream
+
+UNFINISHED_KEY = b"restoring/"
+ENTRY_MAX = 64 * 1024 * 1024
+_TIME_MAX = (1 << 63) - 1
+_SUBJECT_MAX = 0xFFFF  # what a record can say
+_NONE: Mapping[bytes, bytes] = {}
+
+
+class SequencePair(msgspec.Struct):
+    consumer_seq: int = 0
+    stream_seq: int = 0
+
+
+class BackupPending(msgspec.Struct, rename={"seq": "Sequence", "time_ns": "Timestamp"}):
+    """A message that waits for its acknowledgement: its consumer sequence, and when it was delivered."""
+
+    seq: int = 0
+    time_ns: int = 0
+
+
+class BackupInitialQueue(msgspec.Struct):
+    """What is left of a start with the last message of each subject, and where to go on after it."""
+
+    initial: list[int] = []
+    resume: int = 0
+
+
+class ConsumerBackupState(msgspec.Struct):
+    """How far a consumer was; the reference writes and reads all but `headrace`."""
+
+    delivered: SequencePair = msgspec.field(default_factory=SequencePair)
+    ack_floor: SequencePair = msgspec.field(default_factory=SequencePair)
+    pending: dict[int, BackupPending] = msgspec.field(default_factory=dict)
+    redelivered: dict[int, int] = msgspec.field(default_factory=dict)
+    headrace: BackupInitialQueue | None = None
+
+
+class ConsumerBackup(msgspec.Struct):
+    config: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+    state: ConsumerBackupState = msgspec.field(default_factory=ConsumerBackupState)
+
+
+class RestoredConsumer(NamedTuple):
+    """A consumer that comes back with its stream."""
+
+    config: ConsumerConfig
+    ack_state: AckState
+
+
+class RestoreWriter:
+    """A backup as far as it has come."""
+
+    def __init__(self, jetstream: AccountJetStream, config: StreamConfig) -> None:
+        self._jetstream = jetstream
+        self._config = config
+        self._state: StreamState | None = None
+        self._log: StreamLog | None = None
+        self._bytes_left = self._remaining_quota()
+        self._consumers: dict[str, RestoredConsumer] = {}
+        self._end_seen = False
+        self._last_seq = self._last_ns = 0
+        self._ids: list[tuple[bytes, int, int]] = []
+        self._source_positions: dict[str, tuple[int, str]] = {}
+        self._schedules: dict[bytes, tuple[bytes, int, int]] = {}
+
+    def write(self, entry: BackupEntry) -> None:
+        """The next entry; raises what is wrong with it."""
+        if self._log is None or self._state is None:
+            self._start(entry)
+        elif len(self._consumers) < self._state.consumer_count:
+            self._add_consumer(entry)
+        elif entry == END_ENTRY:
+            self._end_seen = True
+        elif not self._end_seen:
+            self._append_message(self._log, entry)
+
+    def _remaining_quota(self) -> int:
+        """How many bytes the account, and the server, have left for it."""
+        jetstream, storage = self._jetstream, self._config.storage
+        quota, remaining = jetstream.quota(storage), jetstream.server_quota.remaining(storage)
+        return min(quota - jetstream.usage(storage)[0], remaining) if quota >= 0 else remaining
+
+    def check_complete(self) -> None:
+        if not self._end_seen:
+            raise ProtocolError("backup was truncated")
+
+    # What is in it
+
+    def _start(self, entry: BackupEntry) -> None:
+        if entry.name != STATE_ENTRY:
+            raise ProtocolError("expected state.json first")
+        state = _decode_state(StreamState, entry)
+        if max(state.first_seq, state.last_seq) > SEQ_MAX or state.consumer_count < 0:
+            raise ProtocolError("error in state.json: out of range")
+        store, config = self._jetstream.store, self._config
+        self._log = store.create(
+            config.name, memory=config.storage == "memory", first_seq=max(state.first_seq, 1)
+        )
+        self._state = state
+        self._last_seq = self._log.last_seq
+        if config.storage != "memory":
+            store.metadata.put(unfinished_key_for(self._log), config.name.encode())
+
+    def _add_consumer(self, entry: BackupEntry) -> None:
+        name = entry.name.removeprefix(CONSUMERS_PREFIX).decode("utf-8", "replace")
+        if not entry.name.startswith(CONSUMERS_PREFIX) or name in self._consumers:
+            raise ProtocolError(f"expected consumer, found {entry.name.decode('utf-8', 'replace')!r}")
+        try:
+            backup = msgspec.json.decode(entry.payload, type=ConsumerBackup)
+        except JSON_ERRORS as problem:
+            raise ProtocolError(f"failed to decode consumer {name!r} state: {problem}") from None
+        config = decode_lenient(ConsumerConfig, bytes(backup.config))
+        if name not in (config.name, config.durable_name):
+            config.name = name
+        others = {each: restored.config for each, restored in self._consumers.items()}
+        config = consumers.validate(config, self._config, others, limits=self._jetstream.limits)
+        self._consumers[name] = RestoredConsumer(config, _make_ack_state(backup.state, config))
+
+    def _append_message(self, log: StreamLog, entry: BackupEntry) -> None:
+        seq, header = entry.seq, entry.header
+        self._check(entry)
+        time_ns = self._last_ns = max(entry.time_ns, self._last_ns)
+        found = publish_checks.parse_nats_headers(header) if header else _NONE
+        ttl_s = self._parse_ttl(found)
+        self._last_seq = seq
+        if (
+            0 < ttl_s < publish_checks.TTL_EXEMPT
+            and time_ns + ttl_s * SECOND_NS <= self._jetstream.clock_ns()
+        ):
+            return
+        if seq > log.last_seq + 1:
+            log.advance(seq - 1)
+        log.append(entry.name, header, entry.payload, time_ns, ttl_s)
+        storage = self._config.storage
+        if log.bytes > self._bytes_left or storage in self._jetstream.server_quota.exhausted:
+            raise errors.error(10028 if storage == "memory" else 10047)
+        if found:
+            self._index_headers(entry, found, time_ns)
+        elif self._schedules:
+            self._schedules.pop(entry.name, None)
+
+    def _check(self, entry: BackupEntry) -> None:
+        seq, size = entry.seq, len(entry.header) + len(entry.payload)
+        if not self._last_seq < seq <= SEQ_MAX:
+            raise ProtocolError(f"message sequence {seq} out of order")
+        if 0 <= self._config.max_msg_size < size:
+            raise ProtocolError(f"message sequence {seq} exceeds maximum message size")
+        if len(entry.name) > _SUBJECT_MAX or not subjects.is_valid(entry.name):
+            raise ProtocolError(f"failed to parse message sequence {seq}: invalid subject")
+        if not 0 <= entry.time_ns <= _TIME_MAX:
+            raise ProtocolError(f"failed to parse message sequence {seq}")
+        if entry.header and not (
+            publish_checks.is_storable_header(entry.header) and entry.header.endswith(b"\r\n\r\n")
+        ):
+            raise ProtocolError(f"failed to parse message sequence {seq}: invalid header")
+
+    def _parse_ttl(self, found: Mapping[bytes, bytes]) -> int:
+        value = found.get(publish_checks.TTL)
+        if not value or not self._config.allow_msg_ttl:
+            return 0
+        kind, seconds = parse_ttl(value)
+        if kind == TTL_INVALID:
+            raise ProtocolError("failed to parse message TTL")
+        return (
+            publish_checks.TTL_EXEMPT if kind == TTL_NEVER else min(seconds, publish_checks.TTL_SECONDS_MAX)
+        )
+
+    def _index_headers(self, entry: BackupEntry, found: Mapping[bytes, bytes], time_ns: int) -> None:
+        """What a stream knows besides its messages is in their headers."""
+        window_ns = self._config.duplicate_window
+        message_id = found.get(publish_checks.MSG_ID)
+        if message_id and time_ns > self._jetstream.clock_ns() - window_ns:
+            self._ids.append((message_id, entry.seq, time_ns))
+        if copied := parse_source_header(found.get(publish_checks.STREAM_SOURCE, b"")):
+            self._source_positions[copied[0]] = copied[1].seq, copied[1].identity
+        if found.get(schedules.SCHEDULE):
+            self._schedules[entry.name] = entry.header, entry.seq, time_ns
+        elif not found.get(schedules.SCHEDULER):
+            self._schedules.pop(entry.name, None)
+
+    # The end
+
+    def complete(self) -> Stream:
+        """Make the stream, with all that belongs to it, in one frame."""
+        jetstream, log, state = self._jetstream, self._log, self._state
+        assert log is not None
+        assert state is not None
+        if state.last_seq > log.last_seq:
+            log.advance(state.last_seq)
+        if self._config.storage != "memory":
+            jetstream.store.metadata.delete(unfinished_key_for(log))
+        self._log = None
+        return jetstream.register_stream(self._config, log, self._restore_state)
+
+    def _restore_state(self, stream: Stream) -> None:
+        """Before it opens: its ids, positions, schedules and consumers."""
+        if stream.dedup is not None:
+            for message_id, seq, time_ns in self._ids:
+                stream.dedup.add(message_id, seq, time_ns)
+        for index, (seq, identity) in self._source_positions.items():
+            stream.sourcing.positions.set(index, seq, identity)
+        if stream.schedules is not None:
+            for subject, (header, seq, time_ns) in self._schedules.items():
+                stream.schedules.update_from_message(subject, header, seq, time_ns)
+        for name, restored in self._consumers.items():
+            consumer = Consumer(stream, name, restored.config, stream.created_ns, restored.ack_state)
+            stream.consumer_set.add(consumer)
+            consumer.persist_config()
+            consumer.persist_state()
+
+    def discard(self) -> None:
+        """Nothing of it stays."""
+        if self._log is not None:
+            discard(self._jetstream, self._log)
+            self._log = None
+
+
+def unfinished_key_for(log: StreamLog) -> bytes:
+    """The fact that says that a log is not finished."""
+    return UNFINISHED_KEY + b"%d" % log.ident
+
+
+def discard(jetstream: AccountJetStream, log: StreamLog) -> None:
+    """Remove a log that was not finished, with everything that was noted for it."""
+    metadata, ident = jetstream.store.metadata, log.ident
+    keys = [
+        unfinished_key_for(log),
+        jetstream.config_key(ident),
+        jetstream.dedup_key(log),
+        origins_key(ident),
+    ]
+    for prefix in (consumer_storage.CONFIG_KEY, consumer_storage.ACK_STATE_KEY, schedules.KEY):
+        keys += metadata.keys(prefix + b"%d/" % ident)
+    for key in keys:
+        if metadata.get(key) is not None or metadata.get_operands(key):
+            metadata.delete(key)
+    jetstream.store.delete(log)
+    jetstream.group_commit.schedule()
+
+
+def _decode_state(kind: type[StreamState], entry: BackupEntry) -> StreamState:
+    try:
+        return decode_lenient(kind, entry.payload)
+    except RequestError as problem:
+        raise ProtocolError(f"error in state.json: {problem.description}") from None
+
+
+def _make_ack_state(state: ConsumerBackupState, config: ConsumerConfig) -> AckState:
+    ack_state = AckState(1)
+    try:
+        ack_state.apply_delta(_encode_delta(state, config))
+    except (ValueError, OverflowError) as problem:
+        raise ProtocolError(f"failed to set consumer state: {problem}") from None
+    ack_state.needs_snapshot = ack_state.dirty = True  # all of it is to be written down
+    return ack_state
+
+
+def _encode_delta(state: ConsumerBackupState, config: ConsumerConfig) -> bytes:
+    """The reference's record of a consumer as one of ours."""
+    pending = sorted(state.pending.items())
+    numbers = [state.delivered.consumer_seq, state.delivered.stream_seq, state.ack_floor.consumer_seq]
+    numbers += [state.ack_floor.stream_seq, *state.pending, *(each.seq for each in state.pending.values())]
+    initial_queue = state.headrace or BackupInitialQueue()
+    numbers += [initial_queue.resume, *initial_queue.initial, *state.redelivered, *state.redelivered.values()]
+    if not all(0 <= number <= SEQ_MAX for number in numbers):
+        raise ValueError("a sequence out of range")
+    stream = np.array([seq for seq, _ in pending], dtype=np.uint64)
+    consumer = np.array([each.seq for _, each in pending], dtype=np.uint64)
+    added, offset, added_consumer = pack_pairs(stream, consumer)
+    return encode_delta(
+        AckStateDelta(
+            state.delivered.consumer_seq,
+            state.delivered.stream_seq,
+            state.delivered.stream_seq + 1,
+            state.ack_floor.consumer_seq,
+            state.ack_floor.stream_seq,
+            added=added,
+            added_offset=offset,
+            added_consumer=added_consumer,
+            delivery_counts=sorted((seq, count) for seq, count in state.redelivered.items()),
+            individual_deadlines=[(seq, each.time_ns + config.ack_wait) for seq, each in pending],
+            last_per_subject_queue=pack_set(np.array(sorted(set(initial_queue.initial)), dtype=np.uint64)),
+            resume_seq=initial_queue.resume,
+            is_snapshot=True,
+        )
+    )
+
+
+__all__ = ["ENTRY_MAX", "RestoreWriter", "discard", "unfinished_key_for"]

@@ -1,0 +1,204 @@
+"""The handlers of the stream side of the API: account info, streams, stored messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.broker.handlers import direct_get
+from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
+from headrace.broker.streams.stream_info import make_stream_info
+from headrace.jetstream_api import advisories, errors, responses
+from headrace.jetstream_api.decode import decode, decode_message_get, decode_optional, decode_stream, is_empty
+from headrace.jetstream_api.requests import (
+    MessageDeleteRequest,
+    PurgeRequest,
+    StreamInfoRequest,
+    StreamListRequest,
+    StreamNamesRequest,
+)
+from headrace.jetstream_api.validation import streams
+from headrace.storage import SEQ_MAX
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import AccountJetStream
+
+
+def account_info(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    memory, reserved_memory = jetstream.usage("memory")
+    storage, reserved_storage = jetstream.usage("file")
+    account = responses.AccountUsage(
+        memory=memory,
+        storage=storage,
+        reserved_memory=reserved_memory,
+        reserved_storage=reserved_storage,
+        streams=len(jetstream.streams),
+        consumers=sum(len(stream.consumers) for stream in jetstream.streams.values()),
+    )
+    return responses.encode_account_info(
+        account,
+        jetstream.limits,
+        domain=jetstream.domain,
+        api_total=jetstream.api_total,
+        api_errors=jetstream.api_errors,
+    )
+
+
+# Streams
+
+
+def create(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    config, pedantic = decode_stream(request.body, strict=jetstream.reject_unknown_fields)
+    existing = jetstream.configs()
+    name = request.names[0]
+    usage = jetstream.usage_excluding(name)
+    new_config = streams.validate_create(
+        config, name, existing, strict=pedantic, limits=jetstream.limits, usage=usage
+    )
+    stream = jetstream.streams.get(new_config.name)
+    if stream is None:
+        stream = jetstream.create_stream(new_config)
+        jetstream.advisories.publish(advisories.make_stream_action, stream.name, "create")
+    return responses.encode_stream_created(make_stream_info(stream))
+
+
+def update(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    config, pedantic = decode_stream(request.body, strict=jetstream.reject_unknown_fields)
+    name = request.names[0]
+    stream = jetstream.streams.get(name)
+    consumers = stream.consumer_configs() if stream else ()
+    new_config = streams.validate_update(
+        config,
+        name,
+        jetstream.configs(),
+        strict=pedantic,
+        limits=jetstream.limits,
+        usage=jetstream.usage_excluding(name),
+        consumers=consumers,
+    )
+    stream = jetstream.get_stream(name)
+    jetstream.update_stream(stream, new_config)
+    jetstream.advisories.publish(advisories.make_stream_action, name, "modify")
+    return responses.encode_stream_updated(make_stream_info(stream))
+
+
+def delete(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    _must_be_empty(request)
+    stream = jetstream.get_stream(request.names[0])
+    jetstream.delete_stream(stream)
+    jetstream.advisories.publish(advisories.make_stream_action, stream.name, "delete")
+    return responses.encode_success("stream_delete_response")
+
+
+def info(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    wanted = decode_optional(StreamInfoRequest, request.body, strict=jetstream.reject_unknown_fields)
+    stream = jetstream.get_stream(request.names[0])
+    counts = []
+    if wanted.subjects_filter:
+        stream.retention.enforce()
+        counts = list(
+            stream.log.iter_subject_counts(stream.log.get_filter((wanted.subjects_filter.encode(),)))
+        )
+    start, end = responses.compute_page(len(counts), wanted.offset, responses.SUBJECTS_LIMIT)
+    found = {subject.decode("utf-8", "replace"): count for subject, count in counts[start:end]}
+    info_response = make_stream_info(
+        stream, leader=jetstream.server_name, subjects=found, deleted=wanted.deleted_details
+    )
+    if not counts:
+        return responses.encode_stream_info(info_response)
+    asked = max(wanted.offset, 0)
+    return responses.encode_stream_info(
+        info_response, total=len(counts), offset=asked, limit=responses.SUBJECTS_LIMIT
+    )
+
+
+def list_names(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    wanted = decode_optional(StreamNamesRequest, request.body, strict=jetstream.reject_unknown_fields)
+    found = [stream.name for stream in jetstream.sorted_streams(wanted.subject)]
+    start, end = responses.compute_page(len(found), wanted.offset, responses.NAMES_LIMIT)
+    return responses.encode_stream_names(len(found), start, found[start:end])
+
+
+def list_streams(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    wanted = decode_optional(StreamListRequest, request.body, strict=jetstream.reject_unknown_fields)
+    found = jetstream.sorted_streams(wanted.subject)
+    start, end = responses.compute_page(len(found), wanted.offset, responses.LIST_LIMIT)
+    infos = [make_stream_info(stream, in_list=True) for stream in found[start:end]]
+    return responses.encode_stream_list(len(found), start, infos)
+
+
+def purge(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    wanted = decode_optional(PurgeRequest, request.body, strict=jetstream.reject_unknown_fields)
+    if (wanted.seq and wanted.keep) or wanted.seq > SEQ_MAX:
+        raise errors.error(10003)
+    stream = jetstream.get_stream(request.names[0])
+    if stream.config.sealed:
+        raise errors.error(10109)
+    if stream.config.deny_purge:
+        raise errors.error(10110, err="stream purge not permitted")
+    purged = stream.retention.purge(wanted.filter.encode(), wanted.seq, wanted.keep)
+    stream.mark_dirty()
+    return responses.encode_purged(purged)
+
+
+# Stored messages
+
+
+def get_message(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    wanted = decode_message_get(request.body, strict=jetstream.reject_unknown_fields)
+    stream = jetstream.get_stream(request.names[0])
+    stream.retention.enforce()
+    seq = direct_get.find_seq(stream, wanted)
+    message = stream.log.get(seq) if seq else None
+    if message is None:
+        raise errors.error(10037)
+    time_ns, subject, header, payload, _ = message
+    return responses.encode_stored_message(subject, seq, b"" if wanted.no_hdr else header, payload, time_ns)
+
+
+def delete_message(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    if is_empty(request.body):
+        raise errors.error(10003)
+    wanted = decode(MessageDeleteRequest, request.body, strict=jetstream.reject_unknown_fields)
+    stream = jetstream.get_stream(request.names[0])
+    if stream.config.sealed:
+        raise errors.error(10109)
+    if stream.config.deny_delete:
+        raise errors.error(10057, err="message delete not permitted")
+    stream.retention.delete_message(wanted.seq)
+    stream.mark_dirty()
+    return responses.encode_success("stream_msg_delete_response")
+
+
+# What only a cluster can do
+
+
+def clustered_only(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+    raise errors.error(10010)
+
+
+def _must_be_empty(request: ApiRequest) -> None:
+    if not is_empty(request.body):
+        raise errors.error(10038)
+
+
+ENDPOINTS: dict[tuple[str, ...], ApiEndpoint] = {
+    ("INFO",): ApiEndpoint("account_info_response", account_info),
+    ("STREAM", "CREATE"): ApiEndpoint("stream_create_response", create, 1),
+    ("STREAM", "UPDATE"): ApiEndpoint("stream_update_response", update, 1),
+    ("STREAM", "DELETE"): ApiEndpoint("stream_delete_response", delete, 1),
+    ("STREAM", "INFO"): ApiEndpoint("stream_info_response", info, 1),
+    ("STREAM", "NAMES"): ApiEndpoint("stream_names_response", list_names),
+    ("STREAM", "LIST"): ApiEndpoint("stream_list_response", list_streams),
+    ("STREAM", "PURGE"): ApiEndpoint("stream_purge_response", purge, 1),
+    ("STREAM", "MSG", "GET"): ApiEndpoint("stream_msg_get_response", get_message, 1, audit="errors"),
+    ("STREAM", "MSG", "DELETE"): ApiEndpoint("stream_msg_delete_response", delete_message, 1),
+    ("STREAM", "LEADER", "STEPDOWN"): ApiEndpoint(
+        "stream_leader_stepdown_response", clustered_only, 1, checks_api_level=False
+    ),
+    ("STREAM", "PEER", "REMOVE"): ApiEndpoint(
+        "stream_remove_peer_response", clustered_only, 1, checks_api_level=False
+    ),
+    ("CONSUMER", "LEADER", "STEPDOWN"): ApiEndpoint(
+        "consumer_leader_stepdown_response", clustered_only, 2, checks_api_level=False
+    ),
+}

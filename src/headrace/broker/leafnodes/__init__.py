@@ -1,0 +1,1 @@
+"""Leafnode sessions without sockets: interest, permissions and fan-out between servers."""

@@ -1,0 +1,83 @@
+"""What may cross a leafnode connection, in one direction.
+
+Owns the merging of what the user may do, what a configuration denies, and what never crosses: the JetStream API of an
+account without its domain, and buckets, because each side has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from headrace.broker.routing.permissions import Permissions
+from headrace.protocol import subjects
+
+#: Each side answers these itself.
+LOCAL_ONLY = (b"$JS.API.>", b"$KV.>", b"$OBJ.>")
+#: Which cross whatever the rules are.
+ALWAYS_ALLOWED = (b"$LDS.", b"_GR_.", b"$GR.")
+_REPLY_PREFIXES = (b"_R_.", b"$JS.ACK.")
+
+
+class LeafnodePermissions:
+    """Deny wins; no allow list allows everything."""
+
+    __slots__ = ("allow", "deny")
+
+    def __init__(self, allow: Iterable[bytes] | None = None, deny: Iterable[bytes] = ()) -> None:
+        self.allow = None if allow is None else tuple(allow)
+        self.deny = tuple(deny)
+
+    def with_denied(self, deny: Iterable[bytes]) -> LeafnodePermissions:
+        """The same with more denied."""
+        return LeafnodePermissions(self.allow, (*self.deny, *deny))
+
+    def allows(self, subject: bytes) -> bool:
+        """Whether a message on this subject may cross."""
+        if any(subjects.matches(entry, subject) for entry in self.deny):
+            return False
+        return self.allow is None or any(subjects.matches(entry, subject) for entry in self.allow)
+
+    def allows_inbound(self, subject: bytes) -> bool:
+        """Whether a message that arrived is taken; answers to what was sent across always are."""
+        return subject.startswith(_REPLY_PREFIXES) or self.allows(subject)
+
+    def allows_interest(self, pattern: bytes) -> bool:
+        """Whether interest in a pattern may be told."""
+        if pattern.startswith(ALWAYS_ALLOWED):
+            return True
+        if any(subjects.is_subset(pattern, entry) for entry in self.deny):
+            return False
+        return self.allow is None or any(subjects.is_subset(pattern, entry) for entry in self.allow)
+
+
+def permissions_for(permissions: Permissions | None) -> tuple[LeafnodePermissions, LeafnodePermissions]:
+    """What a user may publish and what it may subscribe to."""
+    if permissions is None:
+        return LeafnodePermissions(), LeafnodePermissions()
+    publish = LeafnodePermissions(permissions.publish_allow, permissions.publish_deny)
+    allow = permissions.subscribe_allow
+    deny = (subject for subject, queue in permissions.subscribe_deny if queue is None)
+    return publish, LeafnodePermissions(None if allow is None else (subject for subject, _ in allow), deny)
+
+
+def to_info(permissions: LeafnodePermissions) -> dict[str, list[str]] | None:
+    """The rules as INFO tells them; None when there are none."""
+    found = {"allow": permissions.allow, "deny": permissions.deny}
+    return {key: [each.decode() for each in value] for key, value in found.items() if value} or None
+
+
+def from_info(value: object) -> LeafnodePermissions:
+    """What INFO told; malformed parts tell nothing."""
+    fields: Mapping[str, Any] = value if isinstance(value, dict) else {}
+
+    def read_subjects(key: str) -> list[bytes] | None:
+        found = fields.get(key)
+        return [each.encode() for each in found if isinstance(each, str)] if isinstance(found, list) else None
+
+    return LeafnodePermissions(read_subjects("allow"), read_subjects("deny") or ())
+
+
+def is_local_only(subject: bytes) -> bool:
+    """Whether each side answers this itself."""
+    return any(subjects.matches(entry, subject) for entry in LOCAL_ONLY)

@@ -1,0 +1,1 @@
+"""Subject routing: sessions, accounts, the subscription index, permissions, imports and exports."""

@@ -1,0 +1,65 @@
+"""Deliveries taken apart: the acknowledgement subject that numbers a message, and the records of a run."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from headrace.storage.sequence_arrays import Seqs
+
+_PREFIX = [b"$JS", b"ACK"]
+_RECORD = struct.Struct("<IHHIIQQ")
+
+
+class Delivery(NamedTuple):
+    """The numbers of one delivery."""
+
+    consumer: bytes
+    delivery_count: int  # how often it was delivered
+    seq: int
+    consumer_seq: int
+    time_ns: int
+    pending: int
+
+
+def parse_ack_subject(reply: bytes) -> Delivery | None:
+    """Read `$JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<count>.<seq>.<dseq>.<time>.<pending>`; None if it is
+    something else.
+    """
+    tokens = reply.split(b".")
+    if len(tokens) < 9 or tokens[:2] != _PREFIX:
+        return None
+    at = 3 if len(tokens) == 9 else 5
+    numbers = tokens[at + 1 : at + 6]
+    if len(numbers) < 5 or not all(number.isdigit() for number in numbers):
+        return None
+    return Delivery(tokens[at], *map(int, numbers))
+
+
+def iter_selected_records(
+    view: memoryview, seqs: Seqs, at: int, most: int
+) -> Iterator[tuple[int, int, bytes, bytes, bytes]]:
+    """Sequence, time, subject, header and payload of the records that are in `seqs` from `at` on, at most so many."""
+    wanted = iter(seqs[at : at + most].tolist())
+    next_seq = next(wanted, 0)
+    offset, end = 0, len(view)
+    while next_seq and end - offset >= _RECORD.size:
+        size, subject_size, _, header_size, _, seq, time_ns = _RECORD.unpack_from(view, offset)
+        start = offset + _RECORD.size
+        offset += size
+        if seq < next_seq:
+            continue
+        if seq > next_seq or offset > end:
+            return
+        header_at = start + subject_size
+        payload_at = header_at + header_size
+        yield (
+            seq,
+            time_ns,
+            bytes(view[start:header_at]),
+            bytes(view[header_at:payload_at]) if header_size else b"",
+            bytes(view[payload_at:offset]),
+        )
+        next_seq = next(wanted, 0)

@@ -1,0 +1,41 @@
+"""Subject transforms as the broker applies them: a subject that a mapping does not speak of is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headrace.jetstream_api.configs import SubjectTransform
+from headrace.jetstream_api.subject_transform import compile_transform
+from headrace.protocol import subjects
+
+Transform = Callable[[bytes], bytes | None]
+
+
+def make_transform(source: str, dest: str) -> Transform:
+    """A subject transform; None for subjects it does not speak of."""
+    pattern = (source or ">").encode()
+    transform = compile_transform(source, dest)
+    return lambda subject: transform(subject) if subjects.matches(pattern, subject) else None
+
+
+def make_first_matching(transforms: Sequence[SubjectTransform]) -> Transform | None:
+    """The first transform that speaks of a subject changes it; None when there are none at all."""
+    if not transforms:
+        return None
+    compiled = [
+        make_transform(each.src, each.dest) if each.dest else _make_identity(each.src) for each in transforms
+    ]
+
+    def transform(subject: bytes) -> bytes | None:
+        for each in compiled:
+            result = each(subject)
+            if result is not None:
+                return result
+        return None
+
+    return transform
+
+
+def _make_identity(source: str) -> Transform:
+    pattern = (source or ">").encode()
+    return lambda subject: subject if subjects.matches(pattern, subject) else None

@@ -1,0 +1,30 @@
+"""Back-pressure on whoever sends to a connection: hold back while it has enough, and go on when it has taken that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace._native import ClientState, RouteTable
+
+
+class BackpressuredClient(ClientState):
+    """A peer that others wait for. `blocked` is whether its socket takes no more for now."""
+
+    __slots__ = ("blocked", "writable_callbacks")
+
+    def __init__(self, table: RouteTable) -> None:
+        super().__init__(table)
+        self.blocked = False
+        self.writable_callbacks: list[Callable[[], None]] = []
+
+    def on_writable(self, call: Callable[[], None]) -> None:
+        """Call once, when the other side has taken what was sent."""
+        if call not in self.writable_callbacks:
+            self.writable_callbacks.append(call)
+
+    def notify_writable(self) -> None:
+        """The other side has taken what was sent; whoever held back may go on."""
+        self.blocked = False
+        callbacks, self.writable_callbacks = self.writable_callbacks, []
+        for call in callbacks:
+            call()

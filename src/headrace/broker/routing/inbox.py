@@ -1,0 +1,31 @@
+"""Inboxes of the server itself: where the answer to one of its own requests is expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.broker.routing.router import SubjectRouter
+from headrace.protocol.nuid import nuid
+
+
+class Inbox:
+    """Where the answer to one request is expected."""
+
+    __slots__ = ("_call", "_router", "subject")
+
+    def __init__(self, router: SubjectRouter, call: Callable[[bytes, bytes], None]) -> None:
+        self._router, self._call = router, call
+        self.subject = f"$JSC.R.{nuid()[:8]}".encode()
+        router.subscribe_internal(self.subject, self)
+
+    def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        call = self._call
+        self.close()
+        call(header, payload)
+
+    def close(self) -> None:
+        """Expect nothing more; no harm when the answer came."""
+        if self.subject:
+            self._router.unsubscribe_internal(self.subject, self)
+            self.subject = b""

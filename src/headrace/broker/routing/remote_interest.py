@@ -1,0 +1,195 @@
+"""Where messages go over leafnode connections: the interest of other servers, and the routes made of it.
+
+Interest that came over a connection is an entry of the hub like any other (`RemoteInterest`); when a route is made, all such
+entries for its subject become one `LeafnodeFanout`, so that each connection carries a message once, whatever the number of
+subscriptions behind it. Queue groups prefer members on this server. Invariant: a fan belongs to exactly one subject, so
+what it may not send is decided when it is made. Knows nothing of how connections come about.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.broker.routing.ack_subject import iter_selected_records
+from headrace.protocol.leafnode import encode_original_subject
+
+if TYPE_CHECKING:
+    from headrace.storage.sequence_arrays import Seqs
+
+
+class LeafnodeSender(Protocol):
+    """A connection, as far as messages go."""
+
+    @property
+    def cluster(self) -> str:
+        """Of the other server; connections to the same cluster do not echo to each other."""
+
+    @property
+    def headers(self) -> bool:
+        """Whether the other side takes headers."""
+
+    @property
+    def spoke(self) -> bool:
+        """Whether the other side is the hub."""
+
+    def may_send(self, subject: bytes) -> bool: ...
+    def send_msg(
+        self, subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes
+    ) -> None: ...
+    def send_run(self, data: bytes, count: int, size: int) -> None: ...
+
+
+class RemoteInterest:
+    """What another server wants: a pattern, and with a queue how many members it has there."""
+
+    __slots__ = ("pattern", "queue", "sender", "weight")
+
+    def __init__(self, sender: LeafnodeSender, pattern: bytes, queue: bytes | None, weight: int) -> None:
+        self.sender = sender
+        self.pattern = pattern
+        self.queue = queue
+        self.weight = weight
+
+
+#: A queue group, the connections behind which it has members, and how many.
+QueueChoice = tuple[bytes, list[LeafnodeSender], list[int]]
+
+
+class LeafnodeFanout:
+    """The connections that get messages of one subject; a sink of the hub.
+
+    `exact` is whether somebody asked for just this subject.
+    """
+
+    __slots__ = ("exact", "plain_senders", "queue_choices", "subject")
+
+    def __init__(
+        self,
+        subject: bytes,
+        plain_senders: list[LeafnodeSender],
+        queue_choices: list[QueueChoice],
+        *,
+        exact: bool,
+    ) -> None:
+        self.subject = subject
+        self.plain_senders = plain_senders
+        self.queue_choices = queue_choices
+        self.exact = exact
+
+    def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
+        """Send across; how many connections took it. Another subject than the route's is the one to show."""
+        if subject != self.subject:
+            reply = encode_original_subject(reply, subject)
+        if not self.queue_choices:
+            for sender in self.plain_senders:
+                sender.send_msg(self.subject, reply, (), header, payload)
+            return len(self.plain_senders)
+        targets: dict[LeafnodeSender, list[bytes]] = {sender: [] for sender in self.plain_senders}
+        for queue, members, weights in self.queue_choices:
+            chosen = members[0] if len(members) == 1 else random.choices(members, weights)[0]
+            targets.setdefault(chosen, []).append(queue)
+        for sender, queues in targets.items():
+            sender.send_msg(self.subject, reply, queues, header, payload)
+        return len(targets)
+
+    def take_run(
+        self,
+        ack_prefix: bytes,
+        view: memoryview,
+        seqs: Seqs,
+        at: int,
+        most: int,
+        consumer_seq: int,
+        pending: int,
+        size_max: int,
+    ) -> tuple[int, int]:
+        """What `offer` does for a run of stored records that a consumer delivers; how many were sent and their size.
+
+        The records are those of `view` that are in `seqs` from `at` on; the first has consumer sequence `consumer_seq`.
+        `ack` is the acknowledgement subject up to the stream sequence, `pending` counts the messages before this run.
+        """
+        if self.queue_choices or not all(sender.headers for sender in self.plain_senders):
+            return 0, 0
+        to = self.subject
+        parts: list[bytes] = []
+        count = size = 0
+        for seq, time_ns, subject, header, payload in iter_selected_records(view, seqs, at, most):
+            reply = b"%s%d.%d.%d.%d" % (
+                ack_prefix,
+                seq,
+                consumer_seq + count,
+                time_ns,
+                max(pending - count - 1, 0),
+            )
+            if header:
+                total = len(header) + len(payload)
+                line = b"HMSG %s %s@%s %d %d\r\n" % (to, reply, subject, len(header), total)
+                parts += (line, header, payload, b"\r\n")
+            else:
+                total = len(payload)
+                parts += (b"LMSG %s %s@%s %d\r\n" % (to, reply, subject, total), payload, b"\r\n")
+            count += 1
+            size += len(to) + len(reply) + total
+            if 0 <= size_max < size:
+                break
+        if count:
+            data = b"".join(parts)
+            for sender in self.plain_senders:
+                sender.send_run(data, count, size)
+        return count, size
+
+    def excluding(self, source: LeafnodeSender, queues: Collection[bytes]) -> LeafnodeFanout | None:
+        """Where a message that came over `origin` goes on to, for these queue groups; None when nowhere."""
+
+        def is_other(sender: LeafnodeSender) -> bool:
+            return sender is not source and not (source.cluster and sender.cluster == source.cluster)
+
+        plain_senders = [sender for sender in self.plain_senders if is_other(sender)]
+        queue_choices: list[QueueChoice] = []
+        for queue, members, weights in self.queue_choices:
+            remaining = [pair for pair in zip(members, weights, strict=True) if is_other(pair[0])]
+            if queue in queues and remaining:
+                queue_choices.append(
+                    (queue, [sender for sender, _ in remaining], [weight for _, weight in remaining])
+                )
+        return (
+            LeafnodeFanout(self.subject, plain_senders, queue_choices, exact=self.exact)
+            if plain_senders or queue_choices
+            else None
+        )
+
+    def for_queue(self, queue: bytes) -> LeafnodeFanout | None:
+        """The part that reaches one queue group; None when it has no members across."""
+        queue_choices = [choice for choice in self.queue_choices if choice[0] == queue]
+        return LeafnodeFanout(self.subject, [], queue_choices, exact=self.exact) if queue_choices else None
+
+    @property
+    def senders(self) -> list[LeafnodeSender]:
+        """Every connection it may use."""
+        return [*self.plain_senders, *(each for _, members, _ in self.queue_choices for each in members)]
+
+
+def make_fanout(
+    subject: bytes, found: Sequence[RemoteInterest], local_groups: Collection[bytes]
+) -> LeafnodeFanout | None:
+    """The fan of a subject; None when nothing of it may cross."""
+    plain_senders: dict[LeafnodeSender, None] = {}
+    groups: dict[bytes, dict[LeafnodeSender, int]] = {}
+    exact = False
+    for entry in found:
+        if not entry.sender.may_send(subject):
+            continue
+        if entry.queue is None:
+            plain_senders[entry.sender] = None
+            exact = exact or entry.pattern == subject
+        elif entry.queue not in local_groups:
+            group = groups.setdefault(entry.queue, {})
+            group[entry.sender] = group.get(entry.sender, 0) + entry.weight
+    if not plain_senders and not groups:
+        return None
+    queue_choices: list[QueueChoice] = [
+        (queue, list(group), list(group.values())) for queue, group in groups.items()
+    ]
+    return LeafnodeFanout(subject, list(plain_senders), queue_choices, exact=exact)

@@ -1,0 +1,386 @@
+"""Who is interested in what: subscriptions of clients, sinks of the server, and the routes made of them.
+
+Owns the index of interest and the precise invalidation of the kernel's route cache: a route in the cache is
+always what the index would answer now. Literal subjects live in a dictionary, patterns in a trie; so the
+common cases, a literal subscription and a publish without wildcard interest, cost one look-up. Knows no
+sockets and no time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from headrace._native import KEY_EXACT, KEY_PARENT, KEY_TWO_TOKENS, Route, RouteTable, Subscription
+from headrace.broker.routing.remote_interest import RemoteInterest
+from headrace.broker.routing.subscription_trie import (
+    ImportPattern,
+    ImportTarget,
+    IndexEntry,
+    InternalSubscriber,
+    TrieNode,
+    build_receivers,
+    descend,
+    iter_entries,
+    queue_weight,
+)
+from headrace.protocol import subjects
+
+#: Beyond this, forgetting every route is cheaper than looking for those concerned.
+UNSUBSCRIBE_EACH_MAX = 64
+UNINDEX_BATCH_MAX = 250  # in one go: about a millisecond
+CLIENT_ROUTES_MAX = 16384
+
+
+#: Calls something when others have had their turn.
+CallSoon = Callable[[Callable[[], None]], object]
+SubjectWatcher = Callable[[bytes], None]
+EntryWatcher = Callable[[bytes, Any, int], None]
+
+
+class SubjectRouter:
+    """Interest and delivery for one account.
+
+    `dirty` lists the sessions whose output became non-empty; whoever flushes takes them from there. Hubs of
+    one server share it.
+    """
+
+    def __init__(self, cache_max: int = 16384, dirty: list[Any] | None = None) -> None:
+        self.table = RouteTable(self._resolve, cache_max, dirty)
+        #: Where clients publish; another table than that of the server itself where their subjects are mapped.
+        self.client_table = self.table
+        self._tables: tuple[RouteTable, ...] = (self.table,)
+        self._map_client_subject: Callable[[bytes], ImportTarget | None] = lambda subject: None
+        self.subscriptions = 0
+        self._literals: dict[bytes, list[IndexEntry]] = {}
+        self._parent_counts: dict[bytes, int] = {}
+        self._two_token_counts: dict[bytes, int] = {}
+        self._root = TrieNode()
+        self._watchers: dict[bytes, list[SubjectWatcher]] = {}
+        self._all_watchers: list[SubjectWatcher] = []
+        #: Called with pattern, entry and how many there are more, at every change of an entry.
+        self.entry_watchers: list[EntryWatcher] = []
+        self._call_soon: CallSoon | None = None
+        self._pending_removals: deque[Subscription] = deque()
+        #: What is wanted here besides the entries: told to other servers, of no effect here.
+        self.announced_patterns: set[bytes] = set()
+
+    @property
+    def dirty(self) -> list[Any]:
+        return self.table.dirty
+
+    # Interest
+
+    def subscribe(self, sub: Subscription) -> None:
+        """A client wants what matches `sub.pattern`, which has to be valid."""
+        self._add(sub.pattern, sub)
+        self.subscriptions += 1
+
+    def unsubscribe(self, sub: Subscription) -> None:
+        """A client's interest ends; nothing is delivered to it any more."""
+        sub.closed = True
+        self._remove(sub.pattern, sub)
+        self.subscriptions -= 1
+
+    def unsubscribe_all(self, subs: Sequence[Subscription]) -> None:
+        """A client is gone with all its interest: nothing is delivered to it any more.
+
+        The index lets go of many by and by, where there is a loop to come back from: others are not to wait for it.
+        """
+        if len(subs) <= UNSUBSCRIBE_EACH_MAX:
+            for sub in subs:
+                self.unsubscribe(sub)
+            return
+        for sub in subs:
+            sub.closed = True
+        self.subscriptions -= len(subs)
+        self.invalidate_routes()
+        self._pending_removals += subs
+        if len(self._pending_removals) == len(subs):
+            self._unindex_some()
+
+    def _unindex_some(self) -> None:
+        """Take some of those who left out of the index. No route knows them, so none has to be forgotten."""
+        for _ in range(
+            min(
+                len(self._pending_removals),
+                UNINDEX_BATCH_MAX if self._call_soon else len(self._pending_removals),
+            )
+        ):
+            sub = self._pending_removals.popleft()
+            self._unindex(sub.pattern, sub)
+            self.notify_interest(sub.pattern)
+        if self._pending_removals and self._call_soon:
+            self._call_soon(self._unindex_some)
+
+    def invalidate_routes(self) -> None:
+        """What decides about routes besides interest has changed: make them anew."""
+        for table in self._tables:
+            table.clear()
+
+    def subscribe_internal(self, pattern: bytes, subscriber: InternalSubscriber | ImportPattern) -> None:
+        """The server itself takes what matches."""
+        self._add(pattern, subscriber)
+
+    def unsubscribe_internal(self, pattern: bytes, subscriber: InternalSubscriber | ImportPattern) -> None:
+        """The server itself takes it no more."""
+        self._remove(pattern, subscriber)
+
+    def subscribe_remote(self, entry: RemoteInterest) -> None:
+        """Another server wants what matches `entry.pattern`, which has to be valid."""
+        self._add(entry.pattern, entry)
+
+    def unsubscribe_remote(self, entry: RemoteInterest) -> None:
+        """It wants it no more."""
+        self._remove(entry.pattern, entry)
+
+    def set_remote_weight(self, entry: RemoteInterest, weight: int) -> None:
+        """Its queue group has another number of members."""
+        change, entry.weight = weight - entry.weight, weight
+        self._on_interest_changed(entry.pattern)
+        for watcher in self.entry_watchers:
+            watcher(entry.pattern, entry, change)
+
+    def announce(self, pattern: bytes) -> None:
+        """Other servers are to send what matches, which finds its way by a wider entry that they are not told of."""
+        if pattern not in self.announced_patterns:
+            self.announced_patterns.add(pattern)
+            for watcher in self.entry_watchers:
+                watcher(pattern, None, 1)
+
+    def withdraw(self, pattern: bytes) -> None:
+        """The end of what was declared."""
+        if pattern in self.announced_patterns:
+            self.announced_patterns.discard(pattern)
+            for watcher in self.entry_watchers:
+                watcher(pattern, None, -1)
+
+    def entries(self) -> Iterator[tuple[bytes, IndexEntry]]:
+        """Everything that is wanted: pattern and entry."""
+        for literal, entries in self._literals.items():
+            for entry in entries:
+                yield literal, entry
+        yield from iter_entries(self._root, b"")
+
+    def has_interest(self, subject: bytes, queue: bytes | None = None) -> bool:
+        """Whether a client or sink would receive this subject; with `queue`, whether such a group would."""
+        if not subjects.is_well_formed(subject):
+            return False
+        route = self.table.find(subject)
+        if any(
+            isinstance(sink, ImportTarget) and sink.has_interest(queue) for sink in route.internal_subscribers
+        ):
+            return True
+        if queue is None:
+            own = [sink for sink in route.internal_subscribers if not isinstance(sink, ImportTarget)]
+            return bool(route.subscribers or route.queue_groups or own)
+        return any(group[0].queue == queue for group in route.queue_groups)
+
+    def watch_subject(self, subject: bytes, call: SubjectWatcher) -> None:
+        """Call `call(subject)` after each change of interest that concerns a literal subject.
+
+        What the interest is now, `has_interest(subject, queue)` tells.
+        """
+        self._watchers.setdefault(subject, []).append(call)
+
+    def unwatch_subject(self, subject: bytes, call: SubjectWatcher) -> None:
+        """Stop calling."""
+        calls = self._watchers[subject]
+        calls.remove(call)
+        if not calls:
+            del self._watchers[subject]
+
+    def watch_all(self, call: SubjectWatcher) -> None:
+        """Call `call(pattern)` after each change of interest, whatever it concerns."""
+        self._all_watchers.append(call)
+
+    def unwatch_all(self, call: SubjectWatcher) -> None:
+        """Stop calling."""
+        self._all_watchers.remove(call)
+
+    def notify_interest(self, pattern: bytes) -> None:
+        """Interest somewhere else, in what this pattern matches, may have changed: tell those who watch."""
+        if self._watchers:
+            self._notify_watchers(pattern)
+        for call in tuple(self._all_watchers):
+            call(pattern)
+
+    def set_client_mapping(self, map_subject: Callable[[bytes], ImportTarget | None] | None) -> None:
+        """Send what clients publish elsewhere where `map_subject` says so; None ends that.
+
+        Sessions take their table anew afterwards.
+        """
+        self.client_table.clear()
+        if map_subject is None:
+            self.client_table, self._tables = self.table, (self.table,)
+            return
+        self._map_client_subject = map_subject
+        self.client_table = RouteTable(self._resolve_for_client, CLIENT_ROUTES_MAX, self.table.dirty)
+        self.client_table.wakeup = self.table.wakeup
+        self._tables = (self.table, self.client_table)
+
+    def set_wakeup(self, call: Callable[[], None] | None, call_soon: CallSoon | None = None) -> None:
+        """Call when the first session has output. Without `later` everything is done at once."""
+        self.table.wakeup = self.client_table.wakeup = call
+        self._call_soon = call_soon
+
+    # Delivery
+
+    def publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
+        """Send from inside the server to matching subscriptions and sinks; how many received it."""
+        return self.table.publish(subject, reply, header, payload)
+
+    def publish_many(self, messages: Iterable[tuple[bytes, bytes, bytes, bytes]]) -> None:
+        """`publish` for each (subject, reply, header, payload), which is cheaper than one by one."""
+        self.table.publish_many(messages)
+
+    def deliver(
+        self, deliver_subject: bytes, subject: bytes, reply: bytes, header: bytes, payload: bytes
+    ) -> int:
+        """Send to those who listen on one subject a message that shows another; how many received it."""
+        return self.table.deliver(self.table.find(deliver_subject), subject, reply, header, payload)
+
+    def get_route(self, subject: bytes) -> Route:
+        """The receivers of a whole subject; good as long as `route.live`. For `table.send`."""
+        return self.table.find(subject)
+
+    # The index
+
+    def _add(self, pattern: bytes, entry: IndexEntry) -> None:
+        if subjects.is_literal(pattern):
+            self._literals.setdefault(pattern, []).append(entry)
+            self._count_prefixes(pattern, 1)
+        else:
+            self._root.get_or_create_entries(pattern).append(entry)
+        self._on_interest_changed(pattern)
+        for watcher in self.entry_watchers:
+            watcher(pattern, entry, queue_weight(entry))
+
+    def _remove(self, pattern: bytes, entry: IndexEntry) -> None:
+        self._unindex(pattern, entry)
+        self._on_interest_changed(pattern)
+
+    def _unindex(self, pattern: bytes, entry: IndexEntry) -> None:
+        if subjects.is_literal(pattern):
+            pattern_entries = self._literals[pattern]
+            pattern_entries.remove(entry)
+            if not pattern_entries:
+                del self._literals[pattern]
+            self._count_prefixes(pattern, -1)
+        else:
+            self._root.get_or_create_entries(pattern).remove(entry)
+            self._prune(subjects.tokens(pattern))
+        for watcher in self.entry_watchers:
+            watcher(pattern, entry, -queue_weight(entry))
+
+    def _count_prefixes(self, literal: bytes, change: int) -> None:
+        """Keep how many literals are below a prefix, which tells where one route serves all children."""
+        for counts, key in (
+            (self._parent_counts, parent_key_for(literal)),
+            (self._two_token_counts, two_token_key_for(literal)),
+        ):
+            if key:
+                counts[key] = counts.get(key, 0) + change
+                if not counts[key]:
+                    del counts[key]
+
+    def _prune(self, tokens: list[bytes]) -> None:
+        """Remove the nodes of a pattern that lead nowhere any more."""
+        path = [self._root]
+        for token in tokens:
+            if token != subjects.REST:
+                below = path[-1].star if token == subjects.STAR else path[-1].children[token]
+                assert below is not None
+                path.append(below)
+        for depth in range(len(path) - 1, 0, -1):
+            if not path[depth].is_empty:
+                return
+            if tokens[depth - 1] == subjects.STAR:
+                path[depth - 1].star = None
+            else:
+                del path[depth - 1].children[tokens[depth - 1]]
+
+    def _on_interest_changed(self, pattern: bytes) -> None:
+        """Interest in a pattern changed: forget the routes it concerns, tell those who watch."""
+        if subjects.is_literal(pattern):
+            for table in self._tables:
+                table.drop(pattern)
+                table.drop(parent_key_for(pattern))
+                table.drop(two_token_key_for(pattern))
+        else:
+            for table in self._tables:
+                table.drop_matching(pattern)
+        if self._watchers or self._all_watchers:
+            self.notify_interest(pattern)
+
+    def _notify_watchers(self, pattern: bytes) -> None:
+        if subjects.is_literal(pattern):
+            concerned = [pattern] if pattern in self._watchers else []
+        else:
+            start = literal_prefix(pattern)
+            concerned = [
+                subject
+                for subject in self._watchers
+                if subject.startswith(start) and subjects.matches(pattern, subject)
+            ]
+        for subject in concerned:
+            for call in tuple(self._watchers.get(subject, ())):
+                call(subject)
+
+    def _resolve_for_client(self, subject: bytes) -> Route:
+        target = self._map_client_subject(subject)
+        if target is not None:
+            return Route(subject, KEY_EXACT, [], [], [target])
+        route = self._resolve(subject)
+        # A neighbour may be mapped, so one route serves one subject.
+        return Route(subject, KEY_EXACT, route.subscribers, route.queue_groups, route.internal_subscribers)
+
+    def _resolve(self, subject: bytes) -> Route:
+        """Make the route of a whole subject, for as many subjects as share it."""
+        tokens = subjects.tokens(subject)
+        found: list[IndexEntry] = list(self._literals.get(subject, ()))
+        nodes, has_literal_children, below_two_tokens = [self._root], False, False
+        for depth, token in enumerate(tokens):
+            if depth == 2:
+                below_two_tokens = any(node.children or node.star for node in nodes)
+            if depth == len(tokens) - 1:
+                has_literal_children = any(node.children for node in nodes)
+            nodes = descend(nodes, token, found)
+        for node in nodes:
+            found += node.entries
+        key, kind = subject, KEY_EXACT
+        if any(isinstance(entry, ImportPattern | RemoteInterest) for entry in found):
+            # What it meets there depends on the subject.
+            return Route(key, kind, *build_receivers(found, subject))
+        if (
+            len(tokens) > 3
+            and not below_two_tokens
+            and two_token_key_for(subject) not in self._two_token_counts
+        ):
+            key, kind = two_token_key_for(subject), KEY_TWO_TOKENS
+        elif (
+            len(tokens) > 1
+            and not has_literal_children
+            and parent_key_for(subject) not in self._parent_counts
+        ):
+            key, kind = parent_key_for(subject), KEY_PARENT
+        return Route(key, kind, *build_receivers(found, subject))
+
+
+def literal_prefix(pattern: bytes) -> bytes:
+    """What every subject that a pattern with wildcards matches begins with."""
+    tokens = subjects.tokens(pattern)
+    first = next(i for i, token in enumerate(tokens) if token in (subjects.STAR, subjects.REST))
+    return b"".join(token + b"." for token in tokens[:first])
+
+
+def parent_key_for(subject: bytes) -> bytes:
+    """The key of all children of a subject's prefix: `a.b.` for `a.b.c`; b"" for a single token."""
+    return subject[: subject.rfind(b".") + 1]
+
+
+def two_token_key_for(subject: bytes) -> bytes:
+    """The key of everything below a subject's first two tokens: `a.b. ` for `a.b.c`; b"" without a third."""
+    second = subject.find(b".", subject.find(b".") + 1)
+    return subject[: second + 1] + b" " if second > 0 else b""

@@ -1,0 +1,358 @@
+"""One client's side of the protocol, without a socket: its settings, its subscriptions, its output.
+
+Owns what the control operations do and the exact texts of the answers. Invariant: every subscription of
+`subs` is in the hub and the other way round. Publishing is the kernel's business; it calls back here for
+whatever is unusual.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from headrace._native import Subscription
+from headrace.broker.routing.backpressure import BackpressuredClient
+from headrace.broker.routing.permissions import AllowedResponses, Permissions
+from headrace.broker.routing.router import SubjectRouter
+from headrace.code_probes import sometimes
+from headrace.errors import ProtocolError
+from headrace.protocol import server_lines, subjects
+from headrace.protocol.json_exceptions import JSON_ERRORS
+
+SYSTEM_QUEUE = b"_sys_"
+DIGITS_MAX = 9
+UNAUTHORIZED = "Authorization Violation"
+
+_BOOLS = ("verbose", "pedantic", "echo", "headers", "no_responders", "tls_required", "new_account")
+_STRINGS = ("name", "lang", "version", "user", "pass", "auth_token", "nkey", "sig", "jwt", "account")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What a client may ask for; 0 is no limit."""
+
+    subscriptions: int = 0
+    subscription_tokens: int = 0
+    #: No subscription at all, which 0 does not say.
+    no_subscriptions: bool = False
+
+    def apply_caps(self, caps: Sequence[int]) -> SessionLimits:
+        """These limits with as many subscriptions as the smallest cap allows."""
+        most = min((*caps, *([self.subscriptions] if self.subscriptions else [])), default=0)
+        return SessionLimits(most, self.subscription_tokens, no_subscriptions=bool(caps) and most == 0)
+
+
+class SessionIdentity(Protocol):
+    """Who a session speaks for."""
+
+    @property
+    def user(self) -> str: ...
+    @property
+    def account(self) -> str: ...
+    @property
+    def permissions(self) -> Permissions | None: ...
+
+
+class SessionTransport(Protocol):
+    """What carries a session, a connection as a rule."""
+
+    client_ip: str
+
+    def now_ns(self) -> int:
+        """The time, for what lasts only so long."""
+
+    def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
+        """Who a CONNECT (keys in lower case) proves to be; None is a violation."""
+
+    def on_connected(self) -> None:
+        """A CONNECT was accepted."""
+
+    def info(self) -> bytes:
+        """The INFO line for a client that is connected, sent after its first PING."""
+
+
+class Session(BackpressuredClient):
+    """One client. `identity` is who it speaks for, None before that is known."""
+
+    __slots__ = (
+        "_info_sent",
+        "activity",
+        "allowed_responses",
+        "cid",
+        "connect_accepted",
+        "connected_at_ns",
+        "identity",
+        "lang",
+        "limits",
+        "name",
+        "permissions",
+        "pinged_ns",
+        "pings_out",
+        "protocol",
+        "router",
+        "rtt_ns",
+        "start_ns",
+        "subs",
+        "transport",
+        "version",
+    )
+
+    def __init__(
+        self,
+        router: SubjectRouter,
+        transport: SessionTransport,
+        cid: int,
+        limits: SessionLimits,
+        authenticated: bool,
+    ) -> None:
+        super().__init__(router.client_table)
+        self.router = router
+        self.transport = transport
+        self.cid = cid
+        self.limits = limits
+        self.authenticated = authenticated
+        self.subs: dict[bytes, Subscription] = {}
+        self.identity: SessionIdentity | None = None
+        self.permissions: Permissions | None = None
+        self.allowed_responses: AllowedResponses | None = None
+        self.protocol = 0
+        self.name = self.lang = self.version = ""
+        self.activity = self.pings_out = 0
+        #: When it came and when it was last asked, in the owner's time; how long its answer took, 0 if not known yet.
+        self.start_ns = transport.now_ns()
+        self.pinged_ns = self.rtt_ns = 0
+        #: When it came, by the clock; 0 until somebody wants to know.
+        self.connected_at_ns = 0
+        self.connect_accepted = False
+        self._info_sent = False
+
+    def close(self) -> None:
+        """The client is gone: so is its interest."""
+        old_subs, self.subs = self.subs, {}
+        self.router.unsubscribe_all(list(old_subs.values()))
+        self.notify_writable()
+
+    def send_error(self, text: str | bytes) -> None:
+        """Send an error that does not end the connection."""
+        self.send(server_lines.encode_error(text))
+
+    # Control operations, called by the parser
+
+    def on_connect(self, args: bytes) -> None:
+        """Take the client's settings and find out who it is; a second CONNECT starts over."""
+        fields = parse_connect(args)
+        self.close()
+        self._apply_connect(fields)
+        identity = self.transport.authenticate(fields)
+        if identity is None or fields.get("account") or fields.get("new_account"):
+            raise ProtocolError(UNAUTHORIZED)
+        self.authenticate_as(identity)
+        if self.protocol not in (0, 1):
+            raise ProtocolError("invalid client protocol")
+        if self.no_responders and not self.headers:
+            raise ProtocolError("no responders requires headers support")
+        self.authenticated = self.connect_accepted = True
+        self.transport.on_connected()
+        self._send_ok()
+
+    def bind(self, router: SubjectRouter) -> None:
+        """Speak in another account from now on; interest in the old one is gone."""
+        if router is not self.router:
+            old_subs, self.subs = self.subs, {}
+            self.router.unsubscribe_all(list(old_subs.values()))
+            self.router, self.table = router, router.client_table
+
+    def authenticate_as(self, identity: SessionIdentity) -> None:
+        """From now on speak for somebody."""
+        self.identity = identity
+        self.permissions = rules = identity.permissions
+        self.has_permissions = rules is not None
+        self.allowed_responses = (
+            AllowedResponses(rules.responses) if rules is not None and rules.responses is not None else None
+        )
+        for sub in list(self.subs.values()):
+            if rules is None or rules.may_subscribe(sub.pattern, sub.queue):
+                sub.needs_check = self._needs_check(sub.pattern, sub.queue)
+            else:
+                self._remove(sub)
+                self.send_error(_subscription_violation(sub.pattern, sub.queue) + b' (sid "%s")' % sub.sid)
+
+    def _apply_connect(self, fields: Mapping[str, Any]) -> None:
+        self.verbose = fields.get("verbose", self.verbose)
+        self.pedantic = fields.get("pedantic", self.pedantic)
+        self.echo = fields.get("echo", True)
+        self.headers = fields.get("headers", False)
+        self.no_responders = fields.get("no_responders", False)
+        self.protocol = fields.get("protocol", 0)
+        self.name = fields.get("name", "")
+        self.lang = sys.intern(fields.get("lang", ""))
+        self.version = sys.intern(fields.get("version", ""))
+
+    def on_ping(self) -> None:
+        """Answer; after the first one a client that understands it learns what it is connected as."""
+        self.activity += 1
+        self.send(server_lines.PONG)
+        if self.connect_accepted and not self._info_sent and self.protocol >= 1:
+            self._info_sent = True
+            self.send(self.transport.info())
+
+    def ping(self) -> None:
+        """Ask whether the client is there."""
+        self.pings_out += 1
+        self.pinged_ns = self.transport.now_ns()
+        self.send(server_lines.PING)
+
+    def on_pong(self) -> None:
+        if self.pings_out:
+            self.rtt_ns = max(self.transport.now_ns() - self.pinged_ns, 1)
+        self.pings_out = 0
+
+    def connected_at(self, now_ns: int) -> int:
+        """When the client came, by a clock that shows `now_ns`; the same whenever it is asked."""
+        if not self.connected_at_ns:
+            self.connected_at_ns = now_ns - (self.transport.now_ns() - self.start_ns)
+        return self.connected_at_ns
+
+    def on_sub(self, subject: bytes, queue: bytes | None, sid: bytes) -> None:
+        """Subscribe, or say why not; a sid in use stays what it is."""
+        self.activity += 1
+        error = self._check_subscribe(subject, queue)
+        if error:
+            self.send_error(error)
+            return
+        if sid not in self.subs:
+            if not subjects.is_well_formed(subject) or subjects.REST in subjects.tokens(subject)[:-1]:
+                self.send_error("Invalid Subject")
+                return
+            sub = Subscription(self, subject, queue, sid)
+            sub.needs_check = self._needs_check(subject, queue)
+            self.subs[sid] = sub
+            self.router.subscribe(sub)
+        self._send_ok()
+
+    def _check_subscribe(self, subject: bytes, queue: bytes | None) -> bytes:
+        """Why a subscription is not accepted, or b""."""
+        asked = _subscription_violation(subject, queue)
+        if queue == SYSTEM_QUEUE:
+            return asked
+        if self.permissions is not None and not self.permissions.may_subscribe(subject, queue):
+            sometimes("not allowed to subscribe")
+            return asked
+        most = self.limits.subscription_tokens
+        if most and subject.count(b".") + 1 > most:
+            return b'Permissions Violation for Subscription to "%s", too many tokens' % subject
+        limits = self.limits
+        if limits.no_subscriptions or (limits.subscriptions and len(self.subs) >= limits.subscriptions):
+            return b"maximum subscriptions exceeded"
+        return b""
+
+    def on_unsub(self, sid: bytes, most: bytes | None) -> None:
+        """Unsubscribe, now or after as many deliveries in all."""
+        self.activity += 1
+        sub = self.subs.get(sid)
+        if sub is not None:
+            limit = int(most) if most is not None and len(most) <= DIGITS_MAX and most.isdigit() else 0
+            if limit > sub.delivered:
+                sub.max_msgs = limit
+            else:
+                self._remove(sub)
+        self._send_ok()
+
+    # Called by the kernel for what is unusual about a message
+
+    def on_pedantic_publish(self, subject: bytes) -> None:
+        """A pedantic client hears of a subject that ought not be published to; the message goes on."""
+        if not subjects.is_valid_publish(subject):
+            self.send_error("Invalid Publish Subject")
+
+    def may_publish(self, subject: bytes) -> bool:
+        if self.permissions is None or self.permissions.may_publish(subject):
+            return True
+        return self.allowed_responses is not None and self.allowed_responses.use(
+            subject, self.transport.now_ns()
+        )
+
+    def may_reply(self, reply: bytes) -> bool:
+        return self.permissions is None or self.permissions.may_reply(reply)
+
+    def deny_publish(self, subject: bytes) -> None:
+        sometimes("not allowed to publish")
+        self.send_error(b'Permissions Violation for Publish to "%s"' % subject)
+
+    def deny_reply(self, reply: bytes) -> None:
+        self.send_error(b'Permissions Violation for Publish with Reply of "%s"' % reply)
+
+    def may_deliver(self, sub: Subscription, subject: bytes, reply: bytes) -> bool:
+        """Whether a watched subscription gets a message; with a reply to it the client may answer."""
+        rules = self.permissions
+        if rules is not None and rules.denies_delivery(subject, sub.queue):
+            sometimes("a message is withheld")
+            return False
+        if (
+            reply
+            and self.allowed_responses is not None
+            and rules is not None
+            and not rules.may_publish(reply)
+        ):
+            self.allowed_responses.allow(reply, self.transport.now_ns())
+        return True
+
+    def _needs_check(self, pattern: bytes, queue: bytes | None) -> bool:
+        """Whether a delivery to a subscription has to be looked at."""
+        rules = self.permissions
+        return rules is not None and (
+            self.allowed_responses is not None or rules.denies_part_of(pattern, queue)
+        )
+
+    def on_max_msgs(self, sub: Subscription) -> None:
+        """A subscription had the last delivery it asked for."""
+        self._remove(sub)
+
+    def on_no_responders(self, subject: bytes, reply: bytes) -> None:
+        """Nobody received a request: tell the requester, if it listens for the answer itself."""
+        if not subjects.is_well_formed(reply):
+            return
+        for sub in self.router.get_route(reply).subscribers:
+            if sub.client is self:
+                sometimes("nobody responds")
+                self.send(
+                    server_lines.encode_msg(
+                        reply, sub.sid, b"", server_lines.no_responders_header(subject), b""
+                    )
+                )
+                return
+
+    def _remove(self, sub: Subscription) -> None:
+        if self.subs.pop(sub.sid, None) is not None:
+            self.router.unsubscribe(sub)
+
+    def _send_ok(self) -> None:
+        if self.verbose:
+            self.send(server_lines.OK)
+
+
+def _subscription_violation(subject: bytes, queue: bytes | None) -> bytes:
+    asked = b'Permissions Violation for Subscription to "%s"' % subject
+    return asked if queue is None else asked + b' using queue "%s"' % queue
+
+
+def parse_connect(args: bytes) -> dict[str, Any]:
+    """The object of a CONNECT with keys in lower case; malformed or mistyped ends the connection silently."""
+    try:
+        decoded = msgspec.json.decode(args)
+    except JSON_ERRORS:
+        raise ProtocolError(None) from None
+    if not isinstance(decoded, dict):
+        raise ProtocolError(None)
+    fields = {key.lower(): value for key, value in decoded.items() if value is not None}
+    for names, kind in ((_BOOLS, bool), (_STRINGS, str)):
+        for name in names:
+            if not isinstance(fields.get(name, kind()), kind):
+                raise ProtocolError(None)
+    if type(fields.get("protocol", 0)) is not int:
+        raise ProtocolError(None)
+    return fields

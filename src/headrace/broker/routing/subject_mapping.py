@@ -1,0 +1,110 @@
+"""Subject mappings of an account: what its clients publish on one subject goes out on another.
+
+Owns the choice of the destination, which may be by weight. A redirect is part of the way in: what the server itself sends is
+not mapped, and a mapped message is not mapped again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from headrace.broker.routing.router import SubjectRouter
+from headrace.broker.routing.subscription_trie import ImportTarget
+from headrace.errors import HeadraceError
+from headrace.jetstream_api.subject_transform import BadTransform, check_transform, compile_transform
+from headrace.protocol import subjects
+
+WEIGHT_TOTAL = 100
+
+
+class MappingError(HeadraceError):
+    """A mapping that makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class MappingDestination:
+    """Where a mapped message goes, and how many of a hundred do."""
+
+    subject: str
+    weight: int = WEIGHT_TOTAL
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectMapping:
+    """One mapping; destinations that make up less than a hundred leave the rest as it is."""
+
+    source: str
+    destinations: tuple[MappingDestination, ...]
+
+    def check(self) -> None:
+        """Raise RedirectError when it makes no sense."""
+        if not subjects.is_valid(self.source.encode()):
+            raise MappingError(f"{self.source!r} is no subject")
+        names = [destination.subject for destination in self.destinations]
+        if len(set(names)) < len(names):
+            raise MappingError(f"{self.source!r} is mapped to one subject twice")
+        weights = [destination.weight for destination in self.destinations]
+        if any(not 0 <= weight <= WEIGHT_TOTAL for weight in weights) or sum(weights) > WEIGHT_TOTAL:
+            raise MappingError(f"the weights of {self.source!r} are more than {WEIGHT_TOTAL}")
+        for name in names:
+            try:
+                check_transform(self.source, name)
+            except BadTransform as error:
+                raise MappingError(f"cannot map {self.source!r} to {name!r}: {error}") from None
+
+
+class WeightedChoice:
+    """One mapping, ready for use."""
+
+    def __init__(self, subject_mapping: SubjectMapping) -> None:
+        self.pattern = subject_mapping.source.encode()
+        self._transforms: list[Callable[[bytes], bytes]] = [
+            compile_transform(subject_mapping.source, each.subject) for each in subject_mapping.destinations
+        ]
+        self._cumulative_weights = list(accumulate(each.weight for each in subject_mapping.destinations))
+
+    def choose(self, subject: bytes) -> bytes:
+        """Where a message on this subject goes this time."""
+        if self._cumulative_weights == [WEIGHT_TOTAL]:
+            return self._transforms[0](subject)
+        drawn = random.randrange(WEIGHT_TOTAL)
+        for upper, transform in zip(self._cumulative_weights, self._transforms, strict=True):
+            if drawn < upper:
+                return transform(subject)
+        return subject
+
+
+class MappedTarget(ImportTarget):
+    """What a mapped subject meets."""
+
+    __slots__ = ("_choice", "_router", "_subject")
+
+    def __init__(self, router: SubjectRouter, choice: WeightedChoice, subject: bytes) -> None:
+        self._router, self._choice, self._subject = router, choice, subject
+
+    def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
+        # Still the client's message: one that wants no echo gets none, and a stream knows who publishes.
+        chosen = self._choice.choose(self._subject)
+        return self._router.table.publish_for(session, chosen, reply, header, payload)
+
+    def has_interest(self, queue: bytes | None) -> bool:
+        return True
+
+
+def set_subject_mappings(router: SubjectRouter, mappings: Sequence[SubjectMapping]) -> None:
+    """From now on map what the clients of an account publish; no rules, no mapping."""
+    choices = [WeightedChoice(subject_mapping) for subject_mapping in mappings]
+    # A mapping of exactly this subject comes before one with wildcards.
+    choices.sort(key=lambda choice: not subjects.is_literal(choice.pattern))
+
+    def find_target(subject: bytes) -> ImportTarget | None:
+        for choice in choices:
+            if subjects.matches(choice.pattern, subject):
+                return MappedTarget(router, choice, subject)
+        return None
+
+    router.set_client_mapping(find_target if choices else None)

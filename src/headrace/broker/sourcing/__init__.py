@@ -1,0 +1,1 @@
+"""Mirrors and sources: replicators, upstream consumers, and how copies are stored."""

@@ -1,0 +1,74 @@
+"""To which stream a consumer belongs that a copying server made: the one that the consumer's metadata names.
+
+Two streams that read with one consumer would take messages from each other, so a consumer of another stream is left
+alone. Owns the metadata and the decision. Invariant: a stream that was deleted and created again, restored, or moved with
+its name, account and domain gets its consumer back; any other does not. Must not know links or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from headrace.errors import RequestError
+from headrace.jetstream_api import errors
+
+#: The server that made the consumer, as its store identifies it; nats-server has no such key.
+_SERVER = "_headrace.server"
+_KINDS = ("_nats.src.", "_nats.mirror.")
+_IN_USE = 10013
+
+
+class ConsumerOwner(NamedTuple):
+    """A stream, and where it is. `server` is "" where it is not known."""
+
+    account: str
+    domain: str
+    stream: str
+    server: str = ""
+
+    def metadata(self, *, mirror: bool) -> dict[str, str]:
+        """What a consumer of this stream carries."""
+        prefix = _KINDS[mirror]
+        about = {
+            f"{prefix}acc": self.account,
+            f"{prefix}domain": self.domain,
+            f"{prefix}stream": self.stream,
+            _SERVER: self.server,
+        }
+        return {key: value for key, value in about.items() if value}
+
+    def may_take_over_from(self, other: ConsumerOwner, *, is_bound: bool) -> bool:
+        """Whether this stream takes over a consumer of that one: the same stream on another server, or on one whose
+        store is new, while nobody listens to what the consumer delivers."""
+        return self[:3] == other[:3] and not is_bound
+
+    def owns(self, other: ConsumerOwner) -> bool:
+        """Whether that one is this very stream. A server keeps its streams when its domain gets another name."""
+        if self.server and other.server:
+            is_same_stream = (self.account, self.stream) == (other.account, other.stream)
+            return self.server == other.server and is_same_stream
+        return self[:3] == other[:3]
+
+    def __str__(self) -> str:
+        place = f" in domain {self.domain}" if self.domain else ""
+        return f"stream {self.stream!r} of account {self.account}{place}"
+
+
+def parse_owner(metadata: Mapping[str, str]) -> ConsumerOwner | None:
+    """The owner of a consumer with this metadata; None for one that no copying server made."""
+    for prefix in _KINDS:
+        if stream := metadata.get(f"{prefix}stream"):
+            account, domain = (metadata.get(prefix + key, "") for key in ("acc", "domain"))
+            return ConsumerOwner(account, domain, stream, metadata.get(_SERVER, ""))
+    return None
+
+
+def consumer_in_use_error(consumer: str, origin: str, owner: object) -> RequestError:
+    """The error of a copy whose consumer is that of another."""
+    entry = errors.load_table()[_IN_USE]
+    text = (
+        f"{entry.description}: {owner} reads stream {origin!r} with consumer {consumer!r}; give this copy a consumer name "
+        "of its own, or delete the consumer if its owner is gone"
+    )
+    return RequestError(entry.code, entry.error_code, text)

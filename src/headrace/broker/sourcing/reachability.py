@@ -1,0 +1,39 @@
+"""The way to an origin: whether anybody hears what is asked of it, and when that comes back.
+
+Interest is all it looks at, so it serves origins in this server, behind a leafnode connection, and played ones alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.broker.routing.router import SubjectRouter
+
+
+class ReachabilityWatch:
+    """Calls `on_reachable` whenever requests on a subject are heard again after a time when they were not."""
+
+    __slots__ = ("_on_reachable", "_reachable", "_router", "_subject")
+
+    def __init__(self, router: SubjectRouter, on_reachable: Callable[[], None]) -> None:
+        self._router = router
+        self._on_reachable = on_reachable
+        self._subject = b""
+        self._reachable = True
+
+    def start(self, subject: bytes) -> None:
+        """From now on."""
+        self._subject = subject
+        self._reachable = self._router.has_interest(subject)
+        self._router.watch_subject(subject, self._on_interest_change)
+
+    def stop(self) -> None:
+        """No more; no harm when it was never watched."""
+        if self._subject:
+            self._router.unwatch_subject(self._subject, self._on_interest_change)
+            self._subject = b""
+
+    def _on_interest_change(self, subject: bytes) -> None:
+        was_reachable, self._reachable = self._reachable, self._router.has_interest(subject)
+        if self._reachable and not was_reachable:
+            self._on_reachable()

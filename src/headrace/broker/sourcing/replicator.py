@@ -1,0 +1,340 @@
+"""A link: one mirror or source at work. It sets up a consumer at the origin, and starts anew when something is missing
+from what arrives, or nothing does.
+
+Owns the conversation and its times; what is done with what arrives is for the receiver, what a copy looks like is the
+copy writer's, how requests are worded the upstream's.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headrace.broker.routing.inbox import Inbox
+from headrace.broker.sourcing.consumer_ownership import consumer_in_use_error
+from headrace.broker.sourcing.copy_writer import CopyWriter
+from headrace.broker.sourcing.reachability import ReachabilityWatch
+from headrace.broker.sourcing.upstream_consumer import ConsumerResponse, strategy_for
+from headrace.broker.sourcing.upstream_receiver import UpstreamReceiver
+from headrace.broker.sourcing.upstream_requests import IDENTITY, StartPosition, UpstreamRequest
+from headrace.code_probes import sometimes
+from headrace.errors import RequestError, StoreError
+from headrace.jetstream_api import responses
+from headrace.protocol import headers
+from headrace.protocol.json_exceptions import JSON_ERRORS
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.timers import TimerHandle
+
+SECOND = 1_000_000_000
+SETUP_INTERVAL_NS = 2 * SECOND
+BACKOFF_NS = 10 * SECOND
+BACKOFF_NS_MAX = 120 * SECOND
+HEARTBEAT_TIMEOUT_NS = 10 * SECOND
+_WRONG_IDENTITY = 10225
+
+
+def jitter_ns() -> int:
+    return random.randrange(100, 200) * 1_000_000
+
+
+class Replicator:
+    """The copying from one origin."""
+
+    __slots__ = (
+        "_consumer_name",
+        "_consumers_to_delete",
+        "_failures",
+        "_heartbeat_timer",
+        "_inbox",
+        "_jetstream",
+        "_last_setup_ns",
+        "_reachability",
+        "_receiver",
+        "_resume_seq",
+        "_subscribed_subject",
+        "_subscriber",
+        "_timer",
+        "_waiting_for_consumer",
+        "consumer_strategy",
+        "error",
+        "waiting_for_space",
+        "writer",
+    )
+
+    def __init__(self, jetstream: AccountJetStream, writer: CopyWriter) -> None:
+        self._jetstream = jetstream
+        self.writer = writer
+        self.consumer_strategy = strategy_for(writer.upstream)
+        self.error: RequestError | None = None
+        self.waiting_for_space = False  # the stream did not take a message
+        self._receiver = UpstreamReceiver(jetstream, self, writer)
+        self._resume_seq = -1  # up to where the link before this one told its origin that all is stored
+        self._last_setup_ns = 0
+        self._failures = 0
+        self._consumers_to_delete: list[bytes] = []
+        self._inbox: Inbox | None = None
+        self._subscribed_subject = b""
+        self._subscriber: UpstreamReceiver | Replicator = self._receiver
+        self._waiting_for_consumer = False
+        self._consumer_name = b""
+        self._timer: TimerHandle | None = None
+        self._heartbeat_timer: TimerHandle | None = None
+        self._reachability = ReachabilityWatch(jetstream.router, self._on_reachable)
+
+    # Life
+
+    def start(self) -> None:
+        """Begin at the end of this turn."""
+        self._set_timer(0)
+        self._reachability.start(self.writer.upstream.reachability_subject)
+
+    def stop(self) -> None:
+        """Ask and take nothing more."""
+        if self._jetstream.copiers.get(self._claim) is self:
+            del self._jetstream.copiers[self._claim]
+        self._cancel_timers()
+        self._unsubscribe()
+        self._reachability.stop()
+
+    def _on_reachable(self) -> None:
+        """What was under way is gone: set up anew, whatever the wait was going to be."""
+        sometimes("the way to the origin is open again")
+        self._failures = 0
+        self.restart()
+
+    def remove(self) -> None:
+        """The source was removed: its consumer goes too, if it was ours to make."""
+        self.stop()
+        try:
+            self.writer.finish()
+        except (RequestError, StoreError):
+            pass  # the stream takes nothing more, or is going itself
+        if self._deletes:
+            self._send_delete(self.writer.upstream.make_delete_subject(self.consumer_name))
+
+    def take_over(self, predecessor: Replicator) -> None:
+        """Go on where another way of reading the same origin stops. Its consumer stays until there is a new one,
+        because what it has not acknowledged could be lost with it; that is delivered again, dropped and acknowledged.
+        """
+        predecessor.stop()
+        self.writer.take_over(predecessor.writer)
+        self._resume_seq = predecessor._receiver.acked_seq
+        if predecessor._deletes and predecessor.consumer_name != self.consumer_name:
+            self._consumers_to_delete.append(
+                predecessor.writer.upstream.make_delete_subject(predecessor.consumer_name)
+            )
+        self._consumers_to_delete += predecessor._consumers_to_delete
+
+    @property
+    def consumer_name(self) -> bytes:
+        """The name of the consumer at the origin, as far as it is known."""
+        return self._consumer_name or self.consumer_strategy.name.encode()
+
+    @property
+    def _deletes(self) -> bool:
+        """Whether the consumer goes with this link: not if another stream reads with it."""
+        return self.consumer_strategy.deletes_consumer and self._claim not in self._jetstream.copiers
+
+    @property
+    def num_pending(self) -> int:
+        """What the origin last said was left; -1 before it said anything."""
+        return self._receiver.num_pending
+
+    def _send_delete(self, subject: bytes) -> None:
+        self._jetstream.router.publish(subject, b"", b"", b"")
+
+    def make_info(self, now_ns: int) -> responses.SourceStatus:
+        """For the stream's info."""
+        entry, receiver = self.writer.upstream.entry, self._receiver
+        return responses.SourceStatus(
+            entry.name,
+            entry.external,
+            receiver.lag,
+            0 if self.writer.upstream.is_mirror else self.writer.stored_seq,
+            now_ns - receiver.last_received_ns if receiver.last_received_ns else -1,
+            self.error,
+            entry.filter_subject,
+            entry.subject_transforms,
+        )
+
+    # Setting up
+
+    def _setup(self) -> None:
+        self._cancel_timers()
+        self._unsubscribe()
+        self.error = None
+        self.waiting_for_space = False
+        self.writer.rollback()
+        self._last_setup_ns = self._now()
+        if self._is_refused():
+            return
+        start_position = self.writer.get_start_position()
+        if 0 <= self._resume_seq < start_position.seq:
+            start_position = StartPosition(self._resume_seq + 1)
+        self._request(self.consumer_strategy.first_request(start_position, self.writer.identity))
+
+    @property
+    def _claim(self) -> tuple[bytes, str]:
+        """The consumer that the configuration names: two links that read with one take messages from each other."""
+        consumer = self.writer.upstream.entry.consumer
+        return self.writer.upstream.reachability_subject, consumer.name if consumer is not None else ""
+
+    def _is_refused(self) -> bool:
+        """Whether another stream of this account reads with the consumer; then wait, and leave the consumer alone."""
+        origin, holder = self.writer.upstream, self._jetstream.copiers.get(self._claim)
+        if origin.entry.consumer is None or holder is None or holder is self:
+            return False
+        self.error = consumer_in_use_error(
+            origin.entry.consumer.name, origin.entry.name, holder.writer.upstream.owner
+        )
+        self._failures += 1
+        self.restart(min(BACKOFF_NS * self._failures, BACKOFF_NS_MAX))
+        return True
+
+    def _request(self, request: UpstreamRequest) -> None:
+        router = self._jetstream.router
+        self._inbox = Inbox(router, self._on_reply)
+        self._timer = self._jetstream.timers.after(request.timeout_ns, self._on_timeout)
+        router.publish(request.subject, self._inbox.subject, request.header, request.body)
+
+    def _on_timeout(self) -> None:
+        sometimes("the origin does not answer")
+        self._cancel_timers()
+        self._on_error(0)
+
+    def _on_reply(self, header: bytes, payload: bytes) -> None:
+        self._cancel_timers()
+        try:
+            response = msgspec.json.decode(payload, type=ConsumerResponse)
+            response.body = payload
+        except JSON_ERRORS:
+            self._on_error(0)
+            return
+        if response.error is not None or response.config is None:
+            problem = response.error
+            if problem is not None:
+                self.error = RequestError(problem.code, problem.err_code, problem.description)
+            self._on_error(problem.err_code if problem is not None else 0)
+            return
+        try:
+            request = self.consumer_strategy.on_success(response)
+        except RequestError as api_error:
+            self.error = api_error
+            self._retry_later()
+            return
+        if request is not None:
+            self._request(request)
+        else:
+            self._on_consumer_ready(response, headers.get(header, IDENTITY) if header else None)
+
+    def _on_error(self, err_code: int) -> None:
+        if err_code == _WRONG_IDENTITY:
+            self.writer.reset_identity()
+            self.restart()
+            return
+        request = self.consumer_strategy.on_error(err_code)
+        if request is None:
+            self._retry_later()
+            return
+        self.error = None
+        self._request(request)
+
+    def _on_consumer_ready(self, response: ConsumerResponse, identity: bytes | None) -> None:
+        """The consumer is there: listen to what it delivers."""
+        assert response.config is not None
+        if self._is_refused():
+            return
+        if self.writer.upstream.entry.consumer is not None:
+            self._jetstream.copiers[self._claim] = self
+        upstream_identity, writer = identity.decode() if identity else "", self.writer
+        if upstream_identity and writer.identity and upstream_identity != writer.identity:
+            writer.reset_identity()
+        self._failures = 0
+        self.error = None
+        self._consumer_name = response.name.encode()
+        self._resume_seq = -1
+        writer.skip_to(response.delivered.stream_seq, upstream_identity)
+        while self._consumers_to_delete:
+            self._send_delete(self._consumers_to_delete.pop())
+        self._receiver.start(self._consumer_name, response.delivered.stream_seq)
+        self._subscribe(self.consumer_strategy.get_deliver_subject(response.config), self._receiver)
+        self._heartbeat_timer = self._jetstream.timers.after(HEARTBEAT_TIMEOUT_NS, self._check_heartbeat)
+
+    def _subscribe(self, subject: bytes, subscriber: UpstreamReceiver | Replicator) -> None:
+        self._subscribed_subject, self._subscriber = subject, subscriber
+        if subject:
+            self._jetstream.router.subscribe_internal(subject, subscriber)
+
+    def _unsubscribe(self) -> None:
+        subject, self._subscribed_subject = self._subscribed_subject, b""
+        self._waiting_for_consumer = self._receiver.active = False
+        if subject:
+            self._jetstream.router.unsubscribe_internal(subject, self._subscriber)
+
+    # Starting anew
+
+    def _retry_later(self) -> None:
+        """Try again later, and later each time; meanwhile listen for a consumer that others have to make."""
+        self._failures += 1
+        self.restart(min(BACKOFF_NS * self._failures, BACKOFF_NS_MAX))
+        if self.consumer_strategy.probe_subject:
+            self._subscribe(self.consumer_strategy.probe_subject, self)
+            self._waiting_for_consumer = True
+
+    def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """Something is delivered by a consumer that was not there: it is now."""
+        if self._waiting_for_consumer:
+            self._waiting_for_consumer = False
+            self._set_timer(jitter_ns())
+
+    def restart(self, backoff_ns: int = 0) -> None:
+        """Set up anew, as soon as that is decent."""
+        self._cancel_timers()
+        self._unsubscribe()
+        delay_ns = max(self._last_setup_ns + SETUP_INTERVAL_NS - self._now(), 0) + backoff_ns
+        if delay_ns or not self.writer.upstream.is_mirror:
+            delay_ns += jitter_ns()
+        self._set_timer(delay_ns)
+
+    def on_store_error(self) -> None:
+        """The stream cannot take what arrives; the origin will be asked for it again."""
+        sometimes("a copy cannot be stored")
+        self.restart()
+        self.waiting_for_space = True
+
+    def on_space_available(self) -> None:
+        """The stream has room again."""
+        if self.waiting_for_space:
+            self.waiting_for_space = False
+            self._set_timer(0)
+
+    def _set_timer(self, delay_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._jetstream.timers.after(delay_ns, self._setup)
+
+    def _check_heartbeat(self) -> None:
+        """Every so often: is anybody there?"""
+        self._heartbeat_timer = None
+        if self._now() - self._receiver.last_received_ns > HEARTBEAT_TIMEOUT_NS:
+            sometimes("the origin is silent")
+            self.restart()
+        else:
+            self._heartbeat_timer = self._jetstream.timers.after(HEARTBEAT_TIMEOUT_NS, self._check_heartbeat)
+
+    def _cancel_timers(self) -> None:
+        """Drop the timers and the answer that was expected."""
+        for timer in (self._timer, self._heartbeat_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._heartbeat_timer = None
+        if self._inbox is not None:
+            self._inbox.close()
+            self._inbox = None
+
+    def _now(self) -> int:
+        return self._jetstream.timers.now_ns()

@@ -1,0 +1,156 @@
+"""The mirrors and sources of one stream: which links run, and where they stand.
+
+Owns the comparison of a configuration with what runs: entries that did not change go on undisturbed, new ones start where
+their index name was before, changed consumers take the position with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from headrace.broker.sourcing.consumer_ownership import ConsumerOwner
+from headrace.broker.sourcing.copy_writer import MirrorWriter, SourceWriter
+from headrace.broker.sourcing.replicator import Replicator
+from headrace.broker.sourcing.source_positions import SourcePositions
+from headrace.broker.sourcing.upstream_requests import Upstream
+from headrace.jetstream_api import responses
+from headrace.jetstream_api.configs import StreamConfig, StreamSource, copy_config
+from headrace.jetstream_api.names import short_hash
+from headrace.jetstream_api.validation.sourcing import make_index_name
+
+if TYPE_CHECKING:
+    from headrace.broker.stream import Stream
+
+#: A mirror answers direct gets for its origin once it is as close as this.
+CAUGHT_UP_LAG = 10
+
+
+class Sourcing:
+    """The links of one stream, by index name."""
+
+    __slots__ = ("_message_count", "_replicators", "_stream", "positions")
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._replicators: dict[str, Replicator] = {}
+        self._message_count = 0  # at the end of the last frame
+        metadata = None if stream.config.storage == "memory" else stream.jetstream.store.metadata
+        self.positions = SourcePositions(metadata, stream.log.ident)
+
+    # Configuration
+
+    def configure(self, config: StreamConfig) -> None:
+        """Start what is new, retire what is gone, leave alone what stays."""
+        entries = {make_index_name(entry): entry for entry in _iter_entries(config)}
+        if not entries and not self._replicators:
+            return
+        removed = {
+            index: replicator
+            for index, replicator in self._replicators.items()
+            if index not in entries or replicator.writer.upstream.entry.consumer != entries[index].consumer
+        }
+        for index in removed:
+            del self._replicators[index]
+        for index, entry in entries.items():
+            if index not in self._replicators:
+                self._add_replicator(index, entry, config, removed)
+        for replicator in removed.values():
+            replicator.remove()
+
+    def _add_replicator(
+        self, index: str, entry: StreamSource, config: StreamConfig, removed: dict[str, Replicator]
+    ) -> None:
+        stream = self._stream
+        is_mirror = config.mirror is not None
+        sole_entry = sum(other.name == entry.name for other in _iter_entries(config)) == 1
+        predecessor = self._find_predecessor(entry, removed)
+        if predecessor is not None and not is_mirror:
+            self._transfer_position(index, predecessor)
+        jetstream = stream.jetstream
+        server = short_hash(str(jetstream.store.store_id))
+        owner = ConsumerOwner(jetstream.account, jetstream.domain, stream.name, server)
+        upstream = Upstream(entry, owner, is_mirror=is_mirror, sole_entry=sole_entry)
+        writer = (
+            MirrorWriter(stream, upstream) if is_mirror else SourceWriter(stream, upstream, self.positions)
+        )
+        replicator = self._replicators[index] = Replicator(jetstream, writer)
+        if predecessor is not None:
+            replicator.take_over(predecessor)
+        replicator.start()
+
+    def _find_predecessor(self, entry: StreamSource, removed: dict[str, Replicator]) -> Replicator | None:
+        """A link that goes and differs from the entry only in its consumer."""
+        for index, replicator in removed.items():
+            if _strip_consumer(replicator.writer.upstream.entry) == _strip_consumer(entry):
+                return removed.pop(index)
+        return None
+
+    def _transfer_position(self, index: str, predecessor: Replicator) -> None:
+        """Go on where the predecessor was, so that no message comes twice."""
+        writer, saved = predecessor.writer, self.positions.get(index)
+        if writer.stored_seq > saved.seq or writer.identity != saved.identity:
+            self.positions.set(index, writer.stored_seq, writer.identity)
+            self._stream.mark_dirty()
+
+    # Life
+
+    def stop(self) -> None:
+        """The server is closing."""
+        for replicator in self._replicators.values():
+            replicator.stop()
+
+    def close(self) -> None:
+        """The stream is being deleted."""
+        for replicator in self._replicators.values():
+            replicator.remove()
+        self._replicators.clear()
+
+    # The tick
+
+    def prepare_commit(self) -> None:
+        """Before the frame closes: positions go with their copies; whoever waited for room may have it now."""
+        self.positions.save()
+        message_count, self._message_count = self._message_count, self._stream.log.messages
+        if message_count > self._message_count:
+            for replicator in self._replicators.values():
+                replicator.on_space_available()
+
+    # Looking
+
+    def make_mirror_info(self, now_ns: int) -> responses.SourceStatus | None:
+        """How the mirror fares, for the stream's info."""
+        infos = [
+            replicator.make_info(now_ns)
+            for replicator in self._replicators.values()
+            if replicator.writer.upstream.is_mirror
+        ]
+        return infos[0] if infos else None
+
+    def make_source_infos(self, now_ns: int) -> list[responses.SourceStatus]:
+        """The same of every source."""
+        return [
+            replicator.make_info(now_ns)
+            for replicator in self._replicators.values()
+            if not replicator.writer.upstream.is_mirror
+        ]
+
+    @property
+    def is_almost_caught_up(self) -> bool:
+        """Whether a mirror has nearly everything that its origin has."""
+        return any(0 <= replicator.num_pending < CAUGHT_UP_LAG for replicator in self._replicators.values())
+
+
+def _iter_entries(config: StreamConfig) -> Iterator[StreamSource]:
+    if config.mirror is not None:
+        yield config.mirror
+    for entry in config.sources:
+        if entry is not None:
+            yield entry
+
+
+def _strip_consumer(entry: StreamSource) -> StreamSource:
+    stripped = copy_config(entry)
+    stripped.consumer = None
+    stripped.opt_start_seq, stripped.opt_start_time = 0, None
+    return stripped

@@ -1,0 +1,107 @@
+"""Members of a sourced batch that is not complete: durable, and not visible.
+
+They are facts in the journal beside the stream, so the origin may be told that they are stored, and a restart goes on
+where they end. Invariant: the first `durable` messages survive a crash; the rest, too large to be kept twice, is asked
+for again. Knows nothing of when a batch is complete.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from headrace.broker.stream import Stream
+
+KEY = b"held/"
+#: What is larger than this goes through the journal once, as a message.
+MEMBER_BYTES_MAX = 256 * 1024
+DURABLE_BYTES_MAX = 16 * 1024 * 1024
+
+SourcedMessage = tuple[int, bytes, bytes, bytes]  # origin sequence, subject, header, payload
+_TYPE = tuple[int, bytes, bytes, bytes]
+
+
+class PendingBatch:
+    """What one source keeps back."""
+
+    __slots__ = ("_key", "_stream", "bytes", "durable_count", "last_added_ns", "messages")
+
+    def __init__(self, stream: Stream, index: str) -> None:
+        self._stream = stream
+        self._key = KEY + b"%d/%s" % (stream.log.ident, index.encode())
+        self.messages: list[SourcedMessage] = []
+        if self._is_persistent:
+            metadata = stream.jetstream.store.metadata
+            self.messages = [
+                msgspec.msgpack.decode(note, type=_TYPE) for note in metadata.get_operands(self._key) if note
+            ]
+        self.durable_count = len(self.messages)
+        self.bytes = sum(map(_size, self.messages))
+        self.last_added_ns = stream.jetstream.timers.now_ns()
+
+    def __bool__(self) -> bool:
+        return bool(self.messages)
+
+    @property
+    def _is_persistent(self) -> bool:
+        return self._stream.config.storage != "memory"
+
+    @property
+    def durable_seq(self) -> int:
+        """The newest origin sequence that survives a crash; 0 when there is none."""
+        return self.messages[self.durable_count - 1][0] if self.durable_count else 0
+
+    def add(self, message: SourcedMessage, now_ns: int) -> None:
+        """Keep one back; raises Full when the disk does not take it."""
+        size = _size(message)
+        if self.durable_count == len(self.messages) and self._fits(size):
+            self._persist(message)
+            self.durable_count += 1
+        self.messages.append(message)
+        self.bytes += size
+        self.last_added_ns = now_ns
+
+    def _fits(self, size: int) -> bool:
+        return size <= MEMBER_BYTES_MAX and self.bytes + size <= DURABLE_BYTES_MAX
+
+    def _persist(self, message: SourcedMessage) -> None:
+        if self._is_persistent:
+            self._stream.reserve_frame_space(_size(message), 1)
+            self._stream.jetstream.store.metadata.merge(self._key, msgspec.msgpack.encode(message))
+            self._stream.mark_dirty()
+
+    def rollback(self) -> None:
+        """Forget what a crash would; the origin delivers it again."""
+        del self.messages[self.durable_count :]
+        self.bytes = sum(map(_size, self.messages))
+
+    def remove_first(self, count: int) -> None:
+        """So many are stored as messages now, in the same frame."""
+        if not count:
+            return
+        remaining = self.messages[count:]
+        durable_count = max(self.durable_count - count, 0)
+        self.clear()
+        for message in remaining[:durable_count]:
+            self._persist(message)
+        self.messages, self.durable_count = remaining, durable_count
+        self.bytes = sum(map(_size, remaining))
+
+    def clear(self) -> None:
+        """Keep nothing back."""
+        if self._is_persistent and self.durable_count:
+            self._stream.jetstream.store.metadata.delete(self._key)
+        self.messages, self.durable_count, self.bytes = [], 0, 0
+
+    def take_over(self, other: PendingBatch) -> None:
+        """Go on with what a source held that this one takes over from."""
+        messages, durable_count, last_added_ns = other.messages, other.durable_count, other.last_added_ns
+        other.clear()
+        for message in messages[:durable_count]:
+            self.add(message, last_added_ns)
+
+
+def _size(message: SourcedMessage) -> int:
+    return len(message[1]) + len(message[2]) + len(message[3]) + 32

@@ -1,0 +1,204 @@
+"""The three ways to come by a consumer at the origin, each as a conversation of requests and answers.
+
+Ephemeral: a new one at every setup. Server-managed: a durable one, made where it is missing, left alone where it is
+another stream's. User-managed: a durable one
+that somebody else makes; it is only ever reset. An approach says what to ask next; it knows neither time nor messages.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import msgspec
+
+from headrace.broker.sourcing.consumer_ownership import consumer_in_use_error, parse_owner
+from headrace.broker.sourcing.upstream_requests import StartPosition, Upstream, UpstreamRequest
+from headrace.jetstream_api import errors
+
+#: The peer does not know the request's level, or a field of it.
+_OLDER_SERVER_ERRORS = (10185, 10025)
+_NO_CONSUMER = 10014
+_DELIVER_ALL_ONLY = 10101
+
+
+class UpstreamError(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class UpstreamConsumerConfig(msgspec.Struct):
+    ack_policy: str = ""
+    deliver_subject: str = ""
+    metadata: dict[str, str] = {}
+
+
+class DeliveredPosition(msgspec.Struct):
+    stream_seq: int = 0
+
+
+class ConsumerResponse(msgspec.Struct):
+    """What of a consumer's create, reset or info response is looked at, and the response itself."""
+
+    error: UpstreamError | None = None
+    name: str = ""
+    config: UpstreamConsumerConfig | None = None
+    delivered: DeliveredPosition = msgspec.field(default_factory=DeliveredPosition)
+    push_bound: bool = False
+    body: bytes = b""
+
+
+class EphemeralConsumer:
+    """A new consumer every time."""
+
+    #: Whether the consumer goes with its source, and whether to listen for one that is missing.
+    deletes_consumer, probe_subject = True, b""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self.name = upstream.consumer_base_name
+        self._variant = 0
+        self._start_position, self._identity = StartPosition(), ""
+
+    def first_request(self, start_position: StartPosition, identity: str) -> UpstreamRequest:
+        """The first request of a setup."""
+        self._variant, self._start_position, self._identity = 0, start_position, identity
+        return self._upstream.make_create_request(start_position, identity, 0)
+
+    def on_error(self, err_code: int) -> UpstreamRequest | None:
+        """What to ask instead; 0 stands for no answer at all."""
+        if err_code not in _OLDER_SERVER_ERRORS or self._variant + 1 == self._upstream.compat_variants:
+            return None
+        self._variant += 1
+        return self._upstream.make_create_request(self._start_position, self._identity, self._variant)
+
+    def on_success(self, response: ConsumerResponse) -> UpstreamRequest | None:
+        """What is left to ask."""
+        return None
+
+    def get_deliver_subject(self, config: UpstreamConsumerConfig) -> bytes:
+        return config.deliver_subject.encode()
+
+
+class UserManagedConsumer:
+    """A durable consumer that is there, or will be."""
+
+    deletes_consumer = False
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        consumer = upstream.entry.consumer
+        assert consumer is not None
+        self.name = consumer.name
+        self.probe_subject = consumer.deliver_subject.encode()
+
+    def first_request(self, start_position: StartPosition, identity: str) -> UpstreamRequest:
+        return self._upstream.make_reset_request(identity)
+
+    def on_error(self, err_code: int) -> UpstreamRequest | None:
+        return None
+
+    def on_success(self, response: ConsumerResponse) -> UpstreamRequest | None:
+        assert response.config is not None
+        if response.config.ack_policy != "flow_control":
+            raise errors.error(10214 if self._upstream.is_mirror else 10217)
+        return None
+
+    def get_deliver_subject(self, config: UpstreamConsumerConfig) -> bytes:
+        return self.probe_subject
+
+
+class _Step(Enum):
+    """What a server-managed setup has asked last."""
+
+    LOOK = auto()
+    ADOPT = auto()
+    CREATE = auto()
+    RESET = auto()
+
+
+class ServerManagedConsumer:
+    """A durable consumer of ours: look whether it is there and ours, make it where it is missing, then reset it."""
+
+    probe_subject = b""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        assert upstream.entry.consumer is not None
+        self.name = upstream.entry.consumer.name
+        self.deletes_consumer = True  # until it is known to be another stream's
+        self._start_position, self._identity = StartPosition(), ""
+        self._step = _Step.LOOK
+        #: Whether the consumer that was found can be used also if it cannot be changed.
+        self._may_keep = False
+
+    def first_request(self, start_position: StartPosition, identity: str) -> UpstreamRequest:
+        self._start_position, self._identity = start_position, identity
+        self._step, self._may_keep = _Step.LOOK, False
+        return self._upstream.look()
+
+    def on_error(self, err_code: int) -> UpstreamRequest | None:
+        if self._step is _Step.CREATE:
+            if err_code != _DELIVER_ALL_ONLY or self._start_position == StartPosition():
+                return None
+            self._start_position = StartPosition()  # a work queue holds nothing that was taken before
+            return self._create()
+        if err_code == _NO_CONSUMER:
+            return self._create()
+        if self._step is _Step.ADOPT and self._may_keep:
+            return self._reset()
+        if err_code:
+            return None
+        if self._step is _Step.LOOK:
+            return self._reset()  # who may not look may reset, and sees the owner in that answer
+        return self._create() if self._step is _Step.RESET else None
+
+    def on_success(self, response: ConsumerResponse) -> UpstreamRequest | None:
+        assert response.config is not None
+        heir = self._check_owner(response, response.config.metadata)
+        if self._step is _Step.RESET:
+            if response.config.ack_policy != "flow_control":
+                raise errors.error(10214 if self._upstream.is_mirror else 10217)
+            return None
+        if heir:
+            self._step = _Step.ADOPT
+            return self._upstream.adopt(msgspec.json.decode(response.body)["config"])
+        return self._reset()
+
+    def _check_owner(self, response: ConsumerResponse, metadata: dict[str, str]) -> bool:
+        """Refuse a consumer of another stream; whether it is one to take over from where this stream was before, or one
+        that does not name its server yet."""
+        own, found = self._upstream.owner, parse_owner(metadata)
+        is_own = found is None or own.owns(found)
+        # One of an earlier version, of nats-server or made by hand does not say whose it is: another may read with it.
+        is_unnamed = is_own and self._step is _Step.LOOK and (found is None or not found.server)
+        is_heir = (
+            found is not None and not is_own and own.may_take_over_from(found, is_bound=response.push_bound)
+        )
+        self.deletes_consumer = is_heir or (is_own and not (is_unnamed and response.push_bound))
+        if not self.deletes_consumer:
+            raise consumer_in_use_error(self.name, self._upstream.entry.name, found or "somebody else")
+        self._may_keep = is_own
+        return self._step is _Step.LOOK and (is_heir or (is_unnamed and bool(own.server)))
+
+    def _create(self) -> UpstreamRequest:
+        self._step = _Step.CREATE
+        return self._upstream.make_create_durable_request(self._start_position)
+
+    def _reset(self) -> UpstreamRequest:
+        self._step = _Step.RESET
+        return self._upstream.make_reset_request(self._identity)
+
+    def get_deliver_subject(self, config: UpstreamConsumerConfig) -> bytes:
+        return config.deliver_subject.encode()
+
+
+ConsumerStrategy = EphemeralConsumer | UserManagedConsumer | ServerManagedConsumer
+
+
+def strategy_for(upstream: Upstream) -> ConsumerStrategy:
+    """The way that the configuration asks for."""
+    consumer = upstream.entry.consumer
+    if consumer is None:
+        return EphemeralConsumer(upstream)
+    return ServerManagedConsumer(upstream) if consumer.server_managed else UserManagedConsumer(upstream)

@@ -1,0 +1,205 @@
+"""What an origin delivers to a link: nothing may be missing, everything is stored once and in order.
+
+Owns the count of what came and what of it is stored. Invariant: a flow-control request is answered only when everything
+before it is durable here, because that answer lets the origin forget. How the consumer is made is the link's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.routing.ack_subject import iter_selected_records, parse_ack_subject
+from headrace.broker.sourcing.copy_writer import CopyWriter
+from headrace.code_probes import sometimes
+from headrace.errors import RequestError, StoreError
+from headrace.protocol import headers
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.sourcing.replicator import Replicator
+    from headrace.storage.sequence_arrays import Seqs
+
+_STATUS = b"NATS/1.0 100 "
+_STALLED = b"Nats-Consumer-Stalled"
+_LAST_CONSUMER = b"Nats-Last-Consumer"
+#: What a message of a run counts besides header and payload: deliver subject and acknowledgement subject.
+_MESSAGE_OVERHEAD = 100
+
+
+class UpstreamReceiver:
+    """The deliveries of one consumer after another."""
+
+    __slots__ = (
+        "_ack_prefix",
+        "_consumer_name",
+        "_jetstream",
+        "_last_consumer_seq",
+        "_replicator",
+        "_stored_position",
+        "_writer",
+        "acked_seq",
+        "active",
+        "lag",
+        "last_received_ns",
+        "num_pending",
+    )
+
+    def __init__(self, jetstream: AccountJetStream, replicator: Replicator, writer: CopyWriter) -> None:
+        self._jetstream = jetstream
+        self._replicator = replicator
+        self._writer = writer
+        self.active = False  # closed while the link starts anew
+        self.lag = 0
+        self.num_pending = -1  # what the origin last said was left; -1 before it said anything
+        self.last_received_ns = 0
+        #: The origin was told that everything up to this is stored; -1 before it said where it begins.
+        self.acked_seq = -1
+        self._consumer_name = b""
+        self._ack_prefix = (
+            b"$JS.ACK."  # what numbers a message that is delivered for the first time begins with
+        )
+        self._last_consumer_seq = 0
+        self._stored_position = (0, 0)  # consumer and stream sequence up to which everything is stored
+
+    def start(self, consumer_name: bytes, delivered_seq: int) -> None:
+        """From now on take what this consumer delivers; it has delivered everything up to `reached`."""
+        self._consumer_name = consumer_name
+        self._ack_prefix = b"$JS.ACK.%s.%s.1." % (self._writer.upstream.entry.name.encode(), consumer_name)
+        self._last_consumer_seq = 0
+        self.acked_seq = delivered_seq
+        self._stored_position = (0, delivered_seq)
+        self.active = True
+
+    def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        """A message or a status on the deliver subject."""
+        if not self.active:
+            return
+        self.last_received_ns = self._jetstream.timers.now_ns()
+        if not payload and header.startswith(_STATUS):
+            if reply:
+                self._on_flow_request(reply)
+            else:
+                self._on_heartbeat(header)
+            return
+        if reply.startswith(self._ack_prefix):
+            numbers = reply[len(self._ack_prefix) :].split(b".")
+            if len(numbers) == 4 and all(map(bytes.isdigit, numbers)):
+                seq, consumer_seq, time_ns, num_pending = map(int, numbers)
+                self._on_delivery(seq, consumer_seq, time_ns, num_pending, subject, header, payload)
+            return
+        delivery = parse_ack_subject(reply)
+        if delivery is not None and delivery.consumer == self._consumer_name and delivery.delivery_count <= 1:
+            _, _, seq, consumer_seq, time_ns, num_pending = delivery
+            self._on_delivery(seq, consumer_seq, time_ns, num_pending, subject, header, payload)
+
+    def take_run(
+        self,
+        ack_prefix: bytes,
+        view: memoryview,
+        seqs: Seqs,
+        at: int,
+        limit: int,
+        consumer_seq: int,
+        num_pending: int,
+        size_max: int,
+    ) -> tuple[int, int]:
+        """What `offer` does for a run of stored records of an origin in this server; how many were taken and their size.
+
+        The records are those of `view` that are in `seqs` from `at` on; the first has consumer sequence `consumer_seq`.
+        `ack` is the acknowledgement subject up to the stream sequence.
+        """
+        if (
+            not self.active
+            or consumer_seq != self._last_consumer_seq + 1
+            or ack_prefix.split(b".")[3] != self._consumer_name
+        ):
+            return 0, 0
+        if int(seqs[at]) <= self._writer.received_seq:
+            return 0, 0
+        self.last_received_ns = self._jetstream.timers.now_ns()
+        count = size = 0
+        store = self._writer.store
+        try:
+            for seq, time_ns, subject, header, payload in iter_selected_records(view, seqs, at, limit):
+                store(seq, time_ns, subject, header, payload)
+                count += 1
+                size += len(header) + len(payload)
+                if 0 <= size_max < size + count * _MESSAGE_OVERHEAD:
+                    break
+        except (RequestError, StoreError):
+            self._replicator.on_store_error()
+        if count:
+            self._on_stored(self._last_consumer_seq + count, int(seqs[at + count - 1]), num_pending - count)
+        return count, size + count * _MESSAGE_OVERHEAD
+
+    def _on_delivery(
+        self,
+        seq: int,
+        consumer_seq: int,
+        time_ns: int,
+        num_pending: int,
+        subject: bytes,
+        header: bytes,
+        payload: bytes,
+    ) -> None:
+        """Gap detection: sourcing.md, table 7.5, except that a source starts anew like a mirror when the consumer's count
+        goes back. The reference waits for a heartbeat, whose count may by then be the one it knows.
+        """
+        writer, expected_seq = self._writer, self._last_consumer_seq + 1
+        if seq <= writer.received_seq:
+            if consumer_seq == expected_seq:
+                self._advance(expected_seq, seq)
+            elif consumer_seq < expected_seq:
+                sometimes("the origin counts anew")
+                self._replicator.restart()  # somebody reset the consumer: it counts from one again
+            return
+        if consumer_seq != expected_seq and not (writer.upstream.is_mirror and seq == writer.stored_seq + 1):
+            sometimes("a gap in what arrives")
+            self._replicator.restart()
+            return
+        try:
+            writer.store(seq, time_ns, subject, header, payload)
+        except (RequestError, StoreError):
+            self._replicator.on_store_error()
+            return
+        self._on_stored(consumer_seq, seq, num_pending)
+
+    def _on_stored(self, consumer_seq: int, seq: int, num_pending: int) -> None:
+        self._advance(consumer_seq, seq)
+        self.num_pending = num_pending
+        self.lag = num_pending - 1 if num_pending > 0 else 0
+
+    def _advance(self, consumer_seq: int, seq: int) -> None:
+        self._last_consumer_seq = consumer_seq
+        if self._writer.durable_seq >= seq:
+            self._stored_position = (consumer_seq, seq)
+
+    def _on_heartbeat(self, header: bytes) -> None:
+        last = headers.get(header, _LAST_CONSUMER) or b""
+        if not last.isdigit():
+            return
+        if int(last) not in (0, self._last_consumer_seq):
+            sometimes("a gap that a heartbeat tells of")
+            self._replicator.restart()
+            return
+        stalled_reply = headers.get(header, _STALLED)
+        try:
+            # With nothing left to come, or nothing for long, what is missing of a batch will not come either.
+            self._writer.flush_incomplete_batch(idle=not stalled_reply and self.num_pending == 0)
+        except (RequestError, StoreError):
+            self._replicator.on_store_error()
+            return
+        if self._writer.durable_seq > self._stored_position[1]:
+            self._stored_position = (self._last_consumer_seq, self._writer.durable_seq)
+        if (
+            stalled_reply
+        ):  # also before the first delivery: a reset consumer still waits for what it asked before
+            self._jetstream.group_commit.publish_when_all_durable(stalled_reply, b"", b"", b"")
+
+    def _on_flow_request(self, reply: bytes) -> None:
+        """Everything that came before it becomes durable, then the answer leaves."""
+        template = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
+        self._jetstream.group_commit.publish_when_all_durable(
+            reply, b"", template % self._stored_position, b""
+        )
+        self.acked_seq = max(self.acked_seq, self._stored_position[1])

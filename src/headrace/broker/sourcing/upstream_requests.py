@@ -1,0 +1,204 @@
+"""What a mirror or source says to its origin: names, subjects, and the requests that set up a consumer there.
+
+Everything goes through the API's subjects, so an origin in this server and one behind another prefix (`external`) are
+asked in the same words. Owns the wording only; when to ask and what follows is the link's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from headrace.broker.sourcing.consumer_ownership import ConsumerOwner
+from headrace.jetstream_api.configs import ConsumerConfig, StreamSource, to_public
+from headrace.jetstream_api.encode import dumps
+from headrace.jetstream_api.names import short_hash
+from headrace.jetstream_api.times import SECOND_NS, format_time
+from headrace.jetstream_api.validation import sourcing
+from headrace.protocol import headers
+from headrace.protocol.nuid import nuid
+
+IDENTITY = b"Nats-Stream-Identity"
+REQUIRED_API_LEVEL = b"Nats-Required-Api-Level"
+_API_PREFIX = "$JS.API"
+_ACK_WAIT_NS = 22 * 3600 * SECOND_NS
+_CREATE_TIMEOUT_NS = 30 * SECOND_NS
+_RESET_TIMEOUT_NS = 5 * SECOND_NS
+#: With a durable consumer of ours the flow-control window, counted in bytes, is what limits; not this.
+_MAX_ACK_PENDING = 65_536
+
+
+class UpstreamRequest(NamedTuple):
+    """A request, and how long to wait for its answer."""
+
+    subject: bytes
+    header: bytes
+    body: bytes
+    timeout_ns: int
+
+
+class StartPosition(NamedTuple):
+    """Where to begin: a sequence, else a time, else with everything."""
+
+    seq: int = 0
+    time_ns: int = 0
+
+
+class Upstream:
+    """How one entry of a stream's configuration speaks to its origin."""
+
+    __slots__ = ("consumer_base_name", "entry", "index_name", "is_mirror", "owner", "upstream_name")
+
+    def __init__(
+        self, entry: StreamSource, owner: ConsumerOwner, *, is_mirror: bool, sole_entry: bool
+    ) -> None:
+        """`owner`: the stream that copies; `sole_entry`: no other entry of it has the same upstream."""
+        self.entry = entry
+        self.is_mirror = is_mirror
+        self.index_name = sourcing.make_index_name(entry)
+        self.upstream_name = sourcing.make_upstream_name(entry)
+        self.owner = owner
+        ident = short_hash(" ".join(filter(None, (owner.stream, owner.account, owner.domain))))
+        if is_mirror:
+            self.consumer_base_name = "JS_MIRROR_" + ident
+        else:
+            self.consumer_base_name = "JS_SRC_" + short_hash(
+                ident if sole_entry else f"{ident} {self.index_name}"
+            )
+
+    # Subjects
+
+    def _make_api_subject(self, tail: str) -> bytes:
+        external = self.entry.external
+        prefix = external.api if external is not None and external.api else _API_PREFIX
+        return f"{prefix}.{tail}".replace("..", ".").encode()
+
+    @property
+    def reachability_subject(self) -> bytes:
+        """A request subject of the origin: while nobody listens there, the way to it is down."""
+        return self._make_api_subject(f"CONSUMER.CREATE.{self.entry.name}")
+
+    def _make_deliver_subject(self, token: str) -> str:
+        kind = "M" if self.is_mirror else "S"
+        external = self.entry.external
+        prefix = external.deliver if external is not None and external.deliver else "$JS"
+        return f"{prefix}.{kind}.{token}"
+
+    def get_stable_deliver_subject(self) -> str:
+        """Where a consumer that this server manages delivers to: configured, or always the same."""
+        consumer = self.entry.consumer
+        assert consumer is not None
+        if consumer.deliver_subject:
+            return consumer.deliver_subject
+        return self._make_deliver_subject(short_hash(f"{self.consumer_base_name} {consumer.name}"))
+
+    def get_filters(self) -> list[str]:
+        """What the consumer is asked to deliver; [] for everything."""
+        if self.entry.subject_transforms:
+            return [each.src or ">" for each in self.entry.subject_transforms]
+        return [self.entry.filter_subject] if self.entry.filter_subject else []
+
+    # Requests
+
+    def make_create_request(
+        self, start_position: StartPosition, identity: str, variant: int
+    ) -> UpstreamRequest:
+        """A new ephemeral consumer; forms above 0 ask older servers with less and less."""
+        is_oldest_variant = variant == self.compat_variants - 1
+        name = f"{self.consumer_base_name}_{nuid()[:8]}" if is_oldest_variant else self.consumer_base_name
+        config = self._make_consumer_config(start_position, name, self._make_deliver_subject(nuid()[:8]))
+        config.ack_policy, config.ack_wait, config.max_deliver = "none", _ACK_WAIT_NS, 1
+        config.inactive_threshold, config.direct, config.sourcing = (
+            10 * SECOND_NS,
+            True,
+            not is_oldest_variant,
+        )
+        header_fields: list[tuple[bytes, bytes]] = []
+        if not is_oldest_variant:
+            with_identity = not self.is_mirror and variant == 0
+            header_fields.append((REQUIRED_API_LEVEL, b"5" if with_identity else b"4"))
+            if with_identity:
+                header_fields.append((IDENTITY, identity.encode()))
+        return self._make_request(config, header_fields)
+
+    @property
+    def compat_variants(self) -> int:
+        """How many forms of `create` there are."""
+        return 2 if self.is_mirror else 3
+
+    def look(self) -> UpstreamRequest:
+        """What the durable consumer is like; this changes nothing."""
+        assert self.entry.consumer is not None
+        subject = self._make_api_subject(f"CONSUMER.INFO.{self.entry.name}.{self.entry.consumer.name}")
+        return UpstreamRequest(subject, b"", b"", _RESET_TIMEOUT_NS)
+
+    def adopt(self, config: dict[str, Any]) -> UpstreamRequest:
+        """The durable consumer as it is, with this stream as its owner."""
+        assert self.entry.consumer is not None
+        owner_fields = self.owner.metadata(mirror=self.is_mirror)
+        changed = {**config, "metadata": {**config.get("metadata", {}), **owner_fields}}
+        body = {"stream_name": self.entry.name, "config": changed, "action": "update"}
+        tail = f"CONSUMER.CREATE.{self.entry.name}.{self.entry.consumer.name}"
+        if config.get("filter_subject"):
+            tail += f".{config['filter_subject']}"
+        return UpstreamRequest(self._make_api_subject(tail), b"", dumps(body), _CREATE_TIMEOUT_NS)
+
+    def make_create_durable_request(self, start_position: StartPosition) -> UpstreamRequest:
+        """The durable consumer that the configuration names, unless there is one."""
+        assert self.entry.consumer is not None
+        config = self._make_consumer_config(
+            start_position, self.entry.consumer.name, self.get_stable_deliver_subject()
+        )
+        config.durable_name, config.ack_policy, config.max_deliver = config.name, "flow_control", -1
+        config.max_ack_pending = _MAX_ACK_PENDING
+        config.metadata = self.owner.metadata(mirror=self.is_mirror)
+        return self._make_request(config, [], named=True)
+
+    def _make_consumer_config(
+        self, start_position: StartPosition, name: str, deliver_subject: str
+    ) -> ConsumerConfig:
+        config = ConsumerConfig(
+            name=name,
+            flow_control=True,
+            deliver_subject=deliver_subject,
+            idle_heartbeat=SECOND_NS,
+            metadata=self.owner._replace(server="").metadata(mirror=self.is_mirror),
+        )
+        if start_position.seq:
+            config.deliver_policy, config.opt_start_seq = "by_start_sequence", start_position.seq
+        elif start_position.time_ns:
+            config.deliver_policy, config.opt_start_time = (
+                "by_start_time",
+                format_time(start_position.time_ns),
+            )
+        filters = self.get_filters()
+        if len(filters) == 1:
+            config.filter_subject = filters[0]
+        else:
+            config.filter_subjects = filters
+        return config
+
+    def _make_request(
+        self, config: ConsumerConfig, header_fields: list[tuple[bytes, bytes]], *, named: bool = False
+    ) -> UpstreamRequest:
+        tail = f"CONSUMER.CREATE.{self.entry.name}"
+        if named or config.filter_subject:
+            tail += f".{config.name}"
+        if config.filter_subject:
+            tail += f".{config.filter_subject}"
+        action = "create" if named else ""
+        body = {"stream_name": self.entry.name, "config": to_public(config), "action": action}
+        header = headers.build(header_fields) if header_fields else b""
+        return UpstreamRequest(self._make_api_subject(tail), header, dumps(body), _CREATE_TIMEOUT_NS)
+
+    def make_reset_request(self, identity: str) -> UpstreamRequest:
+        """The durable consumer goes back to what was acknowledged."""
+        assert self.entry.consumer is not None
+        header_fields = [] if self.is_mirror else [(REQUIRED_API_LEVEL, b"5"), (IDENTITY, identity.encode())]
+        subject = self._make_api_subject(f"CONSUMER.RESET.{self.entry.name}.{self.entry.consumer.name}")
+        return UpstreamRequest(
+            subject, headers.build(header_fields) if header_fields else b"", b"", _RESET_TIMEOUT_NS
+        )
+
+    def make_delete_subject(self, consumer: bytes) -> bytes:
+        """The subject that deletes a consumer."""
+        return self._make_api_subject(f"CONSUMER.DELETE.{self.entry.name}.{consumer.decode()}")

@@ -1,0 +1,1 @@
+"""Streams: the publish path, limits, retention, TTLs, atomic batches, counters and schedules."""

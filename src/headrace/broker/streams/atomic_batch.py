@@ -1,0 +1,315 @@
+"""Atomic batches: messages that become part of the stream together, in one frame, or not at all.
+
+Members wait in memory, invisible to everybody, until the one that commits. Then every check is made against the
+stream as it was before the batch; the first that fails rejects all. What is staged is bounded: by count a batch, by
+batches a stream and a server, by bytes a server, and by time: a batch without traffic is abandoned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace._native import ByteBudget, OpenBatch
+from headrace.broker.streams import publish_checks
+from headrace.broker.streams.atomic_commit_checks import CommitCheck
+from headrace.code_probes import sometimes
+from headrace.jetstream_api import advisories, errors
+from headrace.jetstream_api.encode import dumps
+from headrace.jetstream_api.required_api_level import REQUIRED_LEVEL, requires_newer_api
+from headrace.protocol import headers
+
+if TYPE_CHECKING:
+    from headrace.broker.stream import Stream
+    from headrace.broker.timers import TimerHandle
+
+ID, ID_ALT = b"Nats-Batch-Id", b"Nats-Batch-ID"
+SEQUENCE, SEQUENCE_ALT = b"Nats-Batch-Sequence", b"Nats-Batch-Seq"
+COMMIT = b"Nats-Batch-Commit"
+#: A member with these headers only has nothing that could be refused, except for want of room.
+PLAIN_HEADERS = frozenset((ID, ID_ALT, SEQUENCE, SEQUENCE_ALT, COMMIT))
+_ID_BYTES_MAX = 64
+_U64_MAX = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How much may wait, and for how long; the reference's figures, and a bound on bytes that it lacks."""
+
+    per_stream: int = 50
+    per_server: int = 1000
+    messages: int = 1000
+    timeout_ns: int = 10_000_000_000
+    bytes_per_server: int = 256 * 1024 * 1024
+
+
+DEFAULT_LIMITS = BatchLimits()
+
+
+@dataclass(slots=True)
+class BatchMember:
+    subject: bytes
+    header: bytes
+    payload: bytes
+    header_map: Mapping[bytes, bytes]
+    rollup: bytes = b""
+    ttl_s: int = 0
+
+
+class AtomicBatch(OpenBatch):
+    """An open batch. Its members are plain ones, (subject, header, payload), until the first that may be refused: from
+    then on there are `Member`s among them.
+    """
+
+    __slots__ = ("needs_checks", "timer")
+
+    def __init__(self, name: bytes, budget: AtomicBatchBudget) -> None:
+        limits = budget.limits
+        super().__init__(name, budget, limits.messages, limits.timeout_ns)
+        self.needs_checks = False
+        self.timer: TimerHandle | None = None
+
+    def expand_members(self) -> list[BatchMember]:
+        """Every member in full."""
+        return [each if isinstance(each, BatchMember) else _expand_member(*each) for each in self.members]
+
+
+def _expand_member(subject: bytes, header: bytes, payload: bytes) -> BatchMember:
+    return BatchMember(subject, header, payload, publish_checks.parse_nats_headers(header))
+
+
+class AtomicBatchBudget(ByteBudget):
+    """What all streams of a server have staged together."""
+
+    __slots__ = ("limits", "open_batches")
+
+    def __init__(self, limits: BatchLimits) -> None:
+        super().__init__(limits.bytes_per_server)
+        self.limits = limits
+        self.open_batches = 0
+
+
+def get_batch_id(header_map: Mapping[bytes, bytes]) -> bytes:
+    """The batch a message belongs to, by either spelling; b"" for none."""
+    return header_map.get(ID) or header_map.get(ID_ALT, b"")
+
+
+class AtomicBatches:
+    """The open batches of one stream."""
+
+    __slots__ = ("_budget", "_open", "_stream")
+
+    def __init__(self, stream: Stream, budget: AtomicBatchBudget) -> None:
+        self._stream = stream
+        self._budget = budget
+        self._open: dict[bytes, AtomicBatch] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def on_member(self, member: BatchMember, name: bytes) -> bytes:
+        """One message of a batch: staged (the answer is empty) or, with the commit, the answer to all."""
+        self._check_message(member, name)
+        position = self._parse_position(member.header_map)
+        commit = member.header_map.get(COMMIT)
+        end_only = commit == b"eob"
+        batch = self._get_or_open(name, position, end_only)
+        self._check_next(batch, member, position, commit)
+        if end_only:
+            _append_commit_header(batch)
+        else:
+            self._stage(batch, member)
+        if commit is None:
+            return b""
+        self._close(batch)
+        return self._commit(batch)
+
+    # Checks of one message, in the reference's order
+
+    def _check_message(self, member: BatchMember, name: bytes) -> None:
+        config = self._stream.config
+        if config.sealed:
+            raise errors.error(10109)
+        size = len(member.header) + len(member.payload)
+        if self._budget.bytes + size > self._budget.limits.bytes_per_server:
+            raise errors.error(10023)
+        if self._stream.jetstream.has_quota(config.storage):
+            publish_checks.check_account_quota(self._stream, member.subject, member.header, member.payload)
+        if 0 <= config.max_msg_size < size:
+            raise errors.error(10054)
+        if not config.allow_atomic:
+            raise errors.error(10174)
+        if len(name) > _ID_BYTES_MAX:
+            raise errors.error(10179)
+
+    @staticmethod
+    def _parse_position(header_map: Mapping[bytes, bytes]) -> int:
+        text = header_map.get(SEQUENCE, header_map.get(SEQUENCE_ALT, b""))
+        position = publish_checks.parse_number(text)
+        if position is None or position > _U64_MAX:
+            raise errors.error(10175)
+        return position
+
+    def _get_or_open(self, name: bytes, position: int, end_only: bool) -> AtomicBatch:
+        """The open batch of that name, or a new one if this is a first message."""
+        batch = self._open.get(name)
+        if batch is not None:
+            return batch
+        limits = self._budget.limits
+        if position != 1:
+            if position - end_only > limits.messages:
+                raise errors.error(10199, size=limits.messages)
+            sometimes("a member of no batch")
+            self._send_abandoned_advisory(name, "unknown")
+            raise errors.error(10176)
+        if len(self._open) >= limits.per_stream or self._budget.open_batches >= limits.per_server:
+            sometimes("too many batches")
+            raise errors.error(10210)
+        batch = self._open[name] = AtomicBatch(name, self._budget)
+        self._budget.open_batches += 1
+        return batch
+
+    def _check_next(
+        self, batch: AtomicBatch, member: BatchMember, position: int, commit: bytes | None
+    ) -> None:
+        """Whether the message is the next of its batch; whatever is wrong ends the batch."""
+        end_only = commit == b"eob"
+        limits = self._budget.limits
+        if commit is not None and commit not in (b"1", b"eob"):
+            self._close(batch)
+            raise errors.error(10200)
+        if requires_newer_api(member.header):
+            self._abandon(batch, "unsupported")
+            raise errors.error(10185)
+        if position != len(batch.members) + 1 or (end_only and position == 1):
+            sometimes("a batch has a gap")
+            self._abandon(batch, "incomplete")
+            raise errors.error(10176)
+        if position - end_only > limits.messages:
+            sometimes("a batch is too large")
+            self._abandon(batch, "large")
+            raise errors.error(10199, size=limits.messages)
+
+    # Life of a batch
+
+    def _stage(self, batch: AtomicBatch, member: BatchMember) -> None:
+        size = len(member.header) + len(member.payload)
+        if (
+            member.header_map.keys() <= PLAIN_HEADERS
+            and len(member.header) <= publish_checks.HEADER_BYTES_MAX
+        ):
+            batch.add((member.subject, member.header, member.payload), size)
+        else:
+            batch.needs_checks = True
+            batch.add(member, size)
+        self._stream.fast_path.open_batch = batch
+        jetstream, timeout_ns = self._stream.jetstream, self._budget.limits.timeout_ns
+        batch.deadline_ns = jetstream.clock_ns() + timeout_ns
+        if batch.timer is None:
+            batch.timer = jetstream.timers.after(timeout_ns, lambda: self._check_timeout(batch))
+
+    def _check_timeout(self, batch: AtomicBatch) -> None:
+        """The timer rang: either nothing came since, or it has to ring again later."""
+        jetstream = self._stream.jetstream
+        left_ns = batch.deadline_ns - jetstream.clock_ns()
+        # More than the whole of it can be left only if the clock was set back; then nothing came since.
+        if 0 < left_ns <= self._budget.limits.timeout_ns:
+            batch.timer = jetstream.timers.after(left_ns, lambda: self._check_timeout(batch))
+            return
+        sometimes("a batch is not finished in time")
+        self._abandon(batch, "timeout")
+
+    def _close(self, batch: AtomicBatch) -> None:
+        batch.open = False
+        if self._open.pop(batch.name, None) is None:
+            return
+        if self._stream.fast_path.open_batch is batch:
+            self._stream.fast_path.open_batch = None
+        self._budget.open_batches -= 1
+        self._budget.bytes -= batch.bytes
+        if batch.timer is not None:
+            batch.timer.cancel()
+
+    def _abandon(self, batch: AtomicBatch, reason: str) -> None:
+        self._close(batch)
+        self._send_abandoned_advisory(batch.name, reason)
+
+    def _send_abandoned_advisory(self, name: bytes, reason: str) -> None:
+        stream, batch_name = self._stream, name.decode("utf-8", "replace")
+        stream.jetstream.advisories.publish(
+            advisories.make_batch_abandoned, "", stream.name, batch_name, reason
+        )
+        stream.jetstream.event_history.record(
+            stream.jetstream.clock_ns(), "abandoned", stream.name, f"{batch_name}: {reason}"
+        )
+
+    def clear(self) -> None:
+        """The stream goes, or batches were switched off: nothing staged is kept, and nobody is told."""
+        for batch in list(self._open.values()):
+            self._close(batch)
+
+    # Commit
+
+    def _commit(self, batch: AtomicBatch) -> bytes:
+        stream, count = self._stream, len(batch.members)
+        config, fast_path = stream.config, stream.fast_path
+        skips_limit_checks = config.discard != "new" and not config.allow_msg_counter
+        if batch.needs_checks or not skips_limit_checks or not fast_path.enabled:
+            members = batch.expand_members()
+            CommitCheck(stream, members).check()
+            self._reserve(batch)
+            seq = self._store_each(members)
+        else:
+            stream.retention.enforce()
+            self._reserve(batch)
+            seq = self._store_plain(batch.members)
+        batch_name = batch.name.decode("utf-8", "replace")
+        stream.jetstream.event_history.record(
+            stream.jetstream.clock_ns(), "batch", stream.name, f"{batch_name}: {count} messages"
+        )
+        return b'%b%d,"batch":%b,"count":%d}' % (stream.pub_ack_prefix, seq, dumps(batch_name), count)
+
+    def _reserve(self, batch: AtomicBatch) -> None:
+        subjects = sum(len(m.subject) if isinstance(m, BatchMember) else len(m[0]) for m in batch.members)
+        self._stream.reserve_frame_space(subjects + batch.bytes, len(batch.members))
+
+    def _store_plain(self, members: list[tuple[bytes, bytes, bytes]]) -> int:
+        """Store members that can all be kept as they are; the last one's sequence."""
+        stream, fast_path = self._stream, self._stream.fast_path
+        time_ns = stream.jetstream.reserve_times(len(members))
+        first = stream.log.append_many(members, time_ns, step_ns=1)
+        fast_path.last_message_id = b""
+        if fast_path.after_append is not None:
+            for index, member in enumerate(members):
+                fast_path.after_append(member[0], first + index, time_ns + index, 0)
+        return stream.log.last_seq
+
+    def _store_each(self, members: list[BatchMember]) -> int:
+        """Store members one by one, with all that follows from each; the last one's sequence."""
+        stream, seq = self._stream, 0
+        for member in members:
+            header = headers.strip(member.header, REQUIRED_LEVEL)
+            header, ttl_s = publish_checks.apply_min_ttl(stream, header, member.ttl_s)
+            time_ns = stream.jetstream.now_ns()
+            message_id = member.header_map.get(publish_checks.MSG_ID, b"")
+            if stream.retention.has_interest(member.subject):
+                seq = stream.store(
+                    member.subject, header, member.payload, time_ns, ttl_s, message_id, member.rollup
+                )
+            else:
+                seq = stream.skip(member.subject, message_id, time_ns, member.rollup, member.header_map)
+        return seq
+
+
+def _append_commit_header(batch: AtomicBatch) -> None:
+    """The commit came without a message of its own: the last one carries its mark."""
+    last = batch.members[-1]
+    header = headers.append(last.header if isinstance(last, BatchMember) else last[1], [(COMMIT, b"1")])
+    if isinstance(last, BatchMember):
+        last.header = header
+    else:
+        batch.members[-1] = (last[0], header, last[2])
+
+
+__all__ = ["AtomicBatchBudget", "AtomicBatches", "BatchLimits", "BatchMember", "get_batch_id"]

@@ -1,0 +1,160 @@
+"""The checks of an atomic batch at its commit, in the reference's order; the first that fails rejects all of it.
+
+They speak of the stream as it was before the batch, whatever its own members would change. It stages and stores nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headrace.broker.streams import publish_checks, schedules
+from headrace.broker.streams.counters import CounterTotals
+from headrace.code_probes import sometimes
+from headrace.jetstream_api import errors
+from headrace.jetstream_api.times import TTL_NEVER, TTL_NONE, TTL_SECONDS, TTL_ZERO, parse_ttl
+
+if TYPE_CHECKING:
+    from headrace.broker.stream import Stream
+    from headrace.broker.streams.atomic_batch import BatchMember
+
+
+class CommitCheck:
+    """The checks of a whole batch against the stream as it was before it."""
+
+    __slots__ = (
+        "_added_by_subject",
+        "_added_bytes",
+        "_batch_message_ids",
+        "_counter_totals",
+        "_index",
+        "_last_seq",
+        "_members",
+        "_now_ns",
+        "_stream",
+    )
+
+    def __init__(self, stream: Stream, members: list[BatchMember]) -> None:
+        self._stream = stream
+        self._members = members
+        self._last_seq = stream.log.last_seq
+        self._now_ns = stream.jetstream.clock_ns()
+        self._batch_message_ids: set[bytes] = set()
+        self._added_by_subject: dict[bytes, int] = {}
+        self._added_bytes = 0
+        self._index = 0
+        self._counter_totals = CounterTotals(stream) if stream.config.allow_msg_counter else None
+
+    def check(self) -> None:
+        """Raises the error of the first member that may not be stored."""
+        self._stream.retention.enforce()
+        for index, member in enumerate(self._members):
+            self._index = index
+            if len(member.header) > publish_checks.HEADER_BYTES_MAX:
+                raise errors.error(10097)
+            if member.header_map.get(publish_checks.EXPECTED_LAST_MSG_ID):
+                raise errors.error(10177, header="Nats-Expected-Last-Msg-Id")
+            publish_checks.check_counter(self._stream, member.header_map, member.payload)
+            self._check_member(member)
+            self._check_discard_new(member)
+            self._added_by_subject[member.subject] = self._added_by_subject.get(member.subject, 0) + 1
+        if self._counter_totals is not None:  # counting has made them larger
+            size = sum(len(each.subject) + len(each.header) + len(each.payload) for each in self._members)
+            self._stream.reserve_frame_space(size, len(self._members))
+        self._check_account()
+
+    def _check_account(self) -> None:
+        """All of it together has to fit into what the account may keep."""
+        stream, jetstream, storage = self._stream, self._stream.jetstream, self._stream.config.storage
+        quota = jetstream.quota(storage)
+        if quota < 0:
+            return
+        added = sum(
+            stream.compute_stored_size(each.subject, each.header, each.payload) for each in self._members
+        )
+        if not jetstream.storage_usage.reserve(storage, added, quota):
+            raise errors.error(10002)
+
+    def _check_member(self, member: BatchMember) -> None:
+        stream, header_map = self._stream, member.header_map
+        expected = header_map.get(publish_checks.EXPECTED_STREAM)
+        if expected and expected != stream.name_bytes:
+            raise errors.error(10060)
+        member.ttl_s = self._parse_ttl(header_map)
+        self._check_id(header_map.get(publish_checks.MSG_ID, b""))
+        if header_map.get(publish_checks.STREAM_SOURCE):
+            raise errors.error(10227)
+        if self._counter_totals is not None:
+            member.header, member.payload = self._counter_totals.apply_increment(
+                member.subject, member.header, header_map
+            )
+        self._check_sequences(member)
+        if schedules.SCHEDULE in member.header:
+            member.header, member.header_map = schedules.check_schedule(
+                stream, member.subject, member.header, header_map
+            )
+        member.rollup = self._check_rollup(member)
+
+    def _parse_ttl(self, header_map: Mapping[bytes, bytes]) -> int:
+        """As with a single publish, except that "disabled" is looked at before "invalid"."""
+        value = header_map.get(publish_checks.TTL)
+        if not value:
+            return 0
+        kind, seconds = parse_ttl(value)
+        if not self._stream.config.allow_msg_ttl and kind != TTL_NONE:
+            raise errors.error(10166)
+        if kind not in (TTL_NONE, TTL_SECONDS, TTL_NEVER, TTL_ZERO):
+            raise errors.error(10165)
+        return (
+            publish_checks.TTL_EXEMPT if kind == TTL_NEVER else min(seconds, publish_checks.TTL_SECONDS_MAX)
+        )
+
+    def _check_id(self, message_id: bytes) -> None:
+        if not message_id:
+            return
+        dedup = self._stream.dedup
+        is_duplicate = dedup is not None and dedup.find(message_id, self._now_ns)
+        if is_duplicate or message_id in self._batch_message_ids:
+            sometimes("a batch repeats an id")
+            raise errors.error(10201)
+        self._batch_message_ids.add(message_id)
+
+    def _check_sequences(self, member: BatchMember) -> None:
+        """Expected sequences speak of the stream before the batch, for every member (the batch seed)."""
+        header_map = member.header_map
+        expected = header_map.get(publish_checks.EXPECTED_LAST_SEQ)
+        if expected and publish_checks.parse_number(expected) != self._last_seq:
+            raise errors.error(10071, seq=self._last_seq)
+        subject = header_map.get(publish_checks.EXPECTED_LAST_SUBJECT)
+        expected = header_map.get(publish_checks.EXPECTED_LAST_SUBJECT_SEQ)
+        if expected:
+            last = self._stream.find_last_seq(subject or member.subject)
+            if publish_checks.parse_number(expected) != last:
+                raise errors.error(10071, seq=last)
+        elif subject:
+            raise errors.error(10193)
+
+    def _check_rollup(self, member: BatchMember) -> bytes:
+        rollup = publish_checks.check_rollup(self._stream, member.header_map)
+        if rollup == b"sub" and member.subject in self._added_by_subject:
+            raise errors.error(10111, err="batch rollup sub invalid")
+        if rollup == b"all" and self._index > 0:
+            raise errors.error(10111, err="batch rollup all invalid")
+        return rollup
+
+    def _check_discard_new(self, member: BatchMember) -> None:
+        """Discard policy `new`, counting what the batch adds so far."""
+        config, log = self._stream.config, self._stream.log
+        if config.discard != "new":
+            return
+        self._added_bytes += self._stream.compute_stored_size(member.subject, member.header, member.payload)
+        if 0 < config.max_msgs < log.messages + self._index + 1:
+            raise errors.error(10077, err="maximum messages exceeded")
+        if 0 < config.max_bytes < log.bytes + self._added_bytes:
+            raise errors.error(10077, err="maximum bytes exceeded")
+        if config.discard_new_per_subject and not member.rollup:
+            stored_count = log.get_subject_count(member.subject) + self._added_by_subject.get(
+                member.subject, 0
+            )
+            if stored_count >= config.max_msgs_per_subject:
+                raise errors.error(10077, err="maximum messages per subject exceeded")

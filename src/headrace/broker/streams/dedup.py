@@ -1,0 +1,28 @@
+"""The duplicate window: message ids seen lately, so that a repeated publish is answered with the first one's sequence.
+
+Every id is noted in the same frame as its message, so the window survives a crash exactly as the messages do, and
+also when the messages themselves are gone (acknowledged, purged or rolled up). The ids themselves are kept by the kernel.
+"""
+
+from headrace._native import DedupWindow
+from headrace.storage import MetadataStore
+
+
+class StreamDedupWindow(DedupWindow):
+    """Ids of one stream, kept for `window_ns` after they were stored."""
+
+    __slots__ = ("_key", "_metadata")
+
+    def __init__(self, metadata: MetadataStore | None, key: bytes, window_ns: int) -> None:
+        """`facts` is None for streams in memory, whose ids need not survive."""
+        super().__init__(window_ns)
+        self._metadata = metadata
+        self._key = key
+        if metadata is not None:
+            for block in (metadata.get(key) or b"", *metadata.get_operands(key)):
+                self.restore(block)
+
+    def save(self) -> None:
+        """Put what is new into the frame under construction; called once a tick."""
+        if self._metadata is not None and (unsaved := self.drain_unsaved()):
+            self._metadata.merge(self._key, unsaved)

@@ -1,0 +1,75 @@
+"""Subject delete markers: when the last message of a subject goes, a message in its place says so.
+
+Always for age (`max_age` or a TTL) where the stream has a marker TTL; for purges and deletions only where the stream's
+metadata asks for it (`headrace.markers: purge,remove`), because the reference never does that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.code_probes import sometimes
+from headrace.errors import CorruptData
+from headrace.jetstream_api.times import SECOND_NS, format_duration
+from headrace.protocol import headers
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from headrace.broker.stream import Stream
+
+METADATA_OPTION = "headrace.markers"
+REASON = b"Nats-Marker-Reason"
+
+
+def is_enabled_for(stream: Stream, reason: str) -> bool:
+    """Whether this stream marks removals of that kind."""
+    config = stream.config
+    if config.subject_delete_marker_ttl <= 0:
+        return False
+    return reason.lower() in config.metadata.get(METADATA_OPTION, "").replace(" ", "").split(",")
+
+
+def is_marker(header: bytes) -> bool:
+    """Markers, and the tombstones of a KV purge, leave nothing behind when they go."""
+    return bool(headers.get(header, REASON)) or headers.get(header, b"KV-Operation") == b"PURGE"
+
+
+def remove_with_marker(stream: Stream, seq: int, reason: str) -> bool:
+    """Remove a message; if it was the last of its subject a marker takes its place. False if it was not there."""
+    log = stream.log
+    try:
+        message = log.get(seq)
+    except CorruptData:  # the store reports it; what it was about cannot be told
+        return stream.retention.remove_one(seq)
+    if message is None:
+        return False
+    _, subject, header, _, _ = message
+    if log.get_subject_count(subject) > 1 or (header and is_marker(header)):
+        stream.retention.remove_one(seq)
+        return True
+    if stream.config.sealed:
+        return False  # it takes nothing more, so the last one of a subject stays, as in the reference
+    sometimes("a marker is placed")
+    ttl_s = stream.config.subject_delete_marker_ttl // SECOND_NS
+    marker_header, now_ns = _make_header(ttl_s, reason), stream.jetstream.now_ns()
+    stream.store(subject, marker_header, b"", now_ns, ttl_s, rollup=b"sub", forced=True)
+    subject_text = subject.decode("utf-8", "replace")
+    stream.jetstream.event_history.record(now_ns, "marker", stream.name, f"{subject_text} ({reason})")
+    return True
+
+
+def remove_all_with_markers(stream: Stream, seqs: np.ndarray, reason: str) -> int:
+    """Remove many, each with its marker where it was the last; how many were there."""
+    return sum(remove_with_marker(stream, seq, reason) for seq in seqs.tolist())
+
+
+def _make_header(ttl_s: int, reason: str) -> bytes:
+    lines = [
+        (REASON, reason.encode()),
+        (b"Nats-TTL", format_duration(ttl_s * SECOND_NS).encode()),
+        (b"Nats-Rollup", b"sub"),
+    ]
+    if reason == "MaxAge":
+        lines.append((b"Nats-Applied-Limit", b"MaxAge"))
+    return headers.build(lines)

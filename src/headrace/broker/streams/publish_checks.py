@@ -1,0 +1,245 @@
+"""The publish checks of one stream, in the reference's order; the first that fails answers.
+
+A message that asks for nothing, or has nothing but an id or a lifetime, on a stream without special limits never comes
+here unless it is a duplicate (see `PublishFastPath`). The checks run against what is admitted, not what is committed: the
+answer leaves only after everything it depends on is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headrace._native import parse_nats_headers as parse_nats_headers
+from headrace.code_probes import sometimes
+from headrace.jetstream_api import errors
+from headrace.jetstream_api.times import SECOND_NS, TTL_INVALID, TTL_NEVER, TTL_SECONDS, TTL_ZERO, parse_ttl
+from headrace.protocol import headers
+
+if TYPE_CHECKING:
+    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.stream import Stream
+    from headrace.jetstream_api.configs import StreamConfig
+
+HEADER_BYTES_MAX = 65_535
+TTL_EXEMPT = 0xFFFF_FFFF
+#: Deadlines further away than the record format can say are as good as none.
+TTL_SECONDS_MAX = TTL_EXEMPT - 1
+
+MSG_ID = b"Nats-Msg-Id"
+EXPECTED_STREAM = b"Nats-Expected-Stream"
+EXPECTED_LAST_SEQ = b"Nats-Expected-Last-Sequence"
+EXPECTED_LAST_SUBJECT_SEQ = b"Nats-Expected-Last-Subject-Sequence"
+EXPECTED_LAST_SUBJECT = b"Nats-Expected-Last-Subject-Sequence-Subject"
+EXPECTED_LAST_MSG_ID = b"Nats-Expected-Last-Msg-Id"
+ROLLUP = b"Nats-Rollup"
+TTL = b"Nats-TTL"
+STREAM_SOURCE = b"Nats-Stream-Source"
+INCREMENT = b"Nats-Incr"
+
+
+#: Headers that make no sense for a counter.
+COUNTER_INCOMPATIBLE = (
+    ROLLUP,
+    EXPECTED_STREAM,
+    EXPECTED_LAST_MSG_ID,
+    EXPECTED_LAST_SUBJECT,
+    EXPECTED_LAST_SEQ,
+    EXPECTED_LAST_SUBJECT_SEQ,
+)
+#: Headers that need none of the checks about expectations, roll-ups and counters.
+CHEAP_HEADERS = frozenset((MSG_ID, TTL))
+
+
+_DIGITS_MAX = 20
+
+
+def is_storable_header(header: bytes) -> bool:
+    """Whether a header block carries no status and is of a size that can be stored."""
+    return header.startswith(b"NATS/1.0\r\n") and len(header) <= HEADER_BYTES_MAX
+
+
+def parse_number(text: bytes) -> int | None:
+    """A decimal number of at most 64 bits as a header may carry it; None for anything else."""
+    return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else None
+
+
+class DuplicateMessage(Exception):
+    """Not a failure: the message is already stored, under this sequence."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(seq)
+        self.seq = seq
+
+
+def check_increment(value: bytes) -> None:
+    """An integer of any length, with or without a sign."""
+    digits = value[1:] if value[:1] in (b"+", b"-") else value
+    if value and not digits.isdigit():
+        raise errors.error(10171)
+
+
+def check_counter(stream: Stream, header_map: Mapping[bytes, bytes], payload: bytes) -> None:
+    """`Nats-Incr` belongs to counter streams, and goes with nothing that replaces or expects."""
+    value = header_map.get(INCREMENT)
+    if not value:
+        return
+    check_increment(value)
+    if not stream.config.allow_msg_counter:
+        raise errors.error(10168)
+    if payload:
+        raise errors.error(10170)
+    if any(header_map.get(name) for name in COUNTER_INCOMPATIBLE):
+        raise errors.error(10171)
+
+
+def check_id_and_ttl(stream: Stream, header_map: Mapping[bytes, bytes]) -> None:
+    """What `check_expectations` has to say about a message with nothing but an id and a TTL."""
+    if (ttl := header_map.get(TTL)) and not stream.config.allow_msg_ttl:
+        _check_ttl_disabled(ttl)
+
+
+def check_expectations(stream: Stream, subject: bytes, header_map: Mapping[bytes, bytes]) -> None:
+    """`Nats-Expected-Stream`, a TTL where none is allowed, then the expected sequences."""
+    expected = header_map.get(EXPECTED_STREAM)
+    if expected and expected != stream.name_bytes:
+        raise errors.error(10060)
+    if (ttl := header_map.get(TTL)) and not stream.config.allow_msg_ttl:
+        _check_ttl_disabled(ttl)
+    if expected := header_map.get(EXPECTED_LAST_SUBJECT_SEQ):
+        last = stream.find_last_seq(header_map.get(EXPECTED_LAST_SUBJECT) or subject)
+        if parse_number(expected) != last:
+            sometimes("another last sequence of the subject")
+            raise errors.error(10071, seq=last)
+    elif header_map.get(EXPECTED_LAST_SUBJECT):
+        raise errors.error(10193)
+    expected = header_map.get(EXPECTED_LAST_SEQ)
+    if expected and parse_number(expected) != stream.log.last_seq:
+        sometimes("another last sequence")
+        raise errors.error(10071, seq=stream.log.last_seq)
+    if header_map.get(STREAM_SOURCE):
+        raise errors.error(10227)
+
+
+def check_message_id(stream: Stream, header_map: Mapping[bytes, bytes], now_ns: int) -> bytes:
+    """De-duplication and the expected last message id; returns the id to remember (b"" for none)."""
+    message_id = header_map.get(MSG_ID, b"")
+    if message_id and stream.dedup is not None:
+        seq = stream.dedup.find(message_id, now_ns)
+        if seq:
+            raise DuplicateMessage(seq)
+    expected = header_map.get(EXPECTED_LAST_MSG_ID)
+    if expected and expected != stream.fast_path.last_message_id:
+        sometimes("another last id")
+        raise errors.error(10070, id=stream.fast_path.last_message_id.decode("utf-8", "replace"))
+    return message_id
+
+
+def check_rollup(stream: Stream, header_map: Mapping[bytes, bytes]) -> bytes:
+    """b"sub", b"all" or b"" for none."""
+    value = header_map.get(ROLLUP)
+    if not value:
+        return b""
+    config = stream.config
+    if not config.allow_rollup_hdrs or config.deny_purge:
+        raise errors.error(10111, err="rollup not permitted")
+    rollup = value.lower()
+    if rollup not in (b"sub", b"all"):
+        text = rollup.decode("utf-8", "replace")
+        raise errors.error(10111, err=f'rollup value invalid: "{text}"')
+    return rollup
+
+
+def requires_slow_path(jetstream: AccountJetStream, config: StreamConfig) -> bool:
+    """Whether even a message without headers has to pass the checks one by one."""
+    has_limits = config.max_msgs > 0 or config.max_bytes > 0 or config.discard_new_per_subject
+    return bool(
+        config.sealed
+        or config.max_msg_size >= 0
+        or (config.discard == "new" and has_limits)
+        or config.subject_delete_marker_ttl > 0
+        or config.allow_msg_counter
+        or config.allow_msg_schedules
+        or config.persist_mode == "async"
+        or config.retention == "interest"
+        or jetstream.has_quota(config.storage)
+        or config.subject_transform
+        or config.republish
+    )
+
+
+def check_account_quota(stream: Stream, subject: bytes, header: bytes, payload: bytes) -> None:
+    """Refuse what would bring the account over what it may keep of this kind of storage, or the server is full of."""
+    jetstream, storage = stream.jetstream, stream.config.storage
+    if storage in jetstream.server_quota.exhausted:
+        raise errors.error(10023)
+    quota = jetstream.quota(storage)
+    if quota >= 0 and not jetstream.storage_usage.reserve(
+        storage, stream.compute_stored_size(subject, header, payload), quota
+    ):
+        sometimes("the account is full")
+        raise errors.error(10002)
+
+
+def check_size(stream: Stream, header: bytes, payload: bytes) -> None:
+    """The stream's message size limit and the header limit of the format."""
+    size_max = stream.config.max_msg_size
+    if size_max >= 0 and len(header) + len(payload) > size_max:
+        raise errors.error(10054)
+    if len(header) > HEADER_BYTES_MAX:
+        raise errors.error(10097)
+
+
+def check_discard_new(stream: Stream, subject: bytes, header: bytes, payload: bytes, rollup: bytes) -> None:
+    """Discard policy `new`: refuse what does not fit."""
+    config, log = stream.config, stream.log
+    per_subject = config.max_msgs_per_subject
+    replaces_oldest = per_subject > 0 and log.get_subject_count(subject) >= per_subject
+    if replaces_oldest and config.discard_new_per_subject and not rollup:
+        raise errors.error(10077, err="maximum messages per subject exceeded")
+    stream.retention.enforce()
+    if 0 < config.max_msgs <= log.messages and not replaces_oldest:
+        sometimes("the stream is full")
+        raise errors.error(10077, err="maximum messages exceeded")
+    if config.max_bytes <= 0:
+        return
+    size = stream.compute_stored_size(subject, header, payload)
+    if log.bytes + size > config.max_bytes and not (
+        replaces_oldest and stream.get_stored_size(log.get_first_seq(subject)) >= size
+    ):
+        raise errors.error(10077, err="maximum bytes exceeded")
+
+
+def parse_ttl_header(stream: Stream, header_map: Mapping[bytes, bytes]) -> int:
+    """Seconds to live: 0 for no limit of its own, NEVER for exempt from every age."""
+    value = header_map.get(TTL)
+    if not value:
+        return 0
+    kind, seconds = parse_ttl(value)
+    if kind == TTL_INVALID or (kind == TTL_ZERO and not stream.config.allow_msg_ttl):
+        raise errors.error(10165)
+    return TTL_EXEMPT if kind == TTL_NEVER else min(seconds, TTL_SECONDS_MAX)
+
+
+def apply_min_ttl(stream: Stream, header: bytes, ttl_s: int) -> tuple[bytes, int]:
+    """With delete markers and more than one message a subject, no TTL is shorter than a marker's: otherwise a marker
+    could be missed because an older one still stands."""
+    config = stream.config
+    min_ttl_s = config.subject_delete_marker_ttl // SECOND_NS
+    if not 0 < ttl_s < min_ttl_s or config.max_msgs_per_subject == 1:
+        return header, ttl_s
+    sometimes("a lifetime is raised")
+    return headers.replace(header, TTL, b"%d" % min_ttl_s), min_ttl_s
+
+
+def _check_ttl_disabled(value: bytes) -> None:
+    kind, _ = parse_ttl(value)
+    if kind in (TTL_SECONDS, TTL_NEVER):
+        raise errors.error(10166)
+
+
+def strip_status(header: bytes) -> bytes:
+    """A status in the first line belongs to a reply, not to a stored message."""
+    if header.startswith(b"NATS/1.0\r\n"):
+        return header
+    return b"NATS/1.0\r\n" + header.partition(b"\r\n")[2]

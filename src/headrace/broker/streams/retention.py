@@ -1,0 +1,315 @@
+"""What leaves a stream, and why: limits, age, roll-ups, purges, deletions.
+
+Limits on the whole stream are kept once a tick (before the frame closes and before anything is shown), the limit per
+subject with each message, because it decides what the next message replaces. Every removal goes through `drop` or
+`remove_below`, so that consumers hear of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.broker.streams import delete_markers
+from headrace.broker.streams.ttl import SECOND_NS, TTL_EXEMPT, MaxAgeIndex, TtlIndex
+from headrace.code_probes import sometimes
+from headrace.jetstream_api import errors
+from headrace.jetstream_api.configs import StreamConfig
+from headrace.protocol import subjects
+
+if TYPE_CHECKING:
+    from headrace.broker.stream import Stream
+    from headrace.broker.timers import TimerHandle
+
+_LOOKAHEAD = 1024
+#: A sweep removes this many at a time, so that publishers never wait long for it.
+_SLICE = 16_384
+_MARKED_SLICE = 1_024
+#: Sweeps come on a grid of a tenth of a second: never early, and well within the quarter second promised.
+_GRID_NS = 100_000_000
+_NO_DEADLINE = 1 << 63
+
+
+class Retention:
+    """Removal from one stream."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_max_age_index",
+        "_messages_max",
+        "_next_expiry_ns",
+        "_stream",
+        "_subject_max",
+        "_timer",
+        "_timer_at_ns",
+        "_ttl_index",
+    )
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._timer: TimerHandle | None = None
+        self._timer_at_ns = self._next_expiry_ns = _NO_DEADLINE
+        self._max_age_index: MaxAgeIndex | None = None
+        self._ttl_index: TtlIndex | None = None
+        self._messages_max = self._bytes_max = self._subject_max = 0
+
+    def configure(self, config: StreamConfig) -> None:
+        """Take new limits; lower ones bite at once."""
+        old_subject_max = self._subject_max
+        discards_new = config.discard == "new"
+        self._messages_max = 0 if discards_new else max(config.max_msgs, 0)
+        self._bytes_max = 0 if discards_new else max(config.max_bytes, 0)
+        self._subject_max = max(config.max_msgs_per_subject, 0)
+        if self._subject_max and (not old_subject_max or self._subject_max < old_subject_max):
+            self._trim_all_subjects()
+        log = self._stream.log
+        self._max_age_index = MaxAgeIndex(log, config.max_age) if config.max_age else None
+        if config.allow_msg_ttl and self._ttl_index is None:
+            self._ttl_index = TtlIndex(log, self._stream.jetstream.clock_ns())
+        self._next_expiry_ns = 0
+
+    def has_interest(self, subject: bytes) -> bool:
+        """Whether an interest stream has anybody for this subject; other streams keep everything."""
+        if self._stream.config.retention != "interest":
+            return True
+        return self._stream.consumer_set.has_interest(subject)
+
+    # Removal itself
+
+    def remove(self, seqs: np.ndarray | Sequence[int]) -> int:
+        """Remove these; how many were there."""
+        stream = self._stream
+        removed = stream.log.remove_many(seqs)
+        if removed and stream.consumers:
+            stream.on_messages_removed(seqs)
+        return removed
+
+    def remove_one(self, seq: int) -> bool:
+        """Remove one message; whether it was there."""
+        stream = self._stream
+        removed = stream.log.remove(seq)
+        if removed and stream.consumers:
+            stream.on_messages_removed((seq,))
+        return removed
+
+    def remove_below(self, seq: int) -> int:
+        """Remove everything older than `seq`."""
+        stream = self._stream
+        log = stream.log
+        removed_seqs = log.find_seqs(None, log.first_seq, seq - 1) if stream.consumers else None
+        removed = log.remove_below(seq)
+        if removed_seqs is not None and len(removed_seqs):
+            stream.on_messages_removed(removed_seqs)
+        return removed
+
+    # Limits
+
+    def enforce(self) -> None:
+        """Remove what is done with or overdue, and make room: for whoever is about to look."""
+        if self._next_expiry_ns != _NO_DEADLINE:
+            self.expire_due(self._stream.jetstream.clock_ns())
+        self.apply_limits()
+
+    def apply_limits(self) -> None:
+        """Remove what is done with, and the oldest where there are too many."""
+        self._stream.consumer_set.remove_acked()
+        log = self._stream.log
+        if self._messages_max and log.messages > self._messages_max:
+            self._remove_oldest(log.messages - self._messages_max)
+        while self._bytes_max and log.bytes > self._bytes_max and log.messages:
+            self.remove_below(log.find_next(None, log.first_seq) + 1)
+
+    def trim_subject(self, subject: bytes) -> None:
+        """Keep only the newest messages of a subject, as many as are allowed."""
+        self._trim_to_newest(subject, self._subject_max)
+
+    def _trim_to_newest(self, subject: bytes, limit: int) -> None:
+        stream = self._stream
+        trim = stream.log.trim_oldest
+        while seq := trim(subject, limit):
+            if seq < 0:
+                self.remove_one(stream.log.get_first_seq(subject))
+            elif stream.consumers:
+                stream.on_messages_removed((seq,))
+
+    def _remove_oldest(self, count: int) -> None:
+        log = self._stream.log
+        while count > 0:
+            oldest = log.find_seqs(None, log.first_seq, log.first_seq + max(count, _LOOKAHEAD))[:count]
+            self.remove_below(int(oldest[-1]) + 1)
+            count -= len(oldest)
+
+    def _trim_all_subjects(self) -> None:
+        over_limit = [
+            s for s, count in self._stream.log.iter_subject_counts(None) if count > self._subject_max
+        ]
+        for subject in over_limit:
+            self.trim_subject(subject)
+        if over_limit:
+            self._stream.mark_dirty()
+
+    def apply_rollup(self, subject: bytes, seq: int, *, everything: bool) -> None:
+        """Message `seq` replaces what came before it, on its subject or in the whole stream."""
+        if everything:
+            self.remove_below(seq)
+            return
+        if subjects.is_literal(subject):
+            self._trim_to_newest(subject, 1)
+        else:  # a wildcard in a published subject is a name like any other, except to a purge
+            log = self._stream.log
+            self.remove(log.find_seqs(log.get_filter((subject,)), log.first_seq, seq - 1))
+
+    # Age
+
+    def track_expiry(self, seq: int, time_ns: int, ttl_s: int) -> None:
+        """A message was stored: remember when it has to go."""
+        deadline = _NO_DEADLINE
+        if self._max_age_index is not None and ttl_s != TTL_EXEMPT:
+            deadline = time_ns + self._max_age_index.max_age_ns
+        if 0 < ttl_s < TTL_EXEMPT and self._ttl_index is not None:
+            ttl_deadline = time_ns + ttl_s * SECOND_NS
+            self._ttl_index.add(seq, ttl_deadline)
+            deadline = min(deadline, ttl_deadline)
+        if deadline < self._next_expiry_ns:
+            self._next_expiry_ns = deadline
+            self._arm_timer()
+
+    def expire_due(self, now_ns: int) -> None:
+        """Everything that is overdue goes now, because somebody is about to look."""
+        while self._next_expiry_ns <= now_ns:
+            self._expire_some(now_ns)
+
+    def expire_slice(self, now_ns: int) -> None:
+        """Some of what is overdue goes now, because somebody is about to decide; the sweep brings the rest."""
+        if self._next_expiry_ns <= now_ns:
+            self._expire_some(now_ns)
+            self._arm_timer()
+
+    def _sweep(self) -> None:
+        """The alarm rang: remove a slice, and leave the rest to the next turn."""
+        self._timer = None
+        self._timer_at_ns = _NO_DEADLINE
+        stream = self._stream
+        now_ns = stream.jetstream.clock_ns()
+        if self._next_expiry_ns <= now_ns:
+            self._expire_some(now_ns)
+        if self._next_expiry_ns <= now_ns:
+            stream.jetstream.call_soon(self._sweep)
+        else:
+            self._arm_timer()
+
+    def _expire_some(self, now_ns: int) -> None:
+        limit = _MARKED_SLICE if self._stream.config.subject_delete_marker_ttl > 0 else _SLICE
+        for expiry_index in (self._ttl_index, self._max_age_index):
+            if expiry_index is not None:
+                due = expiry_index.pop_due(now_ns, limit)
+                if len(due):
+                    self._remove_expired(due)
+        deadlines = [
+            expiry_index.next_ns()
+            for expiry_index in (self._ttl_index, self._max_age_index)
+            if expiry_index is not None
+        ]
+        self._next_expiry_ns = min((deadline for deadline in deadlines if deadline), default=_NO_DEADLINE)
+
+    def _remove_expired(self, seqs: np.ndarray) -> None:
+        stream = self._stream
+        places_markers = stream.config.subject_delete_marker_ttl > 0
+        count = (
+            delete_markers.remove_all_with_markers(stream, seqs, "MaxAge")
+            if places_markers
+            else self.remove(seqs)
+        )
+        if count:
+            now_ns = stream.jetstream.clock_ns()
+            stream.jetstream.event_history.record(now_ns, "expired", stream.name, f"{count} aged out", count)
+        stream.mark_dirty()
+
+    def _arm_timer(self) -> None:
+        """Wake at the next deadline, rounded up to the grid."""
+        if self._next_expiry_ns == _NO_DEADLINE:
+            return
+        timer_at_ns = -(-self._next_expiry_ns // _GRID_NS) * _GRID_NS
+        if timer_at_ns >= self._timer_at_ns:
+            return
+        self.stop()
+        self._timer_at_ns = timer_at_ns
+        self._timer = self._stream.jetstream.timers.at_wall_time(timer_at_ns, self._sweep)
+
+    def stop(self) -> None:
+        """No more sweeps."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at_ns = _NO_DEADLINE
+
+    def start(self) -> None:
+        """After a restart or a new configuration: what is overdue goes before anybody looks."""
+        log = self._stream.log
+        before = (log.messages, log.last_seq)
+        self.enforce()
+        if (log.messages, log.last_seq) != before:
+            sometimes("a life ended while nobody served")
+        self._arm_timer()
+        self._stream.mark_dirty()
+
+    # On request
+
+    def purge(self, pattern: bytes, seq: int, keep: int) -> int:
+        """Remove below `seq`, or all but the newest `keep`, or everything; of matching subjects only."""
+        consumer_set = self._stream.consumer_set
+        consumer_set.suppress_advisories = True
+        try:
+            purged = self._purge(pattern, seq, keep)
+        finally:
+            consumer_set.suppress_advisories = False
+        consumer_set.on_purge()
+        return purged
+
+    def _purge(self, pattern: bytes, seq: int, keep: int) -> int:
+        stream = self._stream
+        log = stream.log
+        places_markers = delete_markers.is_enabled_for(stream, "Purge")
+        if places_markers or (pattern and pattern != b">"):
+            subject_filter = log.get_filter((pattern,)) if pattern else None
+            to_remove = log.find_seqs(
+                subject_filter, log.first_seq, min(seq - 1, log.last_seq) if seq else log.last_seq
+            )
+            sometimes("a purge of some subjects")
+            to_remove = to_remove[:-keep] if keep else to_remove
+            return (
+                delete_markers.remove_all_with_markers(stream, to_remove, "Purge")
+                if places_markers
+                else self.remove(to_remove)
+            )
+        if keep:
+            sometimes("a purge that keeps some")
+            return self._purge_all_but(keep)
+        below = seq or log.last_seq + 1
+        purged = self.remove_below(below)
+        if below > log.last_seq + 1:
+            log.advance(below - 1)
+        return purged
+
+    def _purge_all_but(self, keep: int) -> int:
+        log = self._stream.log
+        if keep >= log.messages:
+            return 0
+        live = log.find_seqs(None, log.first_seq, log.last_seq)
+        return self.remove_below(int(live[-keep]))
+
+    def delete_message(self, seq: int) -> None:
+        """Remove one message."""
+        stream = self._stream
+        if seq > stream.log.last_seq:
+            raise errors.error(10057, err="stream store EOF")
+        if delete_markers.is_enabled_for(stream, "Remove"):
+            removed = delete_markers.remove_with_marker(stream, seq, "Remove")
+        else:
+            removed = self.remove_one(seq)
+        if not removed:
+            if seq < stream.log.first_seq:
+                raise errors.error(10057, err="no message found")
+            raise errors.error(10043, seq=seq)

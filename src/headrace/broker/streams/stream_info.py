@@ -1,0 +1,60 @@
+"""What streams look like from outside: the info that answers and lists show."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from headrace import COMPATIBLE_VERSION
+from headrace.jetstream_api import responses
+
+if TYPE_CHECKING:
+    from headrace.broker.stream import Stream
+
+#: Sequences of removed messages that one answer lists; a mirror or a restore can leave a gap of any size.
+DELETED_MAX = 1_000_000
+
+
+def make_stream_info(
+    stream: Stream,
+    *,
+    in_list: bool = False,
+    leader: str = "",
+    subjects: dict[str, int] | None = None,
+    deleted: bool = False,
+) -> dict[str, Any]:
+    """Configuration and state; in a list without what only this server adds to the metadata."""
+    jetstream = stream.jetstream
+    now_ns = jetstream.timers.now_ns()
+    return responses.make_stream_info_body(
+        responses.encode_public_config(stream.config, "" if in_list else COMPATIBLE_VERSION),
+        stream.created_ns,
+        make_stream_state(stream, subjects, deleted=deleted),
+        jetstream.now_ns(),
+        domain=jetstream.domain,
+        leader=leader,
+        mirror=stream.sourcing.make_mirror_info(now_ns),
+        sources=stream.sourcing.make_source_infos(now_ns),
+    )
+
+
+def make_stream_state(
+    stream: Stream, subjects: dict[str, int] | None = None, *, deleted: bool = False
+) -> dict[str, Any]:
+    """Counts, sequences and times; everything overdue is gone from them."""
+    stream.retention.enforce()
+    log = stream.log
+    is_new = not log.messages and not log.last_seq
+    state = responses.StreamInfoState(
+        messages=log.messages,
+        bytes=log.bytes,
+        first_seq=0 if is_new else log.first_seq,
+        first_time_ns=log.first_time_ns if log.messages else 0,
+        last_seq=log.last_seq,
+        last_time_ns=log.last_time_ns,
+        num_subjects=log.num_subjects,
+        num_deleted=log.num_deleted,
+        consumers=len(stream.consumers),
+    )
+    deleted_seqs = list(islice(log.iter_deleted_seqs(), DELETED_MAX)) if deleted else None
+    return responses.make_stream_state_body(state, subjects, deleted_seqs)

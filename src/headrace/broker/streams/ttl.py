@@ -1,0 +1,146 @@
+"""Age: when a message has lived long enough, by its own `Nats-TTL` or by the stream's `max_age`.
+
+What is due soon waits in buckets of about a second, (deadline, sequence) pairs; what is due later costs no memory but
+a bound for each run of 65,536 sequences that has messages, below which nothing in that run is due; its rows are read
+from the log's columns when that time comes near. So a message costs O(1), and memory follows the rate, not the number
+of messages. Nothing is walked or kept for sequences that no message has.
+Nothing is removed early; a reader that calls `run` first never sees anything overdue.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from headrace.storage import StreamLog
+
+U64Array = NDArray[np.uint64]
+
+TTL_EXEMPT = 0xFFFF_FFFF
+SECOND_NS = 1_000_000_000
+#: Messages are sorted into buckets of this width (2**30 ns) when they are due within the window.
+_BUCKET_BITS = 30
+_WINDOW_NS = 8 << _BUCKET_BITS
+_RUN_BITS = 16
+_NO_DEADLINE = 1 << 63
+
+
+class TtlIndex:
+    """The deadlines of messages with a TTL of their own."""
+
+    __slots__ = ("_buckets", "_due_position", "_due_seqs", "_due_times", "_log", "_runs", "_window_end")
+
+    def __init__(self, log: StreamLog, now_ns: int) -> None:
+        """Reads what the log holds: after a restart, or when TTLs are switched on."""
+        self._log = log
+        self._buckets: dict[int, array[int]] = {}
+        self._runs: dict[int, int] = {}
+        self._due_times = np.empty(0, np.uint64)
+        self._due_seqs = np.empty(0, np.uint64)
+        self._due_position = 0
+        self._window_end = now_ns
+        seq = log.find_next(None, log.first_seq)
+        while seq:
+            self._runs[seq >> _RUN_BITS] = 0
+            seq = log.find_next(None, ((seq >> _RUN_BITS) + 1) << _RUN_BITS)
+
+    def add(self, seq: int, deadline_ns: int) -> None:
+        """A message was admitted."""
+        if deadline_ns < self._window_end:
+            key = deadline_ns >> _BUCKET_BITS
+            bucket = self._buckets.get(key)
+            if bucket is None:
+                bucket = self._buckets[key] = array("Q")
+            bucket.extend((deadline_ns, seq))
+        else:
+            run = seq >> _RUN_BITS
+            if deadline_ns < self._runs.get(run, _NO_DEADLINE):
+                self._runs[run] = deadline_ns
+
+    def pop_due(self, now_ns: int, limit: int) -> U64Array:
+        """Sequences whose time has come, oldest deadline first, at most `most`; some may be gone already."""
+        if now_ns >= self._window_end:
+            self._advance_window(now_ns)
+        current = now_ns >> _BUCKET_BITS
+        for key in sorted(key for key in self._buckets if key <= current):
+            self._merge_bucket(self._buckets.pop(key))
+        end = int(np.searchsorted(self._due_times, np.uint64(now_ns), "right"))
+        end = min(end, self._due_position + limit)
+        found = self._due_seqs[self._due_position : end]
+        self._due_position = end
+        return found
+
+    def next_ns(self) -> int:
+        """When to look again; 0 when nothing is ahead. Never later than the next deadline."""
+        if self._due_position < len(self._due_times):
+            return int(self._due_times[self._due_position])
+        candidates = [min(self._buckets) << _BUCKET_BITS] if self._buckets else []
+        if self._runs:
+            candidates.append(max(min(self._runs.values()), self._window_end))
+        return min(candidates, default=0)
+
+    def _merge_bucket(self, bucket: array[int]) -> None:
+        """The second of this bucket has begun: put it in order behind what is left."""
+        pairs = np.frombuffer(bucket, np.uint64).reshape(-1, 2)
+        times = np.concatenate([self._due_times[self._due_position :], pairs[:, 0]])
+        seqs = np.concatenate([self._due_seqs[self._due_position :], pairs[:, 1]])
+        order = np.argsort(times, kind="stable")
+        self._due_times, self._due_seqs, self._due_position = times[order], seqs[order], 0
+
+    def _advance_window(self, now_ns: int) -> None:
+        """Move the window to now, and bring what is due within it from the columns."""
+        self._window_end = now_ns + _WINDOW_NS
+        for run in [run for run, bound in self._runs.items() if bound < self._window_end]:
+            self._load_run(run)
+
+    def _load_run(self, run: int) -> None:
+        seqs, times, ttls = self._log.find_times_and_ttls(run << _RUN_BITS, ((run + 1) << _RUN_BITS) - 1)
+        has_ttl = (ttls > 0) & (ttls < TTL_EXEMPT)
+        seqs = seqs[has_ttl]
+        deadlines = times[has_ttl] + ttls[has_ttl].astype(np.uint64) * np.uint64(SECOND_NS)
+        after_window = deadlines >= np.uint64(self._window_end)
+        if after_window.any():
+            self._runs[run] = int(deadlines[after_window].min())
+        else:
+            del self._runs[run]
+        in_window = np.flatnonzero(~after_window)
+        keys = deadlines[in_window] >> np.uint64(_BUCKET_BITS)
+        for key in np.unique(keys):
+            rows = in_window[keys == key]
+            bucket = self._buckets.setdefault(int(key), array("Q"))
+            bucket.frombytes(np.column_stack((deadlines[rows], seqs[rows])).tobytes())
+
+
+class MaxAgeIndex:
+    """The stream's `max_age`, walked from the front; messages marked `never` stay behind."""
+
+    __slots__ = ("_log", "_next_seq", "max_age_ns")
+
+    def __init__(self, log: StreamLog, max_age_ns: int) -> None:
+        self._log = log
+        self.max_age_ns = max_age_ns
+        self._next_seq = 0
+
+    def pop_due(self, now_ns: int, limit: int) -> U64Array:
+        """Live sequences that are too old, at most about `most`."""
+        log = self._log
+        first = max(self._next_seq, log.first_seq)
+        seqs, times, ttls = log.find_times_and_ttls(first, first + limit - 1)
+        old = times + np.uint64(self.max_age_ns) <= np.uint64(now_ns)
+        stop = int(np.argmin(old)) if not old.all() else len(old)
+        if stop < len(seqs):
+            self._next_seq = int(seqs[stop])
+        else:
+            self._next_seq = log.find_next(None, first + limit) or log.last_seq + 1
+        due: U64Array = seqs[:stop][ttls[:stop] != TTL_EXEMPT]
+        return due
+
+    def next_ns(self) -> int:
+        """When the next one is due; 0 when there is none."""
+        log = self._log
+        seq = log.find_next(None, max(self._next_seq, log.first_seq)) if log.messages else 0
+        return log.get_time_ns(seq) + self.max_age_ns if seq else 0

@@ -1,0 +1,230 @@
+"""Who still needs a message: the ack floors of a stream's consumers, and those of registered readers.
+
+A consumer needs a message while its filter matches and it has neither acknowledged the message nor started beyond it; it
+has read one only if it can have had it. Readers that never ack (Spark, replays) register a floor under a lease. One
+`Floors` is one look at the server: it is made for a batch of decisions and thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from headrace.claims.clock import parse_rfc3339_ns
+from headrace.claims.jetstream_client import STREAM_NOT_FOUND, JetStreamClient, RequestTimeout, StreamMessage
+from headrace.claims.records import MalformedRecord, OnRejected, RejectedRecord, decode_lease, log_rejected
+from headrace.claims.registry import NO_MARKER_HEADERS, STREAM
+from headrace.deprecation import renamed_parameter
+from headrace.errors import RequestError
+
+_ATTEMPTS = 5
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """How far one consumer has come."""
+
+    name: str
+    filters: tuple[str, ...]
+    ack_floor: int
+    #: Everything up to here was delivered, and nothing of it awaits an ack.
+    delivered_floor: int
+    #: The first sequence that it can have had; None when nobody knows.
+    start_seq: int | None = None
+    #: When the first message was stored, at the earliest, that it can have had.
+    start_time_ns: int = 0
+
+    def needs(self, subject: str, seq: int) -> bool:
+        return seq > max(self.ack_floor, self.delivered_floor) and self.matches_filter(subject)
+
+    def matches_filter(self, subject: str) -> bool:
+        return not self.filters or any(matches(pattern, subject) for pattern in self.filters)
+
+    def has_read(self, subject: str, seq: int, stored_ns: int) -> bool:
+        """Whether it had the message and needs it no more; who began behind it has not read it."""
+        could_have_read = (
+            self.start_seq is not None and seq >= self.start_seq and stored_ns >= self.start_time_ns
+        )
+        return could_have_read and self.matches_filter(subject) and not self.needs(subject, seq)
+
+
+class Floors:
+    """The floors of the streams asked about, read once each."""
+
+    def __init__(self, jetstream: JetStreamClient, on_rejected: OnRejected = log_rejected) -> None:
+        self._jetstream = jetstream
+        self._on_rejected = on_rejected
+        self._by_stream: dict[str, list[Floor] | None] = {}
+        #: Streams that cannot be asked: one request each is enough.
+        self._failed: dict[str, RequestTimeout | RequestError] = {}
+
+    async def get(self, stream: str) -> list[Floor] | None:
+        """The floors of a stream; None when the stream is gone."""
+        if stream not in self._by_stream:
+            self._by_stream[stream] = await self._asked(stream, self._load(stream))
+        return self._by_stream[stream]
+
+    async def find_blocking_consumer(self, stream: str, subject: str, seq: int, excluding: str = "") -> str:
+        """Who still needs the message, by name; "" when nobody does or it has left the stream.
+
+        `excluding` is a consumer whose ack of this very message was confirmed, though its floor may lag behind.
+        """
+        floors = await self.get(stream) or ()
+        blocker = next(
+            (item.name for item in floors if item.name != excluding and item.needs(subject, seq)), ""
+        )
+        return "" if blocker and await self.is_gone(stream, seq) else blocker
+
+    async def is_fully_read(self, stream: str, subject: str, seq: int, stored_ns: int) -> bool:
+        """Whether somebody has read the message, stored then or later, and nobody is left who needs it; or it is gone."""
+        floors = await self.get(stream) or ()
+        is_needed = any(item.needs(subject, seq) for item in floors)
+        if not is_needed and any(item.has_read(subject, seq, stored_ns) for item in floors):
+            return True
+        return await self.is_gone(stream, seq)
+
+    async def is_gone(self, stream: str, seq: int) -> bool:
+        """Whether a message has left its stream."""
+        return await self._asked(stream, self._jetstream.get_message(stream, seq)) is None
+
+    async def _asked(self, stream: str, asking: Coroutine[Any, Any, _T]) -> _T:
+        """Ask about a stream; where that failed once it is not tried again, since each attempt may take seconds."""
+        if stream in self._failed:
+            asking.close()
+            raise self._failed[stream]
+        try:
+            return await asking
+        except (RequestTimeout, RequestError) as error:
+            self._failed[stream] = error
+            raise
+
+    async def _load(self, stream: str) -> list[Floor] | None:
+        consumers, leases = await asyncio.gather(
+            self._list_consumer_floors(stream), list_reader_leases(self._jetstream, stream, self._on_rejected)
+        )
+        return None if consumers is None else consumers + leases
+
+    async def _list_consumer_floors(self, stream: str) -> list[Floor] | None:
+        try:
+            for _ in range(_ATTEMPTS):
+                floors = await self._list_all_pages(stream)
+                if floors is not None:
+                    return floors
+        except RequestError as error:
+            if error.err_code == STREAM_NOT_FOUND:
+                return None
+            raise
+        raise RequestTimeout(f"the consumers of {stream!r} change while they are listed")
+
+    async def _list_all_pages(self, stream: str) -> list[Floor] | None:
+        """All pages of the list, which is in the order of names; None if it changed between two of them.
+
+        Each page but the first begins with the last name of the one before: where it does not, somebody was added or
+        deleted meanwhile, and others may have been passed over.
+        """
+        floors: dict[str, Floor] = {}
+        total = 1
+        while len(floors) < total:
+            page = await self._jetstream.api_request(
+                f"CONSUMER.LIST.{stream}", {"offset": max(len(floors) - 1, 0)}
+            )
+            found, total = _parse_page(page), page.get("total", 0)
+            is_contiguous = not floors or max(floors) == min(found, default="")
+            merged = {**floors, **found}
+            if not is_contiguous or len(floors) == len(merged) < total:
+                return None
+            floors = merged
+        return list(floors.values())
+
+
+def _parse_page(page: dict[str, Any]) -> dict[str, Floor]:
+    """The floors of a page, by name; who did not answer, or cannot now, may need everything."""
+    unresponsive = [*(page.get("missing") or ()), *(page.get("offline") or ())]
+    found = [parse_floor(info) for info in page.get("consumers") or ()]
+    return {floor.name: floor for floor in (*found, *(Floor(name, (), 0, 0) for name in unresponsive))}
+
+
+def parse_floor(info: dict[str, Any]) -> Floor:
+    config = info["config"]
+    filters = config.get("filter_subjects") or [config.get("filter_subject") or ""]
+    delivered = info["delivered"]["stream_seq"]
+    return Floor(
+        info["name"],
+        tuple(pattern for pattern in filters if pattern),
+        info["ack_floor"]["stream_seq"],
+        delivered if not info.get("num_ack_pending") else 0,
+        config.get("opt_start_seq", 0),
+        _get_start_time_ns(info),
+    )
+
+
+def _get_start_time_ns(info: dict[str, Any]) -> int:
+    """When the messages begin that a consumer can have had; where it began with the newest ones, its own time."""
+    config = info["config"]
+    if config.get("deliver_policy", "all") in ("all", "by_start_sequence"):
+        return 0
+    return parse_rfc3339_ns(config.get("opt_start_time") or info["created"])
+
+
+@renamed_parameter("wire", "jetstream")
+async def register_reader(
+    jetstream: JetStreamClient,
+    stream: str,
+    reader: str,
+    acked: int,
+    lease_s: int = 3600,
+    *,
+    start: int | None = None,
+    filters: Sequence[str] = (),
+) -> None:
+    """Protect what a reader that does not ack has still to read: everything above `acked`, while the lease lasts.
+
+    What it has read from `start` on counts as read, once nobody else needs it; without `start` nothing does. With
+    `filters` it reads these subjects only.
+    """
+    lease_body: dict[str, object] = {"acked": acked}
+    if start is not None:
+        lease_body["start"] = start
+    if filters:
+        lease_body["filters"] = list(filters)
+    body = json.dumps(lease_body).encode()
+    await jetstream.publish(
+        f"$CLAIMS.reader.{stream}.{reader}", body, {**NO_MARKER_HEADERS, "Nats-TTL": f"{lease_s}s"}
+    )
+
+
+async def list_reader_leases(
+    jetstream: JetStreamClient, stream: str, on_rejected: OnRejected = log_rejected
+) -> list[Floor]:
+    """The leases of a stream; a marker of one that ran out is none."""
+    leases = await jetstream.get_all(STREAM, f"$CLAIMS.reader.{stream}.*")
+    return [await _parse_lease(item, on_rejected) for item in leases if item.data]
+
+
+async def _parse_lease(item: StreamMessage, on_rejected: OnRejected) -> Floor:
+    """The floor of a lease. A reader whose lease cannot be read may need everything, and has read nothing."""
+    name = f"reader {item.subject.rpartition('.')[2]}"
+    try:
+        lease = decode_lease(item.subject, item.data)
+    except MalformedRecord as error:
+        await on_rejected(RejectedRecord("lease", item.subject, item.seq, str(error)))
+        return Floor(name, (), 0, 0)
+    return Floor(name, lease.filters, lease.acked, 0, lease.start)
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a filter takes a subject."""
+    return _matches(pattern.split("."), subject.split("."))
+
+
+def _matches(pattern: Sequence[str], subject: Sequence[str]) -> bool:
+    for index, token in enumerate(pattern):
+        if token == ">":
+            return index < len(subject)
+        if index >= len(subject) or token not in ("*", subject[index]):
+            return False
+    return len(pattern) == len(subject)

@@ -1,0 +1,113 @@
+"""Collectors as a part of a server: what `headrace serve --claims FILE` runs.
+
+One connection of its own to the server it is part of, one collector a namespace. Whatever fails (the store, the
+server's disk, a configuration that others published) is logged and tried again: a collector never ends a broker, and
+ends with it at once. It knows nothing of the broker but its address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from nats.aio.client import Client as Connection
+from prometheus_client import generate_latest
+
+from headrace.claims.claims import Claims
+from headrace.claims.config import ClaimConfig
+from headrace.claims.lenient_parsing import connect
+from headrace.claims.metrics import Metrics
+
+_RETRY_S_MAX = 30.0
+_CANCEL_RETRY_S = 0.5
+Warn = Callable[[str], None]
+
+
+class CollectorService:
+    """The collectors of some namespaces; `options` are those of `nats.connect`."""
+
+    def __init__(self, configs: Sequence[ClaimConfig], warn: Warn, **options: Any) -> None:
+        self.metrics = Metrics()
+        self._configs = configs
+        self._warn = warn
+        self._options = options
+        self._task: asyncio.Task[None] | None = None
+        self._retry_s = 1.0
+
+    def start(self) -> None:
+        """Begin; nothing is waited for, as nothing here may keep a server from starting."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End, in the middle of whatever is under way: all of it can be done again."""
+        task, self._task = self._task, None
+        if task is not None:
+            await _cancel_and_wait(task)
+
+    def export_metrics(self) -> bytes:
+        """The metrics, in the text format of Prometheus."""
+        return generate_latest(self.metrics.registry)
+
+    async def _run(self) -> None:
+        connection = await self._connect()
+        try:
+            await run_until_cancelled(
+                *(self._collect_forever(connection, config) for config in self._configs)
+            )
+        finally:
+            # Not flushed: the server may be gone already, and acks that were not sent mean another look.
+            await connection.close()
+
+    async def _connect(self) -> Connection:
+        while True:
+            try:
+                return await connect(
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.5,
+                    error_cb=self._on_error,
+                    name="collector of claims",
+                    **self._options,
+                )
+            except Exception as error:
+                await self._warn_and_wait("no connection", error)
+
+    async def _collect_forever(self, connection: Connection, config: ClaimConfig) -> None:
+        """Collect, whatever happens."""
+        while True:
+            try:
+                async with Claims(connection, config, metrics=self.metrics) as claims:
+                    await claims.set_up()
+                    self._retry_s = 1.0
+                    await claims.collector.watch()
+            except Exception as error:
+                await self._warn_and_wait(config.namespace, error)
+
+    async def _warn_and_wait(self, about: str, error: Exception) -> None:
+        self._warn(f"Collecting claims, {about}: {error or type(error).__name__}; trying again")
+        await asyncio.sleep(self._retry_s)
+        self._retry_s = min(self._retry_s * 2, _RETRY_S_MAX)
+
+    async def _on_error(self, error: Exception) -> None:
+        """nats-py would write a trace of each; what matters shows in what we try."""
+
+
+async def run_until_cancelled(*work: Awaitable[None]) -> None:
+    """Do things that go on until they are cancelled, and see to it that all of them end then."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION) if tasks else ((), ())
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            await _cancel_and_wait(task)
+
+
+async def _cancel_and_wait(task: asyncio.Future[Any]) -> None:
+    """Cancel until it has ended. A cancellation gets lost where an answer comes in the same moment (`asyncio.wait_for`
+    before 3.12).
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCEL_RETRY_S)

@@ -1,0 +1,66 @@
+"""When a claim may go: the one place that decides, from facts, time and floors.
+
+A claim lives until everybody concerned has acknowledged its message, or the message has left its streams, plus the
+retention; at `max_age` it ends unless somebody still needs it, and at `max_age` + `grace_period` in any case (not before
+clocks that differ by `clock_skew` agree that it is over). One that several messages may carry lives until then. It was
+released when the server says so, or the reader if that is later: the retention runs on the server's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.claims.ack_floors import Floors
+from headrace.claims.clock import SECOND_NS
+from headrace.claims.config import ClaimConfig
+from headrace.claims.registry import ClaimEntry
+
+RECHECK_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class GcDecision:
+    """`event` is expired or collected when the claim may go, else "": look again in `wait_s`, because of `reason`."""
+
+    event: str
+    wait_s: float = 0
+    reason: str = ""
+
+
+async def decide(entry: ClaimEntry, config: ClaimConfig, now_ns: int, floors: Floors) -> GcDecision:
+    ttl = config.ttl
+    end_ns = entry.expires_ns + config.end_grace_s * SECOND_NS
+    if now_ns >= end_ns:
+        return GcDecision("expired", reason="past max_age and grace_period")
+    if entry.state == "released" and ttl.delete_after_read and not entry.shared:
+        released_ns = max(entry.updated_ns, entry.released_ns)
+        retained_until_ns = released_ns + ttl.retention_after_read * SECOND_NS
+        if now_ns < retained_until_ns:
+            return _defer(retained_until_ns - now_ns, "retention_after_read")
+        blocker = await _find_blocker(entry, floors)
+        if not blocker:
+            return GcDecision("collected", reason="everybody has read it")
+        # Ever rarer looks: the consumer that is behind releases the claim itself if it is one of ours.
+        pause_ns = max(round(RECHECK_S * SECOND_NS), now_ns - released_ns)
+        limit_ns = entry.expires_ns if now_ns < entry.expires_ns else end_ns
+        return _defer(min(pause_ns, max(limit_ns - now_ns, SECOND_NS)), f"{blocker} still needs it")
+    if now_ns < entry.expires_ns:
+        return _defer(entry.expires_ns - now_ns, "max_age")
+    if entry.state == "pending" or not entry.places or entry.shared:
+        return _defer(end_ns - now_ns, "it may have been published")
+    blocker = await _find_blocker(entry, floors)
+    if blocker:
+        return _defer(end_ns - now_ns, f"{blocker} still needs it")
+    return GcDecision("expired", reason="past max_age")
+
+
+async def _find_blocker(entry: ClaimEntry, floors: Floors) -> str:
+    for stream, (seq, subject) in entry.places.items():
+        name = await floors.find_blocking_consumer(stream, subject, seq)
+        if name:
+            return f"{stream}/{name}"
+    return ""
+
+
+def _defer(wait_ns: int, reason: str) -> GcDecision:
+    return GcDecision("", wait_ns / SECOND_NS, reason)

@@ -1,0 +1,449 @@
+"""JetStream as claims need it, over a nats-py connection: requests, pipelined publishes, batches of messages.
+
+nats-py's own calls wait for each answer and know no batched gets; a collector that handles thousands of claims a
+second can do neither. Only public parts of nats-py are used. It knows subjects and JSON, but nothing of claims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from nats.aio.client import Client as Connection
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from headrace.claims.clock import SECOND_NS, parse_rfc3339_ns
+from headrace.errors import RequestError
+
+_LOG = logging.getLogger("headrace.claims")
+_NO_RESPONDERS = "503"
+_CONFLICT = "409"
+#: How the answers to a get of many end well: no more of them, or none at all.
+_END_STATUSES = ("204", "404")
+_MULTI_LAST_MAX = 500
+_NO_RESPONDERS_RESPONSE = {
+    "error": {"code": 503, "err_code": 0, "description": "no stream takes it, or JetStream is off"}
+}
+STREAM_NOT_FOUND = 10059
+MESSAGE_NOT_FOUND = 10037
+WRONG_LAST_SEQUENCE = 10071
+CONSUMER_NOT_FOUND = 10014
+STREAM_NAME_IN_USE = 10058
+
+
+class RequestTimeout(Exception):
+    """Nobody answered in time, or the connection was lost: the outcome is unknown."""
+
+
+class NoStreamResponse(RequestError):
+    """No stream takes this subject: certain, nothing was stored."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(503, 0, f"no stream takes {subject!r}, or JetStream is off")
+
+
+class ConsumerUnavailable(RequestError):
+    """The consumer is not there, or not as it was when it was asked."""
+
+    def __init__(self, stream: str, consumer: str) -> None:
+        super().__init__(
+            404, CONSUMER_NOT_FOUND, f"consumer {consumer!r} of {stream!r} is gone or was changed"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMessage:
+    """A message as a stream holds it."""
+
+    subject: str
+    seq: int
+    headers: Mapping[str, str]
+    data: bytes
+    time: datetime | None = None
+
+    @property
+    def time_ns(self) -> int:
+        """When it was stored."""
+        if self.time is not None:
+            return round(self.time.timestamp() * SECOND_NS)
+        return parse_rfc3339_ns(self.headers["Nats-Time-Stamp"])
+
+
+class JetStreamClient:
+    """One connection's way to JetStream."""
+
+    def __init__(self, connection: Connection, *, timeout_s: float = 5.0, prefix: str = "$JS.API") -> None:
+        self.connection = connection
+        self.timeout_s = timeout_s
+        self._prefix = prefix
+        self._reply_prefix = connection.new_inbox()
+        self._reply_ids = itertools.count(1)
+        self._reply_handlers: dict[str, Callable[[Msg], None]] = {}
+        self._subscription: Any = None
+
+    async def close(self) -> None:
+        if self._subscription is not None and not self.connection.is_closed:
+            await self._subscription.unsubscribe()
+            self._subscription = None
+
+    async def api_request(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer to an API request; `RequestError` when it is refused."""
+        response = await self._request(f"{self._prefix}.{call}", _encode_body(body))
+        return raise_on_error(decode_json(response.data))
+
+    async def api_request_nowait(self, call: str, body: Mapping[str, Any] | None = None) -> None:
+        """An API request whose answer nobody needs."""
+        await self.publish_nowait(f"{self._prefix}.{call}", _encode_body(body))
+
+    async def publish_nowait(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+        """Publish without waiting: what is sent so may be lost, and whoever sends it has made sure that this is no
+        harm. So it never fails either.
+        """
+        try:
+            await self.connection.publish(subject, data, headers=headers)
+        except NatsError as error:
+            _LOG.debug("%s was not sent: %r", subject, error)
+
+    async def publish(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Store a message; `RequestError` if it was refused, `NoAnswer` if nobody knows."""
+        return raise_on_error(decode_json((await self._request(subject, data, headers)).data))
+
+    async def publish_all(
+        self, messages: Iterable[tuple[str, bytes, dict[str, str]]]
+    ) -> list[dict[str, Any] | None]:
+        """Store many; an answer for each, None where none came. Refusals are in the answers."""
+        batch = list(messages)
+        responses: list[dict[str, Any] | None] = [None] * len(batch)
+        remaining = len(batch)
+        finished = asyncio.Event()
+        prefix = await self._subscribe_replies()
+
+        def on_reply(message: Msg) -> None:
+            nonlocal remaining
+            del self._reply_handlers[message.subject]
+            responses[positions.pop(message.subject)] = (
+                decode_json(message.data) if message.data else _NO_RESPONDERS_RESPONSE
+            )
+            remaining -= 1
+            if remaining == 0:
+                finished.set()
+
+        positions: dict[str, int] = {}
+        publish = self.connection.publish
+        try:
+            for number, (subject, data, headers) in enumerate(batch):
+                reply = f"{prefix}{next(self._reply_ids)}"
+                self._reply_handlers[reply] = on_reply
+                positions[reply] = number
+                await publish(subject, data, reply=reply, headers=headers or None)
+            if remaining:
+                await asyncio.wait_for(finished.wait(), self.timeout_s)
+        except (TimeoutError, NatsError):
+            pass  # those without an answer are None
+        finally:
+            for reply in positions:
+                self._reply_handlers.pop(reply, None)
+        return responses
+
+    async def get_last(self, stream: str, subject: str) -> StreamMessage | None:
+        """The newest message of a subject, as the stream's leader has it; None when there is none."""
+        try:
+            response = await self._ask_leader(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+        except RequestError as error:
+            if error.err_code == MESSAGE_NOT_FOUND:
+                return None
+            raise
+        return _fetched(response["message"])
+
+    async def get_last_per_subject(self, stream: str, subjects: Sequence[str]) -> dict[str, StreamMessage]:
+        """The newest message of each subject, by subject; those without one are left out.
+
+        What is decided by it must not depend on a replica or mirror that is behind: direct gets count if they are
+        answered by one who has all that the leader had before, else the leader is asked for each subject.
+        """
+        found: dict[str, StreamMessage] = {}
+        for start in range(0, len(subjects), _MULTI_LAST_MAX):
+            some = list(subjects[start : start + _MULTI_LAST_MAX])
+            messages = await self._last_direct(stream, some)
+            if messages is None:
+                asked = await asyncio.gather(*(self.get_last(stream, subject) for subject in some))
+                messages = [message for message in asked if message is not None]
+            found.update((message.subject, message) for message in messages)
+        return found
+
+    async def _last_direct(self, stream: str, subjects: list[str]) -> list[StreamMessage] | None:
+        """The newest messages by one direct get; None if the one who answers may be behind the leader.
+
+        Without an upper end in the request, the answer's end has the last sequence of the one who gave it.
+        """
+        leader_seq = (await self._ask_leader(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
+        body = _encode_body({"multi_last": subjects})
+        messages, end = await self._direct_get_batch(f"{self._prefix}.DIRECT.GET.{stream}", body)
+        is_whole = not int(end.get("Nats-Num-Pending", 0))
+        is_current = int(end.get("Nats-UpTo-Sequence", 0)) >= leader_seq
+        is_own = all(message.headers.get("Nats-Stream") == stream for message in messages)
+        return messages if is_whole and is_current and is_own else None
+
+    async def get_all(self, stream: str, subject: str) -> list[StreamMessage]:
+        """The newest message of each subject under one with wildcards, however many there are, in sequence order."""
+        subjects: set[str] = set()
+        total = 1
+        while len(subjects) < total:
+            # Pages overlap by one: where they do not, subjects went meanwhile, and others may have been passed over.
+            wanted = {"subjects_filter": subject, "offset": max(len(subjects) - 1, 0)}
+            response = await self._ask_leader(f"STREAM.INFO.{stream}", wanted)
+            page, total = set(response["state"].get("subjects") or ()), response.get("total", 0)
+            if subjects and (subjects.isdisjoint(page) or subjects >= page):
+                raise RequestTimeout(f"the subjects of {stream!r} change while they are listed")
+            subjects |= page
+        found = await self.get_last_per_subject(stream, sorted(subjects))
+        return sorted(found.values(), key=lambda message: message.seq)
+
+    async def _ask_leader(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer to a request about a stream, which only its leader gives; `NoStream` when there is none."""
+        try:
+            return await self.api_request(verb, body)
+        except RequestError as error:
+            if error.err_code == STREAM_NOT_FOUND:
+                raise NoStreamResponse(f"{self._prefix}.{verb}") from error
+            raise
+
+    async def pages(self, stream: str, subject: str, size: int) -> AsyncIterator[list[StreamMessage]]:
+        """Messages under a subject, which may have wildcards, in the order of their sequences.
+
+        A replica that is behind holds a prefix of what the leader has, so only the end of its pages needs the leader's
+        confirmation. A mirror may lack messages: nothing of its pages counts.
+        """
+        seq = 1
+        while True:
+            body = _encode_body({"seq": seq, "next_by_subj": subject, "batch": size})
+            messages, end = await self._direct_get_batch(f"{self._prefix}.DIRECT.GET.{stream}", body)
+            if any(message.headers.get("Nats-Stream") != stream for message in messages):
+                messages = []
+            if messages:
+                yield messages
+                seq = messages[-1].seq + 1
+            if not messages or not int(end.get("Nats-Num-Pending", 0)):
+                following = await self._next_at_leader(stream, subject, seq)
+                if following is None:
+                    return
+                yield [following]
+                seq = following.seq + 1
+
+    async def _next_at_leader(self, stream: str, subject: str, seq: int) -> StreamMessage | None:
+        """The first message under a subject from a sequence on, as the stream's leader has it."""
+        try:
+            response = await self._ask_leader(
+                f"STREAM.MSG.GET.{stream}", {"seq": seq, "next_by_subj": subject}
+            )
+        except RequestError as error:
+            if error.err_code == MESSAGE_NOT_FOUND:
+                return None
+            raise
+        return _fetched(response["message"])
+
+    async def get_message(self, stream: str, seq: int) -> dict[str, Any] | None:
+        """A message of any stream by its sequence; None when it, or the stream, is gone."""
+        try:
+            response = await self.api_request(f"STREAM.MSG.GET.{stream}", {"seq": seq})
+        except RequestError as error:
+            if error.err_code in (MESSAGE_NOT_FOUND, STREAM_NOT_FOUND):
+                return None
+            raise
+        found: dict[str, Any] = response["message"]
+        return found
+
+    async def pull(self, stream: str, consumer: str, count: int, expires_s: float = 0) -> list[Msg]:
+        """Up to `count` messages of a pull consumer; those that are there, or the first to come.
+
+        `ConsumerUnavailable` when there is none, or the server ended the request because of what became of it.
+        """
+        request: dict[str, Any] = {"batch": count, "no_wait": True}
+        if expires_s:
+            request = {"batch": count, "expires": round(expires_s * 1e9)}
+        received: list[Msg] = []
+        end_status = ""
+        finished = asyncio.Event()
+
+        async def on_reply(message: Msg) -> None:
+            nonlocal end_status
+            if status := _get_status(message):
+                end_status = status
+                finished.set()
+                return
+            received.append(message)
+            if len(received) >= count:
+                finished.set()
+
+        inbox = self.connection.new_inbox()
+        subscription: Any = None
+        try:
+            subscription = await self.connection.subscribe(inbox, cb=on_reply)
+            subject = f"{self._prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+            await self.connection.publish(subject, _encode_body(request), reply=inbox)
+            await asyncio.wait_for(finished.wait(), self.timeout_s + expires_s)
+        except TimeoutError:
+            if not received:
+                raise RequestTimeout(f"consumer {consumer!r} of {stream!r} did not answer") from None
+        except NatsError as error:
+            raise RequestTimeout(
+                f"consumer {consumer!r} of {stream!r} could not be asked: {error}"
+            ) from error
+        finally:
+            if subscription is not None and not self.connection.is_closed:
+                await subscription.unsubscribe()
+        if not received and end_status in (_NO_RESPONDERS, _CONFLICT):
+            raise ConsumerUnavailable(stream, consumer)
+        return received
+
+    async def get_server_time_ns(self, stream: str) -> int:
+        """The server's clock, as it says in a stream's info."""
+        return parse_rfc3339_ns((await self.api_request(f"STREAM.INFO.{stream}"))["ts"])
+
+    async def _direct_get_batch(
+        self, subject: str, body: bytes
+    ) -> tuple[list[StreamMessage], Mapping[str, str]]:
+        """The answers to a get of many, and the headers of what ended them."""
+        received: list[StreamMessage] = []
+        finished: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+
+        def on_reply(message: Msg) -> None:
+            if not _get_status(message):
+                received.extend([_parse_message(message)] if _is_readable(message) else ())
+            elif not finished.done():
+                finished.set_result(message)
+
+        reply = await self._new_reply_subject(on_reply)
+        try:
+            await self.connection.publish(subject, body, reply=reply)
+            end = await asyncio.wait_for(finished, self.timeout_s)
+        except (TimeoutError, NatsError) as error:
+            raise RequestTimeout(f"no end of the answers to {subject!r}") from error
+        finally:
+            self._reply_handlers.pop(reply, None)
+        return received, _ended(end, subject)
+
+    async def _request(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Msg:
+        reply_future = await self._send_request(subject, data, headers)
+        try:
+            message = await asyncio.wait_for(reply_future, self.timeout_s)
+        except TimeoutError as error:
+            raise RequestTimeout(f"no answer on {subject!r} within {self.timeout_s:g} s") from error
+        if _get_status(message) == _NO_RESPONDERS:
+            raise NoStreamResponse(subject)
+        return message
+
+    async def _send_request(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
+    ) -> asyncio.Future[Msg]:
+        reply_future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+
+        def on_reply(message: Msg) -> None:
+            del self._reply_handlers[reply]
+            if not reply_future.done():
+                reply_future.set_result(message)
+
+        reply = await self._new_reply_subject(on_reply)
+        reply_future.add_done_callback(lambda _: self._reply_handlers.pop(reply, None))
+        try:
+            await self.connection.publish(
+                subject, data, reply=reply, headers=dict(headers) if headers else None
+            )
+        except NatsError as error:
+            raise RequestTimeout(f"{subject!r} could not be sent: {error}") from error
+        return reply_future
+
+    async def _new_reply_subject(self, on_reply: Callable[[Msg], None]) -> str:
+        reply = f"{await self._subscribe_replies()}{next(self._reply_ids)}"
+        self._reply_handlers[reply] = on_reply
+        return reply
+
+    async def _subscribe_replies(self) -> str:
+        """What subjects for answers begin with; from now on somebody listens there."""
+        if self._subscription is None:
+            self._subscription = await self.connection.subscribe(f"{self._reply_prefix}.*", cb=self._on_reply)
+        return f"{self._reply_prefix}."
+
+    async def _on_reply(self, message: Msg) -> None:
+        handler = self._reply_handlers.get(message.subject)
+        if handler is not None:
+            handler(message)
+
+
+def encode_json(document: Any) -> bytes:
+    """A document as JSON."""
+    return msgspec.json.encode(document)
+
+
+def decode_json(data: bytes) -> Any:
+    """The document in some JSON."""
+    return msgspec.json.decode(data)
+
+
+def _encode_body(body: Mapping[str, Any] | None) -> bytes:
+    return encode_json(body) if body is not None else b""
+
+
+def raise_on_error(response: dict[str, Any]) -> dict[str, Any]:
+    """An answer that is no refusal."""
+    if "error" in response:
+        error = response["error"]
+        raise RequestError(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
+    return response
+
+
+def _get_status(message: Msg) -> str:
+    """The status of an answer that is no message of a stream.
+
+    A publisher may give its messages a header `Status`. Those of a consumer have a reply subject for their acks, and
+    those of a direct get the sequence that the server adds; statuses have neither.
+    """
+    headers = message.headers or {}
+    return "" if message.reply or "Nats-Sequence" in headers else headers.get("Status", "")
+
+
+def _ended(end: Msg, subject: str) -> Mapping[str, str]:
+    """The headers of what ended some answers; a refusal is no end."""
+    status, headers = _get_status(end), end.headers or {}
+    if status == _NO_RESPONDERS:
+        raise NoStreamResponse(subject)
+    if status not in _END_STATUSES:
+        raise RequestError(int(status), 0, headers.get("Description", ""))
+    return headers
+
+
+def _fetched(found: Mapping[str, Any]) -> StreamMessage:
+    """A message as `STREAM.MSG.GET` gives it."""
+    lines = base64.b64decode(found.get("hdrs") or "").decode(errors="replace").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if line)
+    headers = {name.strip(): value.strip() for name, _, value in pairs}
+    headers["Nats-Time-Stamp"] = found["time"]
+    return StreamMessage(found["subject"], found["seq"], headers, base64.b64decode(found.get("data") or ""))
+
+
+def _is_readable(message: Msg) -> bool:
+    """Whether nats-py could read the headers; where it could not, it leaves out all of them."""
+    if message.headers and "Nats-Sequence" in message.headers:
+        return True
+    _LOG.warning("a record with headers that are not UTF-8 is not used")
+    return False
+
+
+def _parse_message(message: Msg) -> StreamMessage:
+    headers = message.headers or {}
+    return StreamMessage(
+        headers["Nats-Subject"],
+        int(headers["Nats-Sequence"]),
+        headers,
+        message.data,
+    )

@@ -1,0 +1,108 @@
+"""A namespace's configuration, published in the system itself: two programs that disagree find out.
+
+The first program to open a namespace publishes its configuration; later ones compare. What would lose data or
+orphan claims is refused, what is merely inconsistent is a warning.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from headrace.claims.config import ClaimConfig
+from headrace.claims.errors import ConfigConflict
+from headrace.claims.jetstream_client import WRONG_LAST_SEQUENCE, JetStreamClient
+from headrace.claims.records import MalformedRecord, RejectedRecord, decode_config, log_rejected
+from headrace.claims.registry import STREAM, scan_subjects
+from headrace.errors import RequestError
+
+_MUST_MATCH = ("bucket", "backend")
+_SHOULD_MATCH = ("compression", "threshold", "enabled")
+
+
+def _config_subject(namespace: str) -> str:
+    return f"$CLAIMS.namespace.{namespace}"
+
+
+async def get_published(jetstream: JetStreamClient, namespace: str) -> dict[str, Any] | None:
+    """The configuration that others agree with; `Malformed` if what is published there is none."""
+    found = await jetstream.get_last(STREAM, _config_subject(namespace))
+    return decode_config(found.subject, found.data) if found and found.data else None
+
+
+async def list_published(jetstream: JetStreamClient) -> list[dict[str, Any]]:
+    """Every namespace's configuration, but for those that cannot be read."""
+    found = []
+    async for page in scan_subjects(jetstream, STREAM, _config_subject("*")):
+        for item in page:
+            try:
+                found += [decode_config(item.subject, item.data)] if item.data else []
+            except MalformedRecord as error:
+                await log_rejected(RejectedRecord("config", item.subject, item.seq, str(error)))
+    return found
+
+
+async def publish(jetstream: JetStreamClient, config: ClaimConfig) -> None:
+    """Make this the namespace's configuration, whatever was there."""
+    await jetstream.publish(_config_subject(config.namespace), json.dumps(config.to_published()).encode())
+
+
+async def check_published_config(jetstream: JetStreamClient, config: ClaimConfig) -> list[str]:
+    """Publish the configuration if there is none, else compare; the warnings. `ConfigConflict` if it cannot work."""
+    headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
+    try:
+        await jetstream.publish(
+            _config_subject(config.namespace), json.dumps(config.to_published()).encode(), headers
+        )
+        return []
+    except RequestError as error:
+        if error.err_code != WRONG_LAST_SEQUENCE:
+            raise
+    return await check(jetstream, config)
+
+
+async def check(jetstream: JetStreamClient, config: ClaimConfig, *, required: bool = False) -> list[str]:
+    """Compare with the configuration that is published; the warnings. `ConfigConflict` if it cannot work."""
+    try:
+        published = await get_published(jetstream, config.namespace)
+    except MalformedRecord as error:
+        raise ConfigConflict(
+            f"the published configuration of namespace {config.namespace!r} cannot be read: {error}. Publish yours "
+            "(headrace claims publish)"
+        ) from error
+    if published is None and required:
+        raise ConfigConflict(
+            f"namespace {config.namespace!r} is not set up; start a collector, or open it once with set_up=True"
+        )
+    if published is None:
+        return []
+    errors, warnings = compare_configs(published, config.to_published())
+    if errors:
+        raise ConfigConflict(
+            f"namespace {config.namespace!r} is configured otherwise: {'; '.join(errors)}. Use the published "
+            "values (headrace claims ls), or publish yours (headrace claims publish)"
+        )
+    return warnings
+
+
+def compare_configs(published: dict[str, Any], own: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Where two configurations of a namespace differ: (errors, warnings)."""
+
+    def find_differences(section: str, keys: tuple[str, ...]) -> list[str]:
+        left, right = (published.get("ttl", {}), own["ttl"]) if section else (published, own)
+        return [
+            f"{section}{key} is {right.get(key)!r} here and {left.get(key)!r} there"
+            for key in keys
+            if left.get(key) != right.get(key)
+        ]
+
+    errors = find_differences("", _MUST_MATCH) + find_differences("ttl.", ("max_age",))
+    if published.get("required") and not own["enabled"]:
+        errors.append("enabled is false here and the claim check is required there")
+    retention_s, max_age_s = own["ttl"]["retention_after_read"], published.get("ttl", {}).get("max_age") or 0
+    if retention_s > max_age_s:
+        errors.append(f"ttl.retention_after_read {retention_s} exceeds max_age {max_age_s}")
+    warnings = find_differences("", _SHOULD_MATCH)
+    return errors, warnings + find_differences(
+        "ttl.", ("delete_after_read", "retention_after_read", "grace_period")
+    )

@@ -1,0 +1,151 @@
+"""How a command ends: the exit codes that scripts can rely on, and what is said when something went wrong.
+
+Owns the table from errors to exit codes and to the command that helps. Must not import a client before an error is there
+to be explained.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+
+OK = 0
+FAILED = 1
+USAGE_ERROR = 2
+NOT_FOUND = 3
+CONFLICT = 4
+NO_CONNECTION = 5
+NO_ANSWER = 6
+INTERRUPTED = 130
+CLOSED_PIPE = 141
+
+#: What the codes mean, for the documentation.
+DESCRIPTIONS = {
+    OK: "done",
+    FAILED: "the server refused, or something else went wrong; also a confirmation that was declined",
+    USAGE_ERROR: "the command line is wrong; nothing was done",
+    NOT_FOUND: "the stream, consumer, message, bucket, key or context does not exist",
+    CONFLICT: "somebody else was first: the key exists, the revision or last sequence is another one",
+    NO_CONNECTION: "no server, it refused the credentials, or the connection was lost",
+    NO_ANSWER: "nobody answered, or not in time; whether it happened is unknown",
+    INTERRUPTED: "ended by Ctrl-C",
+    CLOSED_PIPE: "the reader of the output went away (`| head`)",
+}
+
+#: What to do about an error of the client, where the command line has its own words for it.
+_REMEDIES = {
+    "StreamNotFound": "'headrace stream ls' lists the streams",
+    "BucketNotFound": "'headrace kv ls' lists the buckets, 'headrace kv add' makes one",
+    "ConsumerNotFound": "'headrace consumer ls' lists the consumers of a stream",
+    "BucketExists": "'headrace stream edit' and 'headrace kv edit' change what exists",
+    "KeyExists": "'headrace kv put' or 'kv update' change a key that exists",
+    "WrongRevision": "'headrace kv get' shows the revision",
+    "AtomicDisabled": "'headrace stream edit NAME --allow-atomic' allows batches",
+    "TTLDisabled": "'headrace stream edit NAME --allow-msg-ttl', or 'headrace kv edit BUCKET --markers 1h'",
+    "InvalidTTL": "write at least one second, for example 90s or 1h",
+    "BatchTooLarge": "divide the input",
+}
+
+
+class CliError(Exception):
+    """What a command says at its end, and its exit code."""
+
+    def __init__(self, text: str, code: int = FAILED) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def to_cli_error(error: Exception) -> CliError:
+    """What to say about an error, and with which code to end; a defect of ours is raised as it is."""
+    if isinstance(error, CliError):
+        return error
+    if isinstance(error, json.JSONDecodeError):
+        return CliError(f"this is not JSON: {error}", USAGE_ERROR)
+    if isinstance(error, ValueError | TypeError) and not _is_client_error(error):
+        return CliError(str(error), USAGE_ERROR)
+    return _from_client_error(error) or _from_system_error(error)
+
+
+def _is_client_error(error: Exception) -> bool:
+    from nats.errors import Error
+
+    from headrace.errors import HeadraceError
+
+    return isinstance(error, HeadraceError | Error)
+
+
+def _from_client_error(error: Exception) -> CliError | None:
+    import nats.errors
+    import nats.js.errors as theirs
+
+    from headrace.client import errors as ours
+    from headrace.errors import HeadraceError
+
+    if is_jetstream_missing(error):
+        text = "JetStream does not answer: the server runs without it, or the account may not use it"
+        return CliError(text, NO_ANSWER)
+    if isinstance(error, ours.JetStreamError):
+        return CliError(_format_error(error), _exit_code_for(error))
+    if isinstance(error, theirs.NotFoundError):
+        return CliError(str(error.description or error), NOT_FOUND)
+    if isinstance(error, ours.NoStream | ours.NoAnswer):
+        return CliError(str(error), NO_ANSWER)
+    if isinstance(error, nats.errors.NoRespondersError):
+        return CliError("nobody listens there (no responders)", NO_ANSWER)
+    if isinstance(error, nats.errors.TimeoutError | builtins.TimeoutError):
+        return CliError("no answer in time; --timeout waits longer", NO_ANSWER)
+    if isinstance(error, nats.errors.ConnectionClosedError | nats.errors.NoServersError):
+        return CliError("the connection was lost", NO_CONNECTION)
+    if isinstance(error, nats.errors.BadSubjectError):
+        return CliError("this is no subject: words without spaces, single dots between them", USAGE_ERROR)
+    if isinstance(error, nats.errors.MaxPayloadError):
+        return CliError(
+            "the payload is larger than the server takes; 'headrace server info' says how much", FAILED
+        )
+    if isinstance(error, HeadraceError) and isinstance(error, ValueError):
+        return CliError(str(error), USAGE_ERROR)
+    if isinstance(error, nats.errors.Error | HeadraceError):
+        return CliError(str(error).removeprefix("nats: ") or type(error).__name__)
+    return None
+
+
+def is_jetstream_missing(error: Exception) -> bool:
+    """Nobody listens where JetStream's API should be: a refusal without the error that JetStream would give."""
+    from nats.js.errors import ServiceUnavailableError
+
+    return isinstance(error.__cause__, ServiceUnavailableError) and not error.__cause__.err_code
+
+
+def _format_error(error: object) -> str:
+    """The server's answer, and what helps."""
+    from headrace.client.errors import JetStreamError
+
+    assert isinstance(error, JetStreamError)
+    remedies = (_REMEDIES.get(kind.__name__) for kind in type(error).__mro__)
+    remedy = next((found for found in remedies if found), None)
+    if remedy is None:
+        return str(error)
+    member_text = f"message {error.member.position} ({error.member.subject}): " if error.member else ""
+    return f"{member_text}{error.description}; {remedy}"
+
+
+def _exit_code_for(error: object) -> int:
+    from headrace.client import errors as ours
+
+    if isinstance(error, ours.NotFound):
+        return NOT_FOUND
+    if isinstance(error, ours.WrongLastSequence):
+        return CONFLICT
+    return FAILED
+
+
+def _from_system_error(error: Exception) -> CliError:
+    if isinstance(error, FileNotFoundError):
+        return CliError(f"{error.filename}: there is no such file", NOT_FOUND)
+    if isinstance(error, ConnectionError):
+        return CliError(f"the connection was lost: {error}", NO_CONNECTION)
+    if isinstance(error, OSError):
+        return CliError(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    if isinstance(error, ModuleNotFoundError):
+        return CliError(f"{error.name} is missing: pip install {error.name}")
+    raise error

@@ -1,0 +1,304 @@
+"""The command line of `headrace serve`: nats-server's flags, by Go's rules, into Options.
+
+One or two dashes, `-flag value` or `-flag=value`; a switch is bare or `=true`/`=false`; the first word
+without a dash ends the flags. Owns the table of flags and their refusals. It must not import anything slow: a
+server that stands in for `nats-server` starts with this module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any
+
+from headrace.config.options import LogFormat, OptionsError, ServerOptions, from_keywords
+from headrace.durations import parse_duration_ns, parse_size
+
+USAGE = """\
+Usage: headrace serve [flags]        the flags of nats-server, with one or two dashes
+
+Where it listens
+    -a, --addr, --net <host>         address (default: 127.0.0.1)
+    -p, --port <port>                port for clients (default: 4222; -1 is any free one)
+    -n, --name, --server_name <name> name of the server
+    -m, --http_port <port>           port for monitoring (-1 is any free one)
+    -ms, --https_port <port>         the same over TLS
+        --http_admin_token <token>   who has it may change things on the web page
+        --client_advertise <h:p>     address that clients are told
+        --allow_insecure             listen beyond this machine without authentication
+
+Who may connect
+        --user <user>                a user, with
+        --pass <password>            its password
+        --auth <token>               or a token instead
+
+TLS
+        --tls                        TLS, with
+        --tlscert <file>             the server's certificate
+        --tlskey <file>              and its key
+        --tlsverify                  client certificates are asked for and checked against
+        --tlscacert <file>           this authority
+
+Streams
+    -js, --jetstream                 durable streams
+    -sd, --store_dir <dir>           where they are kept
+        --claims <file>              collect the claims of the namespaces in this YAML file
+
+        --domain <name>              their JetStream domain
+
+Other servers (more in the configuration file, section leafnodes)
+        --leaf_listen <[host:]port>  let leafnodes dial in (-1 is any free port)
+        --leaf_remotes <url,...>     join these servers as a leafnode
+
+Limits and patience (the configuration file's keys, as flags; sizes like 64MB, durations like 2s)
+        --max_payload <size>         --max_control_line <size>      --max_pending <size>
+        --max_connections <n>        --max_subscriptions <n>        --max_subscription_tokens <n>
+        --ping_interval <duration>   --ping_max <n>                 --write_deadline <duration>
+        --auth_timeout <duration>    --tls_timeout <duration>       --tls_handshake_first
+        --lame_duck_duration <duration>    --lame_duck_grace_period <duration>
+
+Logs
+    -l, --log, --log_file <file>     into a file instead of stderr
+        --log_format <text|json>     form of the lines (default: text)
+    -T, --logtime                    time in each line (default: true)
+        --logtime_utc                in UTC
+    -D, --debug    -V, --trace    -DV  say more
+
+Running it
+    -c, --config <file>              configuration file
+    -t                               check the settings and exit
+    -P, --pid <file>                 file for the process id
+        --ports_file_dir <dir>       folder for a file that names the ports in use
+    -sl, --signal <signal>=<pid>     tell a running server: stop, quit, ldm, reload, reopen
+    -v, --version    -h, --help
+"""
+
+#: The one setting that is no option: where the others are.
+CONFIG_KEY = "config"
+
+NO_CLUSTER = (
+    "Headrace is a single server and cannot form a cluster: leave the flag out. "
+    "For a cluster run nats-server; clients, claims and jobs work with it unchanged."
+)
+
+
+class UsageError(OptionsError):
+    """The command line cannot be understood; the usage text helps."""
+
+
+class Action(Enum):
+    """What `headrace serve` was asked to do."""
+
+    RUN = "run"
+    CHECK = "check"
+    VERSION = "version"
+    HELP = "help"
+    SIGNAL = "signal"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """A command line, understood."""
+
+    action: Action = Action.RUN
+    settings: dict[str, Any] = field(default_factory=dict)
+    signal: str = ""
+    warnings: tuple[str, ...] = ()
+
+    def resolve(self) -> tuple[ServerOptions, tuple[str, ...]]:
+        """The options, those of the configuration file overridden by flags, and what is worth a warning."""
+        settings, warnings = dict(self.settings), self.warnings
+        path = settings.pop(CONFIG_KEY, "")
+        if path:
+            from headrace.config.schema import load_config
+
+            draft = load_config(path, os.environ)
+            settings = draft.settings | settings
+            warnings += tuple(draft.warnings)
+        options = from_keywords(**settings)
+        options.check()
+        return options, warnings
+
+
+def _read_text(text: str) -> str:
+    return text
+
+
+def _read_int(text: str) -> int:
+    return int(text, 0) if not text.lstrip("+-").isdigit() else int(text)
+
+
+def _read_seconds(text: str) -> float:
+    text = text.strip('"')  # as a configuration file would have it
+    return float(text) if text.replace(".", "", 1).isdigit() else parse_duration_ns(text) / 1e9
+
+
+_TRUE = {"1", "t", "T", "TRUE", "true", "True"}
+_FALSE = {"0", "f", "F", "FALSE", "false", "False"}
+
+
+def _read_bool(text: str) -> bool:
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+def _read_urls(text: str) -> tuple[str, ...]:
+    return tuple(url.strip() for url in text.split(",") if url.strip())
+
+
+def _read_log_format(text: str) -> LogFormat:
+    return LogFormat(text.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: which option(s) it sets, how its value is read; or why it is refused or has no effect."""
+
+    read: Callable[[str], Any] = _read_text
+    options: tuple[str, ...] = ()
+    action: Action | None = None
+    rejection: str = ""
+    ignored: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        return self.read is _read_bool
+
+
+def _make_flag(read: Callable[[str], Any], *options: str) -> Flag:
+    return Flag(read=read, options=options)
+
+
+_CLUSTER_FLAG = Flag(rejection=NO_CLUSTER)
+_FLAG_TABLE: tuple[tuple[str, Flag], ...] = (
+    ("a addr net", _make_flag(_read_text, "host")),
+    ("p port", _make_flag(_read_int, "port")),
+    ("n name server_name", _make_flag(_read_text, "server_name")),
+    ("m http_port", _make_flag(_read_int, "http_port")),
+    ("ms https_port", _make_flag(_read_int, "https_port")),
+    ("http_admin_token", _make_flag(_read_text, "http_admin_token")),
+    ("client_advertise", _make_flag(_read_text, "client_advertise")),
+    ("allow_insecure", _make_flag(_read_bool, "allow_remote_without_auth")),
+    ("max_payload", _make_flag(parse_size, "max_payload")),
+    ("max_control_line", _make_flag(parse_size, "max_control_line")),
+    ("max_pending", _make_flag(parse_size, "max_pending")),
+    ("max_connections", _make_flag(_read_int, "max_connections")),
+    ("max_subscriptions", _make_flag(_read_int, "max_subscriptions")),
+    ("max_subscription_tokens", _make_flag(_read_int, "max_subscription_tokens")),
+    ("ping_interval", _make_flag(_read_seconds, "ping_interval_s")),
+    ("ping_max", _make_flag(_read_int, "ping_max")),
+    ("write_deadline", _make_flag(_read_seconds, "write_deadline_s")),
+    ("auth_timeout", _make_flag(_read_seconds, "auth_timeout_s")),
+    ("lame_duck_duration", _make_flag(_read_seconds, "lame_duck_duration_s")),
+    ("lame_duck_grace_period", _make_flag(_read_seconds, "lame_duck_grace_s")),
+    ("user", _make_flag(_read_text, "user")),
+    ("pass", _make_flag(_read_text, "password")),
+    ("auth", _make_flag(_read_text, "token")),
+    ("tls", _make_flag(_read_bool, "tls")),
+    ("tlscert", _make_flag(_read_text, "tls_cert")),
+    ("tlskey", _make_flag(_read_text, "tls_key")),
+    ("tlsverify", _make_flag(_read_bool, "tls_verify")),
+    ("tlscacert", _make_flag(_read_text, "tls_ca")),
+    ("tls_timeout", _make_flag(_read_seconds, "tls_timeout_s")),
+    ("tls_handshake_first", _make_flag(_read_bool, "tls_handshake_first")),
+    ("js jetstream", _make_flag(_read_bool, "jetstream")),
+    ("sd store_dir", _make_flag(_read_text, "store_dir")),
+    ("claims", _make_flag(_read_text, "claims")),
+    ("domain", _make_flag(_read_text, "domain")),
+    ("leaf_listen", _make_flag(_read_text, "leaf_listen")),
+    ("leaf_remotes", _make_flag(_read_urls, "leaf_remotes")),
+    ("l log log_file", _make_flag(_read_text, "log_file")),
+    ("log_format", _make_flag(_read_log_format, "log_format")),
+    ("T logtime", _make_flag(_read_bool, "log_time")),
+    ("logtime_utc", _make_flag(_read_bool, "log_time_utc")),
+    ("D debug", _make_flag(_read_bool, "debug")),
+    ("V VV trace", _make_flag(_read_bool, "trace")),
+    ("DV DVV", _make_flag(_read_bool, "debug", "trace")),
+    ("P pid", _make_flag(_read_text, "pid_file")),
+    ("ports_file_dir", _make_flag(_read_text, "ports_file_dir")),
+    ("t", Flag(read=_read_bool, action=Action.CHECK)),
+    ("v version", Flag(read=_read_bool, action=Action.VERSION)),
+    ("h help help_tls", Flag(read=_read_bool, action=Action.HELP)),
+    ("sl signal", Flag(action=Action.SIGNAL)),
+    ("c config", _make_flag(_read_text, CONFIG_KEY)),
+    ("cluster cluster_listen cluster_name cluster_advertise routes connect_retries", _CLUSTER_FLAG),
+    ("no_advertise", Flag(read=_read_bool, rejection=NO_CLUSTER)),
+    (
+        "s syslog",
+        Flag(read=_read_bool, rejection="logs go to stderr or a file (-l): let your system pick them up."),
+    ),
+    ("r remote_syslog", Flag(rejection="logs go to stderr or a file (-l): let your system pick them up.")),
+    ("profile log_size_limit max_traced_msg_len", Flag(ignored=True)),
+)
+
+FLAGS = {name: flag for names, flag in _FLAG_TABLE for name in names.split()}
+
+
+def parse(arguments: Sequence[str]) -> CommandLine:
+    """What the arguments ask for; UsageError for what is not understood, OptionsError for what is refused."""
+    settings: dict[str, Any] = {}
+    warnings: list[str] = []
+    action, signal = Action.RUN, ""
+    rest = list(arguments)
+    while rest and len(rest[0]) > 1 and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        name, flag, text = _split_flag(word, rest)
+        if flag.rejection:
+            raise OptionsError(f"-{name}: {flag.rejection}")
+        if flag.ignored:
+            warnings.append(f"-{name} has no effect here")
+            continue
+        value = _read_value(name, flag, text)
+        for option in flag.options:
+            settings[option] = value
+        if flag.action is not None and value is not False:
+            action, signal = flag.action, text if flag.action is Action.SIGNAL else signal
+    if rest:
+        action = _parse_command_word(rest[0])
+    return CommandLine(action, settings, signal, tuple(warnings))
+
+
+def _split_flag(word: str, rest: list[str]) -> tuple[str, Flag, str]:
+    """The flag that a word names, with its value, taken from the word or from the words that follow."""
+    body = word[2:] if word.startswith("--") else word[1:]
+    name, equals, text = body.partition("=")
+    if not name or name.startswith("-"):
+        raise UsageError(f"bad flag syntax: {word}")
+    flag = FLAGS.get(name)
+    if flag is None:
+        raise UsageError(f"flag provided but not defined: -{name}{_suggestion(name)}")
+    if not equals and flag.is_switch:
+        return name, flag, "true"
+    if not equals:
+        if not rest:
+            raise UsageError(f"flag needs an argument: -{name}")
+        text = rest.pop(0)
+    return name, flag, text
+
+
+def _read_value(name: str, flag: Flag, text: str) -> Any:
+    try:
+        return flag.read(text)
+    except ValueError:
+        raise UsageError(f'invalid value "{text}" for flag -{name}') from None
+
+
+def _suggestion(name: str) -> str:
+    close = get_close_matches(name, FLAGS, n=1, cutoff=0.7)
+    return f" (did you mean -{close[0]}?)" if close else ""
+
+
+def _parse_command_word(word: str) -> Action:
+    """`nats-server version` and `nats-server help` are flags without dashes."""
+    try:
+        return {"version": Action.VERSION, "help": Action.HELP}[word.lower()]
+    except KeyError:
+        raise UsageError(f'unrecognized command: "{word}"') from None

@@ -1,0 +1,289 @@
+"""The connection that a command works with, and the decorators that give commands their common options.
+
+`@connected` turns a coroutine `async def f(link, ...)` into a command that also takes the connection's options and
+`--json`, and ends with an exit code. Nothing of the client is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli import connection_target as targets
+from headrace.cli.connection_target import ConnectionTarget
+from headrace.cli.exit_codes import CLOSED_PIPE, INTERRUPTED, NO_CONNECTION, CliError, to_cli_error
+from headrace.cli.output import print_note
+
+if TYPE_CHECKING:
+    from headrace.client import Client, JetStream
+
+AsyncCommand = Callable[..., Coroutine[Any, Any, int | None]]
+_CLOSE_TIMEOUT_S = 2.0
+_RETRY_S = 0.05
+_JSON = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
+
+
+class CliSession:
+    """An open connection and what the command line said about it."""
+
+    def __init__(self, target: ConnectionTarget, json: bool = False) -> None:
+        self.target = target
+        self.json = json
+        self._clients: list[Client] = []
+        self._reconnects = False
+        self._last_error: Exception | None = None
+
+    @property
+    def nc(self) -> Client:
+        return self._clients[0]
+
+    @property
+    def js(self) -> JetStream:
+        return self.nc.jetstream(**self.target.jetstream_options())
+
+    @property
+    def timeout(self) -> float:
+        return self.target.timeout
+
+    async def api_request(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The JetStream API's answer, without the type that every answer names."""
+        response = await self.js.api_request(call, body)
+        response.pop("type", None)
+        return response
+
+    async def list_all(
+        self, call: str, part: str, body: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """All items of a listing, page by page."""
+        found: list[dict[str, Any]] = []
+        while True:
+            page = await self.api_request(call, {**(body or {}), "offset": len(found)})
+            items = page.get(part) or []
+            found += items
+            if not items or len(found) >= page["total"]:
+                return found
+
+    async def open(self) -> Client:
+        """Another connection; the first server that answers is taken."""
+        last_error: Exception | None = None
+        for url in self.target.servers:
+            try:
+                client = await self._connect(url)
+            except Exception as error:
+                last_error = error
+                continue
+            self._clients.append(client)
+            return client
+        raise self._make_connection_error(last_error)
+
+    async def _connect(self, url: str) -> Client:
+        from headrace.client import Client
+
+        client, options = Client(), self.target.client_options()
+        try:
+            await client.connect(
+                url,
+                name="headrace command line",
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type]
+                connect_timeout=self.timeout,  # type: ignore[arg-type]
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnect,
+                reconnected_cb=self._on_reconnect,
+                **options,
+            )
+        except BaseException:
+            with suppress(Exception):
+                await client.close()
+            raise
+        return client
+
+    def _make_connection_error(self, error: Exception | None) -> CliError:
+        from nats.errors import Error as NatsError
+        from nats.errors import NoServersError
+
+        error = self._last_error if isinstance(error, NoServersError) else error
+        server_text = self.target.display_urls
+        if isinstance(error, CliError):
+            return error
+        if isinstance(error, ModuleNotFoundError):
+            return CliError(f"--creds and --nkey need the package {error.name}: pip install {error.name}")
+        if isinstance(error, ConnectionRefusedError):
+            text = f"no server listens at {server_text}; start one with 'headrace serve', or name another: --server"
+        elif isinstance(error, TimeoutError):
+            text = f"{server_text} did not answer within {self.timeout:g} s"
+        elif isinstance(error, NatsError) and "uthorization" in str(error):
+            text = f"{server_text} refused the credentials: give --user and --password, --token, --creds or --nkey"
+        else:
+            text = f"cannot connect to {server_text}: {str(error).removeprefix('nats: ') or type(error).__name__}"
+        return CliError(text, NO_CONNECTION)
+
+    def enable_reconnect(self) -> None:
+        """Come back when the connection is lost: for commands that go on until they are stopped."""
+        self._reconnects = True
+        for client in self._clients:
+            client.options |= {
+                "allow_reconnect": True,
+                "max_reconnect_attempts": -1,
+                "reconnect_time_wait": 1,
+            }
+
+    async def _on_error(self, error: Exception) -> None:
+        """Requests raise their own errors; a connection that fails says why only here."""
+        self._last_error = error
+
+    async def _on_disconnect(self) -> None:
+        if self._reconnects and self._clients and not self.nc.is_closed:
+            print_note("headrace: the connection was lost; connecting again ...")
+
+    async def _on_reconnect(self) -> None:
+        if self._reconnects:
+            print_note("headrace: connected again")
+
+    async def close(self) -> None:
+        import asyncio
+
+        self._reconnects = False
+        for client in self._clients:
+            try:
+                await asyncio.wait_for(client.close(), _CLOSE_TIMEOUT_S)
+            except (TimeoutError, OSError):
+                continue
+
+
+def with_connection(work: AsyncCommand) -> Callable[..., None]:
+    """A command that runs a coroutine with a link."""
+    return _make_command(work, report_error)
+
+
+def nagios_check(code: int) -> Callable[[AsyncCommand], Callable[..., None]]:
+    """The same for a check that a monitoring system runs: whatever fails ends with this code, told on the output."""
+
+    def report_critical(error: Exception) -> int:
+        print(f"CRITICAL: {to_cli_error(error)}")
+        return code
+
+    return lambda work: _make_command(work, report_critical)
+
+
+def _make_command(work: AsyncCommand, on_error: Callable[[Exception], int]) -> Callable[..., None]:
+    own = [
+        each for each in inspect.signature(work, eval_str=True).parameters.values() if each.name != "session"
+    ]
+    if not any(each.name == "json" for each in own):
+        own.append(_make_parameter("json", _JSON, False))
+
+    @wraps(work)
+    def command(ctx: typer.Context, **values: Any) -> None:
+        flags = {name: values.pop(name) for name in targets.OPTIONS}
+        json = bool(values.pop("json"))
+
+        async def run_session() -> int | None:
+            session = CliSession(
+                targets.resolve_target({**get_root_flags(ctx), **passed_options(flags)}), json
+            )
+            try:
+                await session.open()
+                return await work(session, **values)
+            finally:
+                await session.close()
+
+        run_command(lambda: _run(run_session()), on_error)
+
+    shared = [_make_parameter(name, kind, None) for name, kind in targets.OPTIONS.items()]
+    everything = [_make_parameter("ctx", typer.Context), *own, *shared]
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in everything]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def without_connection(work: Callable[..., int | None]) -> Callable[..., None]:
+    """A command without a connection, whose errors are explained likewise."""
+
+    @wraps(work)
+    def command(*arguments: Any, **values: Any) -> None:
+        run_command(lambda: work(*arguments, **values))
+
+    return command
+
+
+def with_options(options: Mapping[str, Any], into: str) -> Callable[[AsyncCommand], AsyncCommand]:
+    """Gives a command many options at once; those that were given arrive as one mapping."""
+
+    def decorate(work: AsyncCommand) -> AsyncCommand:
+        signature = inspect.signature(work, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.name != into]
+        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+
+        @wraps(work)
+        def gather_options(session: CliSession, **values: Any) -> Coroutine[Any, Any, int | None]:
+            chosen = passed_options({name: values.pop(name) for name in options})
+            return work(session, **values, **{into: chosen})
+
+        more = [_make_parameter(name, kind, None) for name, kind in options.items()]
+        gather_options.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return gather_options
+
+    return decorate
+
+
+def get_root_flags(context: typer.Context) -> dict[str, Any]:
+    """The connection's options given before the command: `headrace -s URL stream ls`."""
+    params = context.find_root().params
+    return passed_options({name: params.get(name) for name in targets.OPTIONS})
+
+
+def report_error(error: Exception) -> int:
+    """Say in a line what went wrong; the exit code."""
+    failure = to_cli_error(error)
+    print_note(f"headrace: {failure}")
+    return failure.code
+
+
+def run_command(work: Callable[[], int | None], on_error: Callable[[Exception], int] = report_error) -> None:
+    """Run a command to its exit code."""
+    try:
+        code = work() or 0
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = CLOSED_PIPE
+        discard_stdout()
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:
+        code = on_error(error)
+    if code:
+        raise typer.Exit(code)
+
+
+def discard_stdout() -> None:
+    """Nobody reads the output any more: what is still to be written is dropped without a word."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+
+
+def _run(coroutine: Coroutine[Any, Any, int | None]) -> int | None:
+    import asyncio
+
+    with asyncio.Runner() as runner:
+        return runner.run(coroutine)
+
+
+def passed_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, [], ())}
+
+
+def _make_parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)

@@ -1,0 +1,259 @@
+"""`headrace pipeline ...`: the Spark jobs from a command line.
+
+Owns arguments and what is printed; the jobs are `headrace.spark.jobs`. Spark is imported when a job runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pipeline = typer.Typer(help="Move streams with Apache Spark.", no_args_is_help=True)
+
+ServerUrl = Annotated[str, typer.Option("--server", "-s", envvar="NATS_URL", help="Where the server is.")]
+Master = Annotated[str, typer.Option(help="Spark's master.")]
+TableFormat = Annotated[str, typer.Option("--format", help="Any table format that the session has.")]
+ExtraOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", help="name=value for the source or sink, as often as needed."),
+]
+ClaimsConfigFile = Annotated[
+    str, typer.Option("--config", "-c", help="The claims' configuration, a YAML file.")
+]
+InventoryTable = Annotated[
+    str, typer.Option(help="A Parquet table of objects (key, size, modified) instead of a listing.")
+]
+DEFAULT_SERVER = "nats://127.0.0.1:4222"
+
+
+@pipeline.command()
+def land(
+    stream: Annotated[str, typer.Argument(help="The stream; with --kv, the bucket.")],
+    target: Annotated[str, typer.Argument(help="The table's folder; with --table, its name in the catalog.")],
+    server: ServerUrl = DEFAULT_SERVER,
+    layout: Annotated[str, typer.Option(help="Folders: none, day, topic or subject.")] = "day",
+    table_format: TableFormat = "parquet",
+    checkpoint: Annotated[
+        str, typer.Option(help="Where the position is kept; beside the table by itself.")
+    ] = "",
+    files: Annotated[int, typer.Option(min=1, help="Files an epoch makes in a folder.")] = 1,
+    kv: Annotated[bool, typer.Option("--kv", help="Land the changes of a bucket.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="The target is a table of the catalog.")] = False,
+    every: Annotated[
+        str, typer.Option(help='Go on for ever: "1 minute". Without it, end when up to date.')
+    ] = "",
+    option: ExtraOptions = None,
+    master: Master = "local[*]",
+) -> None:
+    """Bring a table up to date with a stream, exactly once; run it again to go on."""
+    from headrace.spark.jobs.landing import Landing, default_checkpoint, run_forever
+
+    source_option = {"bucket": stream} if kv else {"stream": stream}
+    with spark_session(master) as spark:
+        landing = Landing(
+            {"servers": server, **source_option, **parse_pairs(option)},
+            target,
+            checkpoint or default_checkpoint(target),
+            layout,
+            table_format,
+            files,
+            "headrace_kv" if kv else "headrace",
+            table,
+            every,
+        )
+        done = run_forever(spark, landing, print_progress)
+    typer.echo(
+        f"{done.rows} rows in {done.batches} batches landed in {target}, up to sequence {done.last_seq}"
+    )
+
+
+@pipeline.command()
+def replay(
+    origin: Annotated[str, typer.Argument(help="The table's folder; with --table, its name in the catalog.")],
+    stream: Annotated[str, typer.Argument(help="The stream that takes the rows.")],
+    server: ServerUrl = DEFAULT_SERVER,
+    where: Annotated[str, typer.Option(help="Which rows, as an SQL condition.")] = "true",
+    subject: Annotated[str, typer.Option(help="Where they go, in SQL.")] = "subject",
+    table_format: TableFormat = "parquet",
+    table: Annotated[bool, typer.Option("--table", help="The origin is a table of the catalog.")] = False,
+    option: ExtraOptions = None,
+    master: Master = "local[*]",
+) -> None:
+    """Send the rows of a landed table into a stream; run again it adds only what is missing."""
+    from headrace.spark import jobs
+
+    with spark_session(master) as spark:
+        sink = {"servers": server, "stream": stream, **parse_pairs(option)}
+        done = jobs.replay(
+            spark,
+            origin,
+            sink,
+            table_format=table_format,
+            where=where,
+            subject=subject,
+            is_table=table,
+            progress=print_progress,
+        )
+    typer.echo(f"{done.rows} rows of {origin} are in stream {stream}")
+
+
+@pipeline.command("kv-snapshot")
+def kv_snapshot(
+    bucket: Annotated[str, typer.Argument(help="The bucket.")],
+    target: Annotated[str, typer.Argument(help="The table's folder; what is there is replaced.")],
+    server: ServerUrl = DEFAULT_SERVER,
+    history: Annotated[bool, typer.Option(help="All revisions, not only the live keys.")] = False,
+    table_format: TableFormat = "parquet",
+    option: ExtraOptions = None,
+    master: Master = "local[*]",
+) -> None:
+    """Write a bucket as a table."""
+    from headrace.spark import jobs
+
+    with spark_session(master) as spark:
+        source = {"servers": server, "bucket": bucket, **parse_pairs(option)}
+        done = jobs.snapshot_bucket(
+            spark, source, target, table_format=table_format, history=history, progress=print_progress
+        )
+    typer.echo(f"{done.rows} rows of bucket {bucket} are in {target}")
+
+
+@pipeline.command("claims-audit")
+def claims_audit(
+    target: Annotated[str, typer.Argument(help="A folder for the table, the summary and the report.")],
+    config: ClaimsConfigFile,
+    server: ServerUrl = DEFAULT_SERVER,
+    inventory: InventoryTable = "",
+    price: Annotated[float, typer.Option(min=0, help="Dollars for a GB kept a month.")] = 0.023,
+    option: ExtraOptions = None,
+    master: Master = "local[*]",
+) -> None:
+    """How long claims live, which leak, and what they cost: a table, and a report with plots."""
+    from headrace.reader.claim_fetch import load_claim_configs
+    from headrace.spark import jobs
+
+    with spark_session(master) as spark:
+        done = jobs.claims_audit(
+            spark,
+            {"servers": server, **parse_pairs(option)},
+            target,
+            configs=load_claim_configs(config),
+            inventory=inventory,
+            price=price,
+            progress=print_progress,
+        )
+    typer.echo(
+        f"{done.claims} claims: {done.live} live, {done.ended} ended, {done.leaks} leaked ({done.leaked_bytes} bytes), "
+        f"{done.vanished} vanished; storage cost ${done.cost:.2f}\nreport: {done.report}"
+    )
+
+
+@pipeline.command("claims-collect")
+def claims_collect(
+    config: ClaimsConfigFile,
+    server: ServerUrl = DEFAULT_SERVER,
+    namespace: Annotated[str, typer.Option(help="Which one, where the file has several.")] = "",
+    stream: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A stream that refers to claims. Given all that do, unknown objects go after the grace period."
+        ),
+    ] = None,
+    inventory: InventoryTable = "",
+    target: Annotated[str, typer.Option(help="A folder for a table of what became of each claim.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    option: ExtraOptions = None,
+    master: Master = "local[*]",
+) -> None:
+    """Delete what nobody needs any more, with many tasks; run it again for what the store refused."""
+    from headrace.claims.errors import ConfigError
+    from headrace.reader.claim_fetch import load_claim_configs
+    from headrace.spark import jobs
+
+    with spark_session(master) as spark:
+        found = [each for each in load_claim_configs(config) if namespace in ("", each.namespace)]
+        if len(found) != 1:
+            raise ConfigError("namespace", f"{config} has {len(found)} that fit; name one with --namespace")
+        done = jobs.claims_collect(
+            spark,
+            {"servers": server, **parse_pairs(option)},
+            config=found[0],
+            streams=stream,
+            inventory=inventory,
+            target=target,
+            dry_run=dry_run,
+            progress=print_progress,
+        )
+    summary = ", ".join(f"{count} {action}" for action, count in sorted(done.actions.items())) or "no claims"
+    verb = "would free" if dry_run else "freed"
+    typer.echo(f"{summary}; {verb} {done.freed_bytes} bytes")
+
+
+@pipeline.command()
+def doctor(
+    server: Annotated[str, typer.Option("--server", "-s", envvar="NATS_URL", help="A server to try.")] = "",
+    stream: Annotated[str, typer.Option(help="A stream to look at.")] = "",
+) -> None:
+    """Say whether Spark works here, finds the data sources, and reaches a server."""
+    from headrace.spark.doctor import run_checks
+
+    good = True
+    for finding in run_checks(server, stream):
+        good = good and finding.ok
+        typer.echo(f"{'ok ' if finding.ok else 'BAD'} {finding.name}: {finding.detail}")
+    if not good:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def spark_session(master: str) -> Iterator[SparkSession]:
+    """A Spark session for one job; what the user got wrong is said in a line."""
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        typer.echo("headrace: Spark is missing; pip install 'headrace[spark]'", err=True)
+        raise typer.Exit(1) from error
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName("headrace pipeline")
+    spark = builder.config("spark.ui.enabled", "false").config("spark.log.level", "ERROR").getOrCreate()
+    try:
+        yield spark
+    except (PySparkException, HeadraceError) as error:
+        typer.echo(f"headrace: {get_error_line(error)}", err=True)
+        raise typer.Exit(1) from None
+    finally:
+        spark.stop()
+
+
+def print_progress(line: str) -> None:
+    """Progress; what a job found is on the other stream."""
+    typer.echo(line, err=True)
+
+
+def get_error_line(error: Exception) -> str:
+    """The line of an error that says what is wrong: Spark quotes the whole Python traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    error_lines = [line.partition(": ")[2] for line in lines if line.startswith("headrace.") and ": " in line]
+    return error_lines[-1] if error_lines else lines[0] if lines else type(error).__name__
+
+
+def parse_pairs(options: list[str] | None) -> dict[str, Any]:
+    """Options from `name=value` texts."""
+    found = {}
+    for text in options or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r} is not an option: write name=value")
+        found[name.strip()] = value.strip()
+    return found

@@ -1,0 +1,1 @@
+"""Configuration: the options of a server, and the parser and schema of configuration files."""

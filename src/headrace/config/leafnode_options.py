@@ -1,0 +1,142 @@
+"""Leafnodes in the options: where other servers may dial in, and which ones to dial.
+
+Owns the names, the defaults (the reference's) and the checks that need nothing but the values. Secrets never show in a
+repr.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from headrace.config.options import User
+
+DEFAULT_LEAFNODE_PORT = 7422
+#: Addresses to listen on that nobody can dial.
+WILDCARD_HOSTS = ("0.0.0.0", "::", "")
+_SCHEMES = ("nats", "tls", "nats-leaf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafnodeTlsOptions:
+    """Certificates for leafnode connections; `insecure` believes any certificate, for tests only."""
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+    verify: bool = False
+    insecure: bool = False
+    handshake_first: bool = False
+    timeout_s: float = 2.0
+
+
+class LeafnodeAddress(NamedTuple):
+    """Where to dial, and who to be there."""
+
+    host: str
+    port: int
+    tls: bool
+    user: str
+    password: str | None
+
+    @property
+    def host_port(self) -> str:
+        """Without secrets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_leafnode_url(url: str) -> LeafnodeAddress:
+    """What a URL names; ValueError tells what is wrong."""
+    parts = urlsplit(url if "://" in url else f"nats-leaf://{url}")
+    if parts.scheme not in _SCHEMES:
+        raise ValueError(f"{parts.scheme}:// is not supported: use one of {', '.join(_SCHEMES)}")
+    if not parts.hostname:
+        raise ValueError("a host is missing")
+    password = None if parts.password is None else unquote(parts.password)
+    user = unquote(parts.username or "")
+    return LeafnodeAddress(
+        parts.hostname, parts.port or DEFAULT_LEAFNODE_PORT, parts.scheme == "tls", user, password
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafnodeRemote:
+    """A server, or the servers of one cluster, to join."""
+
+    urls: tuple[str, ...] = field(repr=False)
+    account: str = ""
+    credentials: str = ""
+    nkey: str = field(default="", repr=False)
+    tls: LeafnodeTlsOptions | None = None
+    hub: bool = False
+    deny_imports: tuple[str, ...] = ()
+    deny_exports: tuple[str, ...] = ()
+    no_randomize: bool = False
+    ignore_discovered: bool = False
+    disabled: bool = False
+    dial_timeout_s: float = 1.0
+    first_info_timeout_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafnodeOptions:
+    """The section `leafnodes`; port 0 is no listener."""
+
+    host: str = ""
+    port: int = 0
+    advertise: str = ""
+    no_advertise: bool = False
+    user: str = ""
+    password: str = field(default="", repr=False)
+    users: tuple[User, ...] = ()
+    account: str = ""
+    auth_timeout_s: float = 2.0
+    tls: LeafnodeTlsOptions | None = None
+    remotes: tuple[LeafnodeRemote, ...] = ()
+    reconnect_s: float = 1.0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.port or self.remotes)
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether it knows users of its own; else those of the server count."""
+        return bool(self.user or self.users)
+
+    def with_command_line(self, listen: str, remotes: tuple[str, ...]) -> LeafnodeOptions:
+        """With what the command line adds."""
+        host, _, port = listen.rpartition(":")
+        changed = replace(self, port=int(port), host=host.strip("[]") or self.host) if listen else self
+        return replace(
+            changed, remotes=changed.remotes + tuple(LeafnodeRemote(urls=(url,)) for url in remotes)
+        )
+
+    def find_error(self) -> str:
+        """What cannot be used, or nothing."""
+        if not -1 <= self.port <= 65535:
+            return f"leafnodes port {self.port} is not a port: use 1 to 65535, or -1 for any free one"
+        if self.user and self.users:
+            return "leafnodes authorization can have a user or users, not both"
+        if self.port and self.tls is not None and not (self.tls.cert and self.tls.key):
+            return "leafnodes tls needs cert_file and key_file"
+        for remote in self.remotes:
+            if error_text := _find_remote_error(remote):
+                return error_text
+        return ""
+
+
+def _find_remote_error(remote: LeafnodeRemote) -> str:
+    if not remote.urls:
+        return "a leafnode remote needs a url"
+    if remote.credentials and remote.nkey:
+        return "a leafnode remote can have credentials or an nkey, not both"
+    for url in remote.urls:
+        try:
+            parse_leafnode_url(url)
+        except ValueError as error:
+            return f"a leafnode remote cannot be reached by this url: {error}"
+    return ""

@@ -1,0 +1,397 @@
+"""Options: every setting of a server, in one frozen value.
+
+Owns the names, the defaults (the reference server's, except for the address: loopback) and the checks that
+need nothing but the values themselves. The command line, the configuration file and `headrace.Server` all end
+here; nothing else keeps a default. It must not know where a value came from; secrets never show in its repr.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from headrace.config.leafnode_options import LeafnodeOptions
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.broker import AccountLimits, Permissions
+    from headrace.broker.routing.exports import Export, Import
+    from headrace.broker.routing.subject_mapping import SubjectMapping
+    from headrace.jetstream_api.account_limits import JetStreamLimits
+
+LOOPBACK_HOST = "127.0.0.1"
+DEFAULT_PORT = 4222
+ANY_PORT = -1
+
+
+class OptionsError(HeadraceError):
+    """A setting that cannot be used; the text names it, its value and the remedy."""
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One name that may connect; `password` is plain text or a bcrypt hash (`$2a$...`).
+
+    With `nkey` the name is that public key, and a signature takes the place of the password. `connections` are
+    the kinds of connection it may use, such as WEBSOCKET; empty is any.
+    """
+
+    name: str
+    password: str = field(default="", repr=False)
+    account: str = ""
+    permissions: Permissions | None = None
+    nkey: bool = False
+    connections: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class AccountOptions:
+    """One account: its streams' limits (None: it has no streams), its clients' limits, what it shows and takes."""
+
+    name: str
+    jetstream_limits: JetStreamLimits | None = None
+    limits: AccountLimits | None = None
+    exports: tuple[Export, ...] = ()
+    imports: tuple[Import, ...] = ()
+    subject_mappings: tuple[SubjectMapping, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """What a listener shows and whom it trusts; no certificate is no TLS."""
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+    verify: bool = False
+    #: The user is found by what the client's certificate names.
+    map_users: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSocketOptions:
+    """The door for WebSocket clients; port 0 is none."""
+
+    host: str = ""
+    port: int = 0
+    advertise: str = ""
+    no_tls: bool = False
+    tls: TlsFiles = TlsFiles()
+    compression: bool = False
+    same_origin: bool = False
+    allowed_origins: tuple[str, ...] = ()
+    handshake_timeout_s: float = 2.0
+    no_auth_user: str = ""
+    jwt_cookie: str = ""
+    user_cookie: str = ""
+    pass_cookie: str = ""
+    token_cookie: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The settings of one server. Durations end in `_s` (seconds), sizes are bytes, a limit of 0 is none."""
+
+    # Where it listens
+    host: str = LOOPBACK_HOST
+    port: int = DEFAULT_PORT
+    server_name: str = ""
+    server_tags: tuple[str, ...] = ()
+    client_advertise: str = ""
+    allow_remote_without_auth: bool = False
+
+    # Limits
+    max_payload: int = 1024 * 1024
+    max_control_line: int = 4096
+    max_pending: int = 64 * 1024 * 1024
+    max_connections: int = 64 * 1024
+    max_subscriptions: int = 0
+    max_subscription_tokens: int = 0
+
+    # Patience
+    ping_interval_s: float = 120.0
+    ping_max: int = 2
+    write_deadline_s: float = 10.0
+    auth_timeout_s: float = 2.0
+    lame_duck_duration_s: float = 120.0
+    lame_duck_grace_s: float = 10.0
+
+    # Who may connect
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    users: tuple[User, ...] = ()
+    no_auth_user: str = ""
+    accounts: tuple[AccountOptions, ...] = ()
+    system_account: str = ""
+    #: Subject mappings of the global account.
+    redirects: tuple[SubjectMapping, ...] = ()
+
+    # Operator mode: who may connect is said by signed tokens
+    operators: tuple[str, ...] = field(default=(), repr=False)
+    trusted_keys: tuple[str, ...] = ()
+    resolver_preload: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    # TLS
+    tls: bool = False
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    tls_verify: bool = False
+    tls_timeout_s: float = 2.0
+    tls_map: bool = False
+    tls_handshake_first: bool = False
+    #: How long to wait for the client to begin before it is greeted in plain text; 0 is for ever.
+    tls_first_wait_s: float = 0.0
+    allow_non_tls: bool = False
+
+    # JetStream
+    jetstream: bool = False
+    store_dir: str = ""
+    domain: str = ""
+    strict: bool = True
+    max_file_store: int = 0
+    max_memory_store: int = 0
+    batch_max_inflight_per_stream: int = 50
+    batch_max_inflight_total: int = 1000
+    batch_max_msgs: int = 1000
+    batch_timeout_s: float = 10.0
+
+    # Claims
+    claims: str = ""
+
+    # Monitoring
+    http_host: str = ""
+    http_port: int = 0
+    https_port: int = 0
+    http_admin_token: str = field(default="", repr=False)
+
+    # Leafnodes
+    leafnodes: LeafnodeOptions = field(default_factory=LeafnodeOptions)
+    leaf_listen: str = ""
+    leaf_remotes: tuple[str, ...] = field(default=(), repr=False)
+
+    # WebSocket
+    websocket: WebSocketOptions = WebSocketOptions()
+
+    # Logs and files
+    log_file: str = ""
+    log_format: LogFormat = LogFormat.TEXT
+    log_time: bool = True
+    log_time_utc: bool = False
+    debug: bool = False
+    trace: bool = False
+    pid_file: str = ""
+    ports_file_dir: str = ""
+
+    @property
+    def auth_required(self) -> bool:
+        """Whether a client has to prove who it is before it is heard."""
+        return self.has_credentials and not self.no_auth_user
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether anybody is known at all, whether or not strangers are let in as `no_auth_user`."""
+        return bool(self.user or self.token or self.users or self.operator_mode)
+
+    @property
+    def operator_mode(self) -> bool:
+        """Whether users are known by tokens that an operator's accounts signed."""
+        return bool(self.operators or self.trusted_keys)
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        """The certificates of the door for clients."""
+        return TlsFiles(
+            cert=self.tls_cert,
+            key=self.tls_key,
+            ca=self.tls_ca,
+            verify=self.tls_verify or self.tls_map,
+            map_users=self.tls_map,
+        )
+
+    @property
+    def effective_leafnodes(self) -> LeafnodeOptions:
+        """Leafnodes as the configuration and the command line have them."""
+        return self.leafnodes.with_command_line(self.leaf_listen, self.leaf_remotes)
+
+    @property
+    def monitoring_host(self) -> str:
+        """Where monitoring listens: it asks no password, so it stays on this machine unless told so."""
+        if is_loopback(self.host) or self.allow_remote_without_auth:
+            return self.http_host or self.host
+        return self.http_host if is_loopback(self.http_host) else LOOPBACK_HOST
+
+    @property
+    def tls_enabled(self) -> bool:
+        return self.tls or self.tls_verify or self.tls_map or bool(self.tls_cert)
+
+    def check(self) -> None:
+        """Raise OptionsError when the settings contradict each other or cannot be served."""
+        for check in _CHECKS:
+            error_text = check(self)
+            if error_text:
+                raise OptionsError(error_text)
+
+
+def _check_ports(o: ServerOptions) -> str:
+    for name in ("port", "http_port", "https_port"):
+        value = getattr(o, name)
+        if not -1 <= value <= 65535:
+            return f"{name} {value} is not a port: use 1 to 65535, or -1 for any free one"
+    return ""
+
+
+def _check_payload(o: ServerOptions) -> str:
+    if o.max_payload > o.max_pending:
+        return f"max_payload ({o.max_payload}) cannot be larger than max_pending ({o.max_pending})"
+    return ""
+
+
+def _check_limits(o: ServerOptions) -> str:
+    for name in ("max_payload", "max_control_line", "max_pending"):
+        value = getattr(o, name)
+        if value <= 0:
+            return f"{name} is {value}: it has to be positive"
+    for name in ("max_subscriptions", "max_subscription_tokens", "max_connections", "ping_max"):
+        value = getattr(o, name)
+        if value < 0:
+            return f"{name} is {value}: it cannot be negative"
+    return ""
+
+
+def _check_timeouts(o: ServerOptions) -> str:
+    for name in ("ping_interval_s", "write_deadline_s", "auth_timeout_s", "tls_timeout_s"):
+        value = getattr(o, name)
+        if value <= 0:
+            return f"{name} is {value}: it has to be longer than nothing"
+    return ""
+
+
+def _check_credentials(o: ServerOptions) -> str:
+    if o.token and (o.user or o.users):
+        return "a token and users cannot be used together: choose --auth, or --user with --pass"
+    if bool(o.user) != bool(o.password) and not o.users:
+        return "a user needs a password and a password a user: give both --user and --pass"
+    return ""
+
+
+def _check_tls(o: ServerOptions) -> str:
+    if not o.tls_enabled:
+        return "https_port needs TLS: give --tlscert and --tlskey" if o.https_port else ""
+    if not o.tls_cert or not o.tls_key:
+        return "TLS needs a certificate and its key: give --tlscert and --tlskey"
+    if (o.tls_verify or o.tls_map) and not o.tls_ca:
+        return "verifying client certificates needs an authority: give --tlscacert"
+    return ""
+
+
+def _check_websocket(o: ServerOptions) -> str:
+    websocket = o.websocket
+    if not websocket.port:
+        return ""
+    if not websocket.tls.cert and not websocket.no_tls:
+        return "websocket needs tls { cert_file, key_file }, or no_tls: true behind something that does TLS"
+    if websocket.tls.cert and (not websocket.tls.key or (websocket.tls.verify and not websocket.tls.ca)):
+        return "websocket tls needs key_file, and ca_file where certificates are verified"
+    return ""
+
+
+def _check_leafnodes(o: ServerOptions) -> str:
+    leafnode_options = o.effective_leafnodes
+    has_auth = (
+        leafnode_options.has_credentials
+        or o.has_credentials
+        or (leafnode_options.tls is not None and leafnode_options.tls.verify)
+    )
+    if leafnode_options.port and not (
+        has_auth or is_loopback(leafnode_options.host or o.host) or o.allow_remote_without_auth
+    ):
+        return (
+            f"refusing to let leafnodes dial in on {leafnode_options.host or o.host!r} without authentication: give "
+            "leafnodes { authorization { user, password } }, or say --allow_insecure if that is what you want"
+        )
+    return leafnode_options.find_error()
+
+
+def _check_operator(o: ServerOptions) -> str:
+    if o.operator_mode and (o.users or o.user or o.token or o.accounts):
+        return "an operator and configured users or accounts cannot be used together"
+    if o.resolver_preload and not o.operator_mode:
+        return "resolver_preload needs an operator"
+    return ""
+
+
+def _check_unique_users(o: ServerOptions) -> str:
+    seen: set[str] = set()
+    for user in o.users:
+        if user.name in seen:
+            return f"user {user.name!r} is there twice: names are unique across accounts"
+        seen.add(user.name)
+    return ""
+
+
+def _check_claims(o: ServerOptions) -> str:
+    if o.claims and not o.jetstream:
+        return f"claims {o.claims!r} are collected by what streams say: give -js too"
+    return ""
+
+
+def _check_server_name(o: ServerOptions) -> str:
+    if any(c.isspace() for c in o.server_name):
+        return f"server name {o.server_name!r} contains blanks: use a name without"
+    return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _check_remote_auth(o: ServerOptions) -> str:
+    if is_loopback(o.host) or o.has_credentials or o.tls_verify or o.allow_remote_without_auth:
+        return ""
+    return (
+        f"refusing to listen on {o.host or 'all addresses'!r} without authentication: anybody who reaches it "
+        "could read and write everything. Give --user and --pass, or --auth, or --tlsverify; "
+        "or say --allow_insecure if that is what you want"
+    )
+
+
+_CHECKS = (
+    _check_ports,
+    _check_limits,
+    _check_payload,
+    _check_timeouts,
+    _check_credentials,
+    _check_tls,
+    _check_websocket,
+    _check_leafnodes,
+    _check_operator,
+    _check_unique_users,
+    _check_claims,
+    _check_server_name,
+    _check_remote_auth,
+)
+
+
+def option_names() -> frozenset[str]:
+    """The names that may be set, for those who take them as keywords."""
+    return frozenset(f.name for f in fields(ServerOptions))
+
+
+def from_keywords(**values: Any) -> ServerOptions:
+    """Options from keyword arguments; an unknown name is an error that says so."""
+    unknown = sorted(set(values) - option_names())
+    if unknown:
+        raise OptionsError(
+            f"unknown option {unknown[0]!r}; the options are: {', '.join(sorted(option_names()))}"
+        )
+    return ServerOptions(**values)

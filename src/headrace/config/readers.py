@@ -1,0 +1,176 @@
+"""How a configuration file is read: tables of keys, and the texts, numbers, durations and lists they stand for.
+
+Owns the complaints about values, and that a key nobody knows is never passed over. What the keys mean is for
+`schema` and its sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from headrace.config.config_parser import ConfigFileError, Section, SourcePos
+from headrace.durations import parse_duration_ns
+
+ValueReader = Callable[[object], Any]
+#: How a key is read, and into which option if not the one of its name.
+KeyReader = ValueReader | tuple[str, ValueReader]
+
+_SECRET_KEYS = {"pass", "password", "token"}
+
+
+class ConfigDraft:
+    """The settings found so far, and the warnings."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self.warnings: list[str] = []
+
+
+#: Settles in the draft what a part of the file says.
+SectionReader = Callable[[ConfigDraft, object, SourcePos], None]
+
+
+def fail(pos: SourcePos, text: str) -> NoReturn:
+    raise ConfigFileError(f"{pos}: {text}")
+
+
+def read_value(reader: ValueReader, value: object, key: str, pos: SourcePos) -> Any:
+    try:
+        return reader(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        value_text = "this" if key.lower() in _SECRET_KEYS else repr(value)
+        fail(pos, f"{key!r} cannot be {value_text}: {error}")
+
+
+# Readers of values
+
+
+def read_string(value: object) -> str:
+    if isinstance(value, Section | list | bool):
+        raise TypeError("a text is expected")
+    return str(value)
+
+
+def read_int(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError("a whole number is expected")
+    return int(value)
+
+
+def read_bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("true or false is expected")
+    return value
+
+
+def read_seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError("a duration is expected")
+    return parse_duration_ns(value) / 1e9
+
+
+def read_strings(value: object) -> tuple[str, ...]:
+    return tuple(read_string(item) for item in value) if isinstance(value, list) else (read_string(value),)
+
+
+def read_any(value: object) -> object:
+    return value
+
+
+def read_host_port(value: object) -> tuple[str | None, int]:
+    """`4222`, `"host:4222"` or `"[::1]:4222"`."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return None, value
+    host, colon, port = read_string(value).rpartition(":")
+    if not colon:
+        return None, int(port)
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def read_enabled(value: object) -> object:
+    """`enabled` and `disabled` as switches; anything else as it is."""
+    return _ENABLED_WORDS.get(value.lower(), value) if isinstance(value, str) else value
+
+
+_ENABLED_WORDS = {"enabled": True, "enable": True, "disabled": False, "disable": False}
+
+
+# Sections and lists
+
+
+def read_section(value: object, key: str, pos: SourcePos) -> Section:
+    if not isinstance(value, Section):
+        fail(pos, f"{key!r} is a section: {key} {{ ... }}")
+    return value
+
+
+def read_list(value: object, key: str, example: str, pos: SourcePos) -> list[object]:
+    if not isinstance(value, list):
+        fail(pos, f"{key!r} is a list: {key} [ {{{example}}} ]")
+    return value
+
+
+def get_section_pos(value: object, pos: SourcePos) -> SourcePos:
+    """Where the first key of a section stands: entries of a list have no place of their own."""
+    return next(iter(value.positions.values()), pos) if isinstance(value, Section) else pos
+
+
+class SectionSchema:
+    """What one kind of section may say.
+
+    `options` is a table of `"name alias ...": (option, reader)`: the option a key sets and how its value is read;
+    a reader alone sets the option of the first name. `parts` have a function of their own that settles what they
+    say. The names in `idle` have no effect here, and whoever uses one is told so. Everything else is refused.
+    """
+
+    def __init__(
+        self,
+        section: str,
+        options: Mapping[str, KeyReader],
+        *,
+        section_readers: Mapping[str, SectionReader] = {},
+        ignored: str = "",
+    ) -> None:
+        self.section = section
+        self.options: dict[str, tuple[str, ValueReader]] = {}
+        for names, key_reader in options.items():
+            first, *_ = key_names = names.split()
+            self.options |= dict.fromkeys(
+                key_names, key_reader if isinstance(key_reader, tuple) else (first, key_reader)
+            )
+        self.section_readers = {
+            name: section_reader
+            for names, section_reader in section_readers.items()
+            for name in names.split()
+        }
+        self.ignored = frozenset(ignored.split())
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every key that is known."""
+        return self.ignored.union(self.options, self.section_readers)
+
+    def read(self, draft: ConfigDraft, value: object, pos: SourcePos, path: str = "") -> dict[str, Any]:
+        """What a section says, by option."""
+        found: dict[str, Any] = {}
+        self.read_into(found, draft, read_section(value, self.section, pos), path or self.section)
+        return found
+
+    def read_into(self, found: dict[str, Any], draft: ConfigDraft, section: Section, path: str = "") -> None:
+        """Put what is written into `found`, in the order in which it is written."""
+        for key, value in section.items():
+            name, pos = key.lower(), section.positions[key]
+            if name in self.options:
+                option, reader = self.options[name]
+                found[option] = read_value(reader, value, key, pos)
+            elif name in self.section_readers:
+                self.section_readers[name](draft, value, pos)
+            elif name in self.ignored:
+                warn_ignored(draft, key, pos)
+            elif key not in section.referenced:
+                fail(pos, f"unknown field {key!r}" + (f" in {path!r}" if path else ""))
+
+
+def warn_ignored(draft: ConfigDraft, key: str, pos: SourcePos) -> None:
+    draft.warnings.append(f"{pos}: {key!r} has no effect here")

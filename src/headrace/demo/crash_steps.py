@@ -1,0 +1,121 @@
+"""Steps in which a broker in a process of its own is killed in the middle of its work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+
+from headrace.demo.steps import TIMEOUT_S, DemoContext, Step
+
+CRASH_JOBS, CRASH_DONE = 20, 8
+COPY_MESSAGES, KILLS = 300, 2
+_LISTENING = re.compile(rb"Listening for client connections on (\S+)")
+
+
+async def resume_after_crash(context: DemoContext) -> str:
+    """A broker in a process of its own is killed in the middle of its work."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with run_broker(folder) as client:
+            js = client.jetstream()
+            await js.add_stream(name="WORK", subjects=["work"], retention="workqueue")
+            for number in range(CRASH_JOBS):
+                await js.publish("work", b"%d" % number)
+            worker = await js.pull_subscribe("work", "miller")
+            for message in await worker.fetch(CRASH_DONE, timeout=TIMEOUT_S):
+                await message.ack_sync()
+        async with run_broker(folder) as client:
+            js = client.jetstream()
+            worker = await js.pull_subscribe("work", "miller")
+            remaining = await worker.fetch(CRASH_JOBS, timeout=TIMEOUT_S)
+            await client.close()
+    assert [int(message.data) for message in remaining] == list(range(CRASH_DONE, CRASH_JOBS))
+    return (
+        f"killed after {CRASH_DONE} of {CRASH_JOBS} jobs; the other {len(remaining)} were there, none twice"
+    )
+
+
+async def copy_across_crashes(context: DemoContext) -> str:
+    """A work queue is copied into an archive while the broker is killed again and again."""
+    with tempfile.TemporaryDirectory() as folder:
+        sent = 0
+        for run_number in range(KILLS + 1):
+            async with run_broker(folder) as client:
+                if run_number == 0:
+                    await _create_archive(client)
+                for _ in range(COPY_MESSAGES // (KILLS + 1)):
+                    await client.jetstream().publish("order.new", b"%d" % sent)
+                    sent += 1
+                if run_number == KILLS:
+                    queue, archive = await _wait_until_copied(client)
+                    await client.close()
+    assert (queue, archive) == (0, sent), (queue, archive, sent)
+    return (
+        f"killed {KILLS} times: {archive} of {sent} orders are in the archive, {queue} are left in the queue"
+    )
+
+
+async def _create_archive(client: Client) -> None:
+    orders = {"name": "ORDERS", "subjects": ["order.>"], "retention": "workqueue"}
+    source = {"name": "ORDERS", "consumer": {"name": "archive", "server_managed": True}}
+    for config in (orders, {"name": "ARCHIVE", "sources": [source]}):
+        await _api(client, f"STREAM.CREATE.{config['name']}", config)
+
+
+async def _wait_until_copied(client: Client) -> tuple[int, int]:
+    """How many are in the queue and in the archive, once the copy has caught up."""
+    for _ in range(300):
+        found = [await _api(client, f"STREAM.INFO.{name}", {}) for name in ("ORDERS", "ARCHIVE")]
+        queue, archive = (int(info["state"]["messages"]) for info in found)
+        if not queue:
+            break
+        await asyncio.sleep(0.1)
+    return queue, archive
+
+
+async def _api(client: Client, endpoint: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = await client.request(f"$JS.API.{endpoint}", json.dumps(body).encode(), timeout=TIMEOUT_S)
+    found: dict[str, Any] = json.loads(response.data)
+    assert "error" not in found, found
+    return found
+
+
+@contextlib.asynccontextmanager
+async def run_broker(folder: str) -> AsyncIterator[Client]:
+    """A client of a broker in a process of its own, which is killed without warning at the end."""
+    command = [sys.executable, "-m", "headrace", "serve", "-p", "-1", "-js", "-sd", folder]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(30):
+            while not (found := _LISTENING.search(await process.stderr.readline())):
+                pass
+        client = await nats.connect(
+            f"nats://{found[1].decode()}", error_cb=_ignore_error, allow_reconnect=False
+        )
+        yield client
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+async def _ignore_error(_: Exception) -> None:
+    """The end of the connection is what this is about."""
+
+
+STEPS = (
+    Step("A crash", "a killed broker goes on where it was", resume_after_crash),
+    Step(
+        "A durable copy",
+        "a work queue is archived through crashes, nothing lost or doubled",
+        copy_across_crashes,
+    ),
+)

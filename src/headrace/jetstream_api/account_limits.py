@@ -1,0 +1,62 @@
+"""What an account and the server allow, and what is in use, as the rules of configurations need it."""
+
+import msgspec
+
+from headrace.jetstream_api.configs import StreamConfig
+from headrace.jetstream_api.errors import error
+
+
+class JetStreamLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the account, then of the server; -1 or 0 means none."""
+
+    max_memory: int = -1
+    max_storage: int = -1
+    max_streams: int = -1
+    max_consumers: int = -1
+    max_ack_pending: int = -1
+    memory_max_stream_bytes: int = -1
+    storage_max_stream_bytes: int = -1
+    max_bytes_required: bool = False
+
+    server_memory: int = -1
+    server_storage: int = -1
+    server_ack_pending: int = 0
+    server_request_batch: int = 0
+    server_duplicate_window: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the account's other streams take: their number, and the sums of their `max_bytes` by storage."""
+
+    streams: int = 0
+    reserved_memory: int = 0
+    reserved_storage: int = 0
+
+
+NO_LIMITS = JetStreamLimits()
+NO_USAGE = Usage()
+
+
+def check_reservation(config: StreamConfig, limits: JetStreamLimits, usage: Usage) -> None:
+    """Refuse a stream whose `max_bytes` do not fit any more, or that allows more consumers than the
+    account.
+    """
+    if 0 < limits.max_consumers < config.max_consumers:
+        raise error(10026)
+    requested = config.max_bytes if config.max_bytes >= 0 else 1
+    if config.storage == "memory":
+        caps, reserved, code = (limits.max_memory, limits.server_memory), usage.reserved_memory, 10028
+    else:
+        caps, reserved, code = (limits.max_storage, limits.server_storage), usage.reserved_storage, 10047
+    if any(cap >= 0 and requested > cap - reserved for cap in caps):
+        raise error(code)
+
+
+def check_stream_bytes(config: StreamConfig, limits: JetStreamLimits) -> None:
+    """Refuse a stream without `max_bytes` where they are required, or with more than one stream may have."""
+    if limits.max_bytes_required and config.max_bytes <= 0:
+        raise error(10113)
+    memory = config.storage == "memory"
+    cap = limits.memory_max_stream_bytes if memory else limits.storage_max_stream_bytes
+    if 0 < cap < config.max_bytes:
+        raise error(10122)

@@ -1,0 +1,266 @@
+"""The configurations of streams and consumers as typed values, with the names, order and zero rules of
+their JSON.
+
+A fresh value holds what the client sent, zero where it sent nothing; `validation.streams` and `validation.consumers`
+turn it into the configuration that is kept. Configurations are shared freely, so nobody changes one in place: take
+`copy`, change that. Knows no rules between fields.
+"""
+
+from __future__ import annotations
+
+import copy as _copy
+from typing import Annotated, ClassVar, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from headrace.jetstream_api.encode import dumps, to_plain
+from headrace.jetstream_api.field_types import (
+    AckPolicy,
+    Compression,
+    DeliverPolicy,
+    Discard,
+    Duration,
+    Int,
+    Int32,
+    Int64,
+    PersistMode,
+    PriorityPolicy,
+    ReplayPolicy,
+    Retention,
+    Storage,
+    Time,
+    Uint64,
+)
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+
+class ApiStruct(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The base of every typed value that is read from JSON; `GO` is the reference's name of the type."""
+
+    GO: ClassVar[str] = ""
+    ALWAYS: ClassVar[frozenset[str]] = frozenset()
+
+
+class Placement(ApiStruct):
+    """Where a stream's copies live, as the API has it. `client.configs.Placement` is what programs write."""
+
+    GO: ClassVar[str] = "server.Placement"
+
+    cluster: str = ""
+    tags: list[str] = []
+    preferred: str = ""
+
+
+class External(ApiStruct):
+    """Where the API of an origin in another account or domain is found."""
+
+    GO: ClassVar[str] = "server.ExternalStream"
+    ALWAYS: ClassVar[frozenset[str]] = frozenset({"api", "deliver"})
+
+    api: str = ""
+    deliver: str = ""
+
+
+class SubjectTransform(ApiStruct):
+    GO: ClassVar[str] = "server.SubjectTransformConfig"
+    ALWAYS: ClassVar[frozenset[str]] = frozenset({"src", "dest"})
+
+    src: str = ""
+    dest: str = ""
+
+
+class RePublish(ApiStruct):
+    GO: ClassVar[str] = "server.RePublish"
+    ALWAYS: ClassVar[frozenset[str]] = frozenset({"dest"})
+
+    src: str = ""
+    dest: str = ""
+    headers_only: bool = False
+
+
+class ConsumerLimits(ApiStruct):
+    GO: ClassVar[str] = "server.StreamConsumerLimits"
+
+    inactive_threshold: Duration = 0
+    max_ack_pending: Int = 0
+
+
+class StreamConsumerSource(ApiStruct):
+    """The durable consumer upstream that a mirror or source reads from.
+
+    `client.configs.StreamConsumerSource` is what programs write.
+    """
+
+    GO: ClassVar[str] = "server.StreamConsumerSource"
+
+    name: str = ""
+    server_managed: bool = False
+    deliver_subject: str = ""
+
+
+Transforms = Annotated[list[SubjectTransform], Meta(extra={"go": "[]server.SubjectTransformConfig"})]
+
+
+class StreamSource(ApiStruct):
+    """What a mirror or one of a stream's sources copies from where."""
+
+    GO: ClassVar[str] = "server.StreamSource"
+    ALWAYS: ClassVar[frozenset[str]] = frozenset({"name"})
+
+    name: str = ""
+    opt_start_seq: Uint64 = 0
+    opt_start_time: Time | None = None
+    filter_subject: str = ""
+    subject_transforms: Transforms = []
+    external: External | None = None
+    consumer: StreamConsumerSource | None = None
+
+
+Sources = Annotated[list[StreamSource | None], Meta(extra={"go": "[]*server.StreamSource"})]
+
+
+class StreamConfig(ApiStruct):
+    """A stream's configuration, as the API has it: times in nanoseconds. `client.configs.StreamConfig` is what programs
+    write.
+    """
+
+    GO: ClassVar[str] = "server.StreamConfig"
+    ALWAYS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "name",
+            "retention",
+            "max_consumers",
+            "max_msgs",
+            "max_bytes",
+            "max_age",
+            "max_msgs_per_subject",
+            "discard",
+            "storage",
+            "num_replicas",
+            "compression",
+            "allow_direct",
+            "mirror_direct",
+            "sealed",
+            "deny_delete",
+            "deny_purge",
+            "allow_rollup_hdrs",
+            "consumer_limits",
+            "allow_msg_ttl",
+        }
+    )
+
+    name: str = ""
+    description: str = ""
+    subjects: list[str] = []
+    retention: Retention = "limits"
+    max_consumers: Int = 0
+    max_msgs: Int64 = 0
+    max_bytes: Int64 = 0
+    max_age: Duration = 0
+    max_msgs_per_subject: Int64 = 0
+    max_msg_size: Int32 = 0
+    discard: Discard = "old"
+    storage: Storage = "file"
+    num_replicas: Int = 0
+    no_ack: bool = False
+    duplicate_window: Duration = 0
+    placement: Placement | None = None
+    mirror: StreamSource | None = None
+    sources: Sources = []
+    compression: Compression = "none"
+    first_seq: Uint64 = 0
+    subject_transform: SubjectTransform | None = None
+    republish: RePublish | None = None
+    allow_direct: bool = False
+    mirror_direct: bool = False
+    discard_new_per_subject: bool = False
+    sealed: bool = False
+    deny_delete: bool = False
+    deny_purge: bool = False
+    allow_rollup_hdrs: bool = False
+    consumer_limits: ConsumerLimits = msgspec.field(default_factory=ConsumerLimits)
+    allow_msg_ttl: bool = False
+    # Of the TTL seed, unknown to the reference: shown only to clients that use it, so None until one sent it.
+    subject_delete_markers: bool | None = None
+    subject_delete_marker_ttl: Duration = 0
+    allow_msg_counter: bool = False
+    allow_atomic: bool = False
+    allow_msg_schedules: bool = False
+    persist_mode: PersistMode = "default"
+    allow_batched: bool = False
+    metadata: dict[str, str] = {}
+
+
+class ConsumerConfig(ApiStruct):
+    """A consumer's configuration, as the API has it: times in nanoseconds. `client.configs.ConsumerConfig` is what programs
+    write.
+    """
+
+    GO: ClassVar[str] = "server.ConsumerConfig"
+    ALWAYS: ClassVar[frozenset[str]] = frozenset(
+        {"deliver_policy", "ack_policy", "replay_policy", "num_replicas"}
+    )
+
+    durable_name: str = ""
+    name: str = ""
+    description: str = ""
+    deliver_policy: DeliverPolicy = "all"
+    opt_start_seq: Uint64 = 0
+    opt_start_time: Time | None = None
+    ack_policy: AckPolicy = "none"
+    ack_wait: Duration = 0
+    max_deliver: Int = 0
+    backoff: Annotated[list[Duration], Meta(extra={"go": "[]time.Duration"})] = []
+    filter_subject: str = ""
+    filter_subjects: list[str] = []
+    replay_policy: ReplayPolicy = "instant"
+    rate_limit_bps: Uint64 = 0
+    sample_freq: str = ""
+    max_waiting: Int = 0
+    max_ack_pending: Int = 0
+    flow_control: bool = False
+    headers_only: bool = False
+    max_batch: Int = 0
+    max_expires: Duration = 0
+    max_bytes: Int = 0
+    deliver_subject: str = ""
+    deliver_group: str = ""
+    idle_heartbeat: Duration = 0
+    inactive_threshold: Duration = 0
+    num_replicas: Int = 0
+    mem_storage: bool = False
+    direct: bool = False
+    sourcing: bool = False
+    metadata: dict[str, str] = {}
+    pause_until: Time | None = None
+    priority_groups: list[str] = []
+    priority_policy: PriorityPolicy = "none"
+    priority_timeout: Duration = 0
+
+    def get_filters(self) -> list[str]:
+        """The filters, from either field; none means every subject."""
+        return [self.filter_subject] if self.filter_subject else self.filter_subjects
+
+    def is_push(self) -> bool:
+        return bool(self.deliver_subject)
+
+
+def copy_config(config: Kind) -> Kind:
+    """A copy whose own fields may be set; lists, dicts and nested values are shared and must be replaced."""
+    return _copy.copy(config)
+
+
+def encode_config(config: ApiStruct) -> bytes:
+    """The JSON of a configuration, as answers show it and as the store keeps it."""
+    return dumps(to_public(config))
+
+
+def to_public(config: ApiStruct) -> dict[str, object]:
+    """A configuration as a dict in the order and with the omissions of its JSON."""
+    out = to_plain(config)
+    for choice, zero in (("persist_mode", "default"), ("priority_policy", "none")):
+        if out.get(choice) == zero:
+            del out[choice]
+    return out

@@ -1,0 +1,17 @@
+"""Requests may demand an API level; a server that is older than that refuses them."""
+
+from headrace import API_LEVEL
+from headrace.protocol import headers
+
+REQUIRED_LEVEL = b"Nats-Required-Api-Level"
+_DIGITS_MAX = 20
+
+
+def requires_newer_api(header: bytes) -> bool:
+    """Whether a request's header block asks for more than this server offers, or for something unreadable."""
+    if REQUIRED_LEVEL not in header:
+        return False
+    value = headers.get(header, REQUIRED_LEVEL)
+    if not value:
+        return False
+    return not value.isdigit() or len(value) > _DIGITS_MAX or int(value) > API_LEVEL

@@ -1,0 +1,1 @@
+"""Validation of stream and consumer configurations, with nats-server's rules and errors."""

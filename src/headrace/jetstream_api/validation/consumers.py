@@ -1,0 +1,229 @@
+"""The rules of consumer configurations: names, creation against update, what may change.
+
+The way of a request is `named` (what the request's subject says), `merge_existing` (what an existing consumer
+keeps, what a sourcing request turns into), then `validate`, which fills defaults, applies every rule and
+returns the configuration to keep, or raises the reference's error. The rules of single fields are in
+`consumer_fields`. Nothing here touches a consumer; a configuration that was given is never changed.
+"""
+
+from collections.abc import Callable, Mapping
+
+from headrace.errors import RequestError
+from headrace.jetstream_api import metadata, names
+from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
+from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig, copy_config
+from headrace.jetstream_api.errors import error
+from headrace.jetstream_api.requests import ConsumerRequest
+from headrace.jetstream_api.times import SECOND_NS, format_time, parse_time_ns
+from headrace.jetstream_api.validation.consumer_fields import apply_defaults, check_fields
+
+ConsumersByName = Mapping[str, ConsumerConfig]
+
+DEFAULT_INACTIVE_THRESHOLD = 5 * SECOND_NS
+
+# The three forms of the subject of a create request.
+EPHEMERAL, NAMED, DURABLE = "ephemeral", "named", "durable"
+
+
+def resolve_name(
+    request: ConsumerRequest, *, stream: str, form: str, name: str = "", filter_subject: str = ""
+) -> ConsumerConfig:
+    """What the subject of a request and its body say together.
+
+    `stream`, `name` and `filter_subject` are the subject's tokens; `form` is EPHEMERAL for
+    `CREATE.<stream>`, NAMED for `CREATE.<stream>.<name>[.<filter>]`, DURABLE for
+    `DURABLE.CREATE.<stream>.<name>`.
+    """
+    config = copy_config(request.config)
+    if stream != request.stream_name:
+        raise error(10056)
+    if names.has_path_separator(config.name if form == EPHEMERAL else name):
+        raise error(10127)
+    if form == DURABLE and not config.durable_name:
+        raise error(10018)
+    if form != EPHEMERAL:
+        if config.durable_name and name != config.durable_name:
+            raise error(10017)
+        config.name = name
+    elif config.durable_name:
+        raise error(10020)
+    if filter_subject and config.filter_subjects:
+        raise error(10137)
+    if filter_subject and config.filter_subject != filter_subject:
+        raise error(10131)
+    if config.num_replicas > 1:
+        raise error(10074)
+    return config
+
+
+def merge_existing(
+    config: ConsumerConfig, stream: StreamConfig, others: ConsumersByName, random_name: str
+) -> ConsumerConfig:
+    """What a request turns into by what exists.
+
+    A sourcing consumer on a stream that removes acknowledged messages becomes durable, on another it gets a
+    name of its own ending in `random_name`. An existing consumer keeps its pause, a durable sourcing one
+    also its start.
+    """
+    new_config = copy_config(config)
+    if new_config.direct and new_config.sourcing and new_config.name:
+        if stream.retention == "limits":
+            new_config.name = f"{new_config.name}-{random_name}"
+        else:
+            new_config.direct, new_config.durable_name, new_config.ack_policy = (
+                False,
+                new_config.name,
+                "flow_control",
+            )
+            new_config.ack_wait = new_config.max_deliver = new_config.inactive_threshold = 0
+    old = others.get(new_config.name)
+    if old is not None:
+        new_config.pause_until = old.pause_until
+        if new_config.sourcing and new_config.durable_name:
+            new_config.deliver_policy = old.deliver_policy
+            new_config.opt_start_seq, new_config.opt_start_time = old.opt_start_seq, old.opt_start_time
+    return new_config
+
+
+def validate(
+    config: ConsumerConfig,
+    stream: StreamConfig,
+    others: ConsumersByName,
+    *,
+    action: str = "",
+    strict: bool = False,
+    limits: JetStreamLimits = NO_LIMITS,
+    has_interest: Callable[[str], bool] = lambda subject: False,
+) -> ConsumerConfig:
+    """The configuration of a new consumer, or of an existing one after the request.
+
+    `others` are the stream's consumers by name, the existing one included; `has_interest` tells whether
+    anybody is subscribed to a deliver subject. A consumer without a name is new, and gets its name from the
+    caller.
+    """
+    new_config = validate_fields(config, stream, strict=strict, limits=limits)
+    name = new_config.durable_name or new_config.name
+    old = others.get(name) if name else None
+    if old is not None:
+        if action == "create":
+            if not is_same(new_config, old):
+                raise error(10148)
+            new_config = copy_config(old)
+        if stream.retention == "workqueue" and not _is_unique(name, new_config, others):
+            raise error(10100)
+        _check_changes(old, new_config, has_interest)
+        if new_config.pause_until is not None:
+            # From the second request on the reference shows a pause in UTC.
+            new_config.pause_until = format_time(parse_time_ns(new_config.pause_until))
+    elif action == "update":
+        raise error(10149)
+    else:
+        _check_max_consumers(stream, others, limits)
+        _check_workqueue(name, new_config, stream, others)
+        if len(name.encode()) > names.NAME_MAX:
+            raise error(10102, max=names.NAME_MAX)
+    if not new_config.durable_name and new_config.inactive_threshold <= 0 and not (old and old.durable_name):
+        new_config.inactive_threshold = DEFAULT_INACTIVE_THRESHOLD
+    return new_config
+
+
+def validate_fields(
+    config: ConsumerConfig, stream: StreamConfig, *, strict: bool = False, limits: JetStreamLimits = NO_LIMITS
+) -> ConsumerConfig:
+    """Fill defaults and apply every rule that does not depend on other consumers."""
+    new_config = copy_config(config)
+    new_config.metadata = metadata.to_stored(config.metadata, metadata.required_consumer_level(config))
+    apply_defaults(new_config, stream, strict, limits)
+    check_fields(new_config, stream, limits)
+    return new_config
+
+
+def is_same(one: ConsumerConfig, other: ConsumerConfig) -> bool:
+    """Whether two configurations are the same, whatever the server noted in their metadata.
+
+    As in the reference, an ephemeral whose threshold was filled in differs from a request that leaves it out.
+    """
+    return _for_comparison(one) == _for_comparison(other)
+
+
+def _for_comparison(config: ConsumerConfig) -> ConsumerConfig:
+    comparable = copy_config(config)
+    comparable.metadata = metadata.for_comparison(config.metadata)
+    return comparable
+
+
+def count_limited(others: ConsumersByName) -> int:
+    """How many consumers count against the limit: not those that other streams source with."""
+    return sum(not (other.direct or other.sourcing) for other in others.values())
+
+
+def _check_max_consumers(stream: StreamConfig, others: ConsumersByName, limits: JetStreamLimits) -> None:
+    limit = stream.max_consumers
+    if limit <= 0 or 0 < limits.max_consumers < limit:
+        limit = limits.max_consumers
+    if 0 < limit <= count_limited(others):
+        raise error(10026)
+
+
+def _check_workqueue(
+    name: str, config: ConsumerConfig, stream: StreamConfig, others: ConsumersByName
+) -> None:
+    if stream.retention != "workqueue" or config.direct or config.sourcing:
+        return
+    if config.ack_policy not in ("explicit", "flow_control"):
+        raise error(10098)
+    if config.deliver_policy != "all":
+        raise error(10101)
+    if count_limited(others):
+        if not config.get_filters():
+            raise error(10099)
+        if not _is_unique(name, config, others):
+            raise error(10100)
+
+
+def _is_unique(name: str, config: ConsumerConfig, others: ConsumersByName) -> bool:
+    """Whether no other consumer of a work queue may get a message that this one may get."""
+    for other_name, other in others.items():
+        if other_name == name or other.direct or other.sourcing:
+            continue
+        for ours in config.get_filters():
+            theirs = other.get_filters()
+            if not theirs or any(names.overlaps(ours, each) for each in theirs):
+                return False
+    return True
+
+
+def _check_changes(old: ConsumerConfig, new: ConsumerConfig, has_interest: Callable[[str], bool]) -> None:
+    """Refuse what an update may not change, in the reference's order."""
+    fixed_fields = (
+        (old.deliver_policy != new.deliver_policy, "deliver policy"),
+        (old.mem_storage != new.mem_storage, "storage type"),
+        (old.direct != new.direct, "direct"),
+        (old.sourcing != new.sourcing, "sourcing"),
+        (old.opt_start_seq != new.opt_start_seq, "start sequence"),
+        (_start_time(old) != _start_time(new), "start time"),
+        (old.ack_policy != new.ack_policy, "ack policy"),
+        (old.replay_policy != new.replay_policy, "replay policy"),
+        (old.idle_heartbeat != new.idle_heartbeat, "heart beats"),
+        (old.flow_control != new.flow_control, "flow control"),
+    )
+    for changed, field_name in fixed_fields:
+        if changed:
+            raise _make_update_error(f"{field_name} can not be updated")
+    if old.deliver_subject != new.deliver_subject:
+        if not old.deliver_subject:
+            raise _make_update_error("can not update pull consumer to push based")
+        if not new.deliver_subject:
+            raise _make_update_error("can not update push consumer to pull based")
+        if has_interest(old.deliver_subject):
+            raise error(10013)
+    if old.max_waiting != new.max_waiting:
+        raise _make_update_error("max waiting can not be updated")
+
+
+def _start_time(config: ConsumerConfig) -> int | None:
+    return None if config.opt_start_time is None else parse_time_ns(config.opt_start_time)
+
+
+def _make_update_error(text: str) -> RequestError:
+    return error(10012, err=text)

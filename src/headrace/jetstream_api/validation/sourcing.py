@@ -1,0 +1,273 @@
+"""The rules of mirrors and sources: what a stream may copy from, and how an entry is named.
+
+Checks are made in the reference's order and raise its errors. The streams that exist are given as a mapping
+from name to configuration; nothing here changes them.
+"""
+
+from collections.abc import Mapping
+
+from headrace.errors import RequestError
+from headrace.jetstream_api import names
+from headrace.jetstream_api.configs import External, StreamConfig, StreamSource
+from headrace.jetstream_api.errors import error, invalid_config, pedantic_error
+from headrace.jetstream_api.subject_transform import BadTransform, check_transform
+from headrace.jetstream_api.validation.source_cycles import has_cycle
+
+StreamsByName = Mapping[str, StreamConfig]
+
+_API_PREFIX = "$JS.API"
+
+
+def make_index_name(source: StreamSource) -> str:
+    """The name under which a source's position is kept: origin, filters and destinations.
+
+    Copies carry it in a header, word by word: blanks, which a destination may have within braces, are left out.
+    """
+    if source.subject_transforms:
+        filters = "\f".join("".join(each.src.split()) or ">" for each in source.subject_transforms)
+        destinations = "\f".join("".join(each.dest.split()) or ">" for each in source.subject_transforms)
+    else:
+        filters, destinations = source.filter_subject or ">", ">"
+    return f"{make_upstream_name(source)} {filters} {destinations}"
+
+
+def make_upstream_name(source: StreamSource) -> str:
+    """The origin's part of the index name.
+
+    A consumer that the server manages leaves no trace here: a source can change to one and back without
+    losing its position.
+    """
+    name = source.name
+    if source.external is not None:
+        name += ":" + names.short_hash(source.external.api)
+    if source.consumer is not None and not source.consumer.server_managed:
+        name += ":C=" + names.short_hash(source.consumer.name)
+    return name
+
+
+def check_sourcing(config: StreamConfig, existing: StreamsByName, *, strict: bool) -> bool:
+    """Refuse a bad mirror or sources; returns what `mirror_direct` has to be."""
+    externals: list[External] = []
+    upstream_subjects: list[str] = []
+    mirror_direct = config.mirror_direct
+    if config.mirror is not None:
+        mirror_direct = _check_mirror(config, config.mirror, existing, strict)
+        _collect_upstreams(config.mirror, existing, externals, upstream_subjects)
+    _check_sources(config, existing)
+    for source in config.sources:
+        if source is not None:
+            _collect_upstreams(source, existing, externals, upstream_subjects)
+    _check_managed(config, existing)
+    _check_externals(externals, upstream_subjects)
+    _check_cycles(config, existing)
+    if has_cycle(config, existing):
+        raise _make_cycle_error()
+    return mirror_direct
+
+
+def _collect_upstreams(
+    source: StreamSource, existing: StreamsByName, externals: list[External], upstream_subjects: list[str]
+) -> None:
+    if source.external is not None:
+        externals.append(source.external)
+    elif source.name in existing:
+        upstream_subjects.extend(existing[source.name].subjects)
+
+
+def _check_mirror(config: StreamConfig, mirror: StreamSource, existing: StreamsByName, strict: bool) -> bool:
+    excluded = (
+        (config.first_seq, 10143),
+        (config.subjects, 10034),
+        (config.sources, 10031),
+        (config.allow_msg_counter, 10173),
+        (config.allow_atomic, 10198),
+        (config.allow_batched, 10209),
+        (config.allow_msg_schedules, 10186),
+    )
+    for present, code in excluded:
+        if present:
+            raise error(code)
+    _check_consumer(mirror, 10213)
+    if mirror.filter_subject and mirror.subject_transforms:
+        raise error(10150)
+    if config.subject_delete_marker_ttl > 0:
+        raise invalid_config("subject delete markers forbidden on mirrors")
+    for position, each in enumerate(mirror.subject_transforms):
+        _check_transform(each.src, each.dest, 10151, 10154)
+        others = mirror.subject_transforms[:position] + mirror.subject_transforms[position + 1 :]
+        if any(names.overlaps(each.src, other.src) for other in others):
+            raise error(10152)
+    return _check_mirror_upstream(config, mirror, existing, strict)
+
+
+def _check_mirror_upstream(
+    config: StreamConfig, mirror: StreamSource, existing: StreamsByName, strict: bool
+) -> bool:
+    if mirror.external is not None:
+        return config.mirror_direct
+    if not names.is_valid_name(mirror.name):
+        raise error(10142)
+    upstream = existing.get(mirror.name)
+    if upstream is None:
+        return config.mirror_direct
+    if 0 < config.max_msg_size < upstream.max_msg_size:
+        raise error(10030)
+    if strict and config.mirror_direct != upstream.allow_direct:
+        raise pedantic_error("origin stream has direct get set, mirror has it disabled")
+    return upstream.allow_direct
+
+
+def _check_transform(src: str, dest: str, source_code: int, dest_code: int) -> None:
+    if src and not names.is_valid_subject(src):
+        raise error(source_code, err=f"invalid subject {src}")
+    try:
+        check_transform(src, dest)
+    except BadTransform as failure:
+        raise error(dest_code, err=failure) from None
+
+
+def _check_consumer(source: StreamSource, code: int) -> None:
+    consumer = source.consumer
+    if consumer is None:
+        return
+    deliver = consumer.deliver_subject
+    is_valid = names.is_valid_name(consumer.name)
+    if consumer.server_managed:
+        is_valid = is_valid and (
+            not deliver or (names.is_valid_subject(deliver) and names.is_literal(deliver))
+        )
+    else:
+        is_valid = is_valid and names.is_valid_subject(deliver) and names.is_literal(deliver)
+        is_valid = is_valid and not (source.opt_start_seq or source.opt_start_time or source.filter_subject)
+    if not is_valid:
+        raise error(code)
+
+
+def _check_sources(config: StreamConfig, existing: StreamsByName) -> None:
+    if config.sources and config.allow_msg_schedules:
+        raise error(10187)
+    seen: set[str] = set()
+    consumers: set[tuple[str, str | None, str]] = set()
+    for source in config.sources:
+        if source is None or not names.is_valid_name(source.name):
+            raise error(10141)
+        if make_index_name(source) in seen:
+            raise error(10140)
+        seen.add(make_index_name(source))
+        _check_source(source)
+        if source.consumer is not None:
+            if _reader(source) in consumers:
+                raise error(10216)
+            consumers.add(_reader(source))
+        upstream = existing.get(source.name) if source.external is None else None
+        if upstream is not None and 0 < config.max_msg_size < upstream.max_msg_size:
+            raise error(10046)
+
+
+def _reader(source: StreamSource) -> tuple[str, str | None, str]:
+    """What tells the consumer of an entry from others: its origin, where that is, and its name."""
+    api = None if source.external is None else source.external.api
+    return source.name, api, source.consumer.name if source.consumer is not None else ""
+
+
+def _readers(config: StreamConfig) -> dict[tuple[str, str | None, str], bool]:
+    """The durable consumers that a stream reads with, and whether the server manages them."""
+    entries = [config.mirror, *config.sources]
+    return {
+        _reader(entry): entry.consumer.server_managed
+        for entry in entries
+        if entry is not None and entry.consumer is not None
+    }
+
+
+def _check_managed(config: StreamConfig, existing: StreamsByName) -> None:
+    """Refuse a consumer that another stream reads with, if the server manages it for either: they would take messages from
+    each other. What a stream has already is not refused again.
+    """
+    own = _readers(config)
+    had = _readers(existing[config.name]) if config.name in existing else {}
+    new = {reader: is_managed for reader, is_managed in own.items() if reader not in had}
+    for name, other in existing.items() if new else ():
+        if name == config.name:
+            continue
+        for reader, is_managed in _readers(other).items():
+            if reader in new and (is_managed or new[reader]):
+                failure = error(10216)
+                text = f"{failure.description}: stream {name!r} reads {reader[0]!r} with {reader[2]!r}"
+                raise RequestError(failure.code, failure.err_code, text)
+
+
+def _check_source(source: StreamSource) -> None:
+    if source.filter_subject and source.subject_transforms:
+        raise error(10144)
+    for each in source.subject_transforms:
+        _check_transform(each.src, each.dest, 10145, 10146)
+    for position, each in enumerate(source.subject_transforms):
+        others = source.subject_transforms[:position] + source.subject_transforms[position + 1 :]
+        if each.src and any(names.is_subset(each.src, other.src) for other in others):
+            raise error(10147)
+    _check_consumer(source, 10215)
+
+
+def _check_externals(externals: list[External], upstream_subjects: list[str]) -> None:
+    for prefix in (each.deliver for each in externals if each.deliver):
+        if not (names.is_valid_subject(prefix) and names.is_literal(prefix)):
+            raise error(10024, prefix=prefix)
+        for subject in upstream_subjects:
+            if names.overlaps(subject, f"{prefix}.{subject}"):
+                raise error(10022, prefix=prefix, subject=subject)
+    for prefix in (each.api for each in externals if each.api):
+        if not (names.is_valid_subject(prefix) and names.is_literal(prefix)):
+            text = f'stream external api prefix "{prefix}" must be a valid subject without wildcards'
+            raise invalid_config(text)
+        if names.overlaps(prefix, _API_PREFIX):
+            raise error(10021, prefix=prefix, subject=_API_PREFIX)
+
+
+def _check_cycles(config: StreamConfig, existing: StreamsByName) -> None:
+    """Walk the streams that this one copies from, directly or through others; external ones are not
+    followed.
+    """
+    waiting = [config]
+    visited: set[str] = set()
+    while waiting:
+        current = waiting.pop(0)
+        visited.add(current.name)
+        for source in current.sources:
+            if source is None or source.external is not None:
+                continue
+            if source.name in visited:
+                if _feeds_itself(current.subjects, source.filter_subject):
+                    raise _make_cycle_error()
+            elif source.name in existing:
+                waiting.append(existing[source.name])
+        mirror = current.mirror
+        if mirror is not None and mirror.external is None:
+            if mirror.name in visited:
+                raise _make_cycle_error()
+            if mirror.name in existing:
+                waiting.append(existing[mirror.name])
+
+
+def _feeds_itself(subjects: list[str], filter_subject: str) -> bool:
+    return not filter_subject or any(names.overlaps(subject, filter_subject) for subject in subjects)
+
+
+def _make_cycle_error() -> RequestError:
+    return invalid_config("detected cycle")
+
+
+def check_filters(config: StreamConfig) -> None:
+    """Refuse a filter that is no subject. The reference looks at these last, on create only."""
+    mirror = config.mirror
+    if mirror is not None and not mirror.subject_transforms and _is_bad_filter(mirror.filter_subject):
+        raise error(10049, err=f"subject filter '{mirror.filter_subject}' for the mirror invalid subject")
+    for source in config.sources:
+        if source is not None and not source.subject_transforms and _is_bad_filter(source.filter_subject):
+            raise error(
+                10049, err=f"subject filter '{source.filter_subject}' for the source: invalid subject"
+            )
+
+
+def _is_bad_filter(subject: str) -> bool:
+    return bool(subject) and not names.is_valid_subject(subject)

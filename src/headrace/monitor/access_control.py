@@ -1,0 +1,64 @@
+"""Who may see what messages say, and who may change anything, over HTTP.
+
+Figures are open to whoever reaches the port, as with the reference. Contents are open only where the broker itself asks
+nobody who they are, and then only to requests that name this machine (a page elsewhere that points its own name here
+does not). Changes need the admin token, always, and come from this page or from no page at all.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Callable
+
+from headrace.config.options import ServerOptions
+from headrace.monitor.http import HttpRequest
+
+
+class AccessControl:
+    """The rules of one server; `options` gives those it goes by now, which a reload changes."""
+
+    def __init__(self, get_options: Callable[[], ServerOptions]) -> None:
+        self._get_options = get_options
+
+    @property
+    def has_admin_token(self) -> bool:
+        """Whether the server was started with an admin token at all."""
+        return bool(self._get_options().http_admin_token)
+
+    def is_admin(self, request: HttpRequest) -> bool:
+        """Whether the request carries the admin token; it travels in a header that no other site can add."""
+        scheme, _, provided = request.headers.get("authorization", "").partition(" ")
+        token = self._get_options().http_admin_token
+        if not token or scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(provided.strip().encode("latin-1", "replace"), token.encode())
+
+    def may_read(self, request: HttpRequest) -> bool:
+        """Whether contents of messages are shown."""
+        options = self._get_options()
+        is_open = not (options.has_credentials or options.tls_verify)
+        return self.is_admin(request) or (is_open and self._is_local_host(request))
+
+    def may_act(self, request: HttpRequest) -> bool:
+        """Whether something is changed on this request."""
+        return self.is_admin(request) and self._is_same_origin(request)
+
+    def _is_local_host(self, request: HttpRequest) -> bool:
+        host = request.headers.get("host", "")
+        name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
+        return not host or name in ("localhost", self._get_options().http_host) or _is_address(name)
+
+    def _is_same_origin(self, request: HttpRequest) -> bool:
+        origin = request.headers.get("origin", "")
+        site = request.headers.get("sec-fetch-site", "none")
+        same = not origin or origin.partition("://")[2] == request.headers.get("host", "")
+        return same and site in ("same-origin", "none")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

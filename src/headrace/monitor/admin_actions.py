@@ -1,0 +1,64 @@
+"""Changes asked for on the web page: a few requests of the JetStream API, made as any client would make them.
+
+Owns which requests these are. Rules and answers are the API's own, so the page can do nothing that a client could not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from typing import Any
+
+from headrace.broker.accounts import Account
+from headrace.protocol import subjects
+
+API_PREFIX = b"$JS.API."
+ALLOWED_REQUESTS = (
+    "STREAM.PURGE.",
+    "STREAM.DELETE.",
+    "STREAM.MSG.DELETE.",
+    "CONSUMER.DELETE.",
+    "CONSUMER.PAUSE.",
+    "CONSUMER.RESET.",
+)
+REPLY_TIMEOUT_S = 10.0
+
+
+class _ReplyFuture:
+    """Takes one answer from the router."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        if not self.future.done():
+            self.future.set_result(payload)
+
+
+def parse_action(body: bytes) -> tuple[str, bytes, bytes]:
+    """Account, subject and body of a request as the page sends it; ValueError says what is wrong."""
+    try:
+        request = json.loads(body)
+        account, subject = str(request.get("account", "$G")), str(request["subject"])
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError('expected {"account": ..., "subject": ..., "body": ...}') from error
+    if not subject.startswith(ALLOWED_REQUESTS):
+        raise ValueError(f"{subject!r} is not among the requests of this page")
+    full_subject = API_PREFIX + subject.encode()
+    if not (subjects.is_valid(full_subject) and subjects.is_literal(full_subject)):
+        raise ValueError(f"{subject!r} is no subject")
+    request_body = request.get("body")
+    return account, full_subject, b"" if request_body is None else json.dumps(request_body).encode()
+
+
+async def run_action(account: Account, subject: bytes, body: bytes) -> bytes:
+    """Make the request; the API's answer, which comes when what it speaks of is durable."""
+    reply, reply_future = b"_INBOX.monitor.%b" % secrets.token_hex(12).encode(), _ReplyFuture()
+    account.router.subscribe_internal(reply, reply_future)
+    try:
+        account.router.publish(subject, reply, b"", body)
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
+            return await reply_future.future
+    finally:
+        account.router.unsubscribe_internal(reply, reply_future)

@@ -1,0 +1,35 @@
+"""The figures of a consumer, read without touching it: looking often must cost nothing and change nothing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.broker.consumers.consumer import Consumer
+from headrace.broker.consumers.pull_requests import PullQueue
+
+
+class ConsumerStats(NamedTuple):
+    kind: str
+    delivered: int
+    ack_floor: int
+    pending: int
+    ack_pending: int
+    redelivered: int
+    waiting: int
+    paused: bool
+
+
+def get_consumer_stats(consumer: Consumer) -> ConsumerStats:
+    """Where a consumer stands."""
+    ack_state, delivery_mode = consumer.ack_state, consumer.delivery_mode
+    is_pull = isinstance(delivery_mode, PullQueue)
+    return ConsumerStats(
+        kind="pull" if is_pull else "push",
+        delivered=ack_state.stream_seq,
+        ack_floor=ack_state.get_ack_floor()[1],
+        pending=consumer.num_pending(),
+        ack_pending=len(ack_state.pending),
+        redelivered=0 if consumer.config.max_deliver == 1 else len(ack_state.delivery_counts),
+        waiting=len(delivery_mode.waiting) if isinstance(delivery_mode, PullQueue) else 0,
+        paused=bool(consumer.pause_remaining_ns()),
+    )

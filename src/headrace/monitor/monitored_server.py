@@ -1,0 +1,59 @@
+"""A server as monitoring sees it, and the figures that its pages and `$SYS.>` show alike.
+
+It changes nothing, and knows neither HTTP nor the system account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.monitor.connz import connz
+from headrace.monitor.jsz import jsz, make_totals
+from headrace.monitor.leafz import leafz
+from headrace.monitor.query import Query
+from headrace.monitor.subsz import subsz
+from headrace.monitor.varz import ServerStats, varz
+
+if TYPE_CHECKING:
+    from headrace.broker import Accounts
+    from headrace.config.options import ServerOptions
+    from headrace.net.listener import Listener
+
+#: Makes one page; ValueError for a query that makes no sense.
+PageReader = Callable[[Query], dict[str, Any]]
+
+
+class MonitoredServer(Protocol):
+    """A server, as far as its pages need it."""
+
+    @property
+    def options(self) -> ServerOptions: ...
+    @property
+    def server_id(self) -> str: ...
+    @property
+    def server_name(self) -> str: ...
+    @property
+    def listener(self) -> Listener: ...
+    @property
+    def accounts(self) -> Accounts: ...
+    def stats(self) -> ServerStats: ...
+    def leafz_entries(self) -> list[dict[str, Any]]: ...
+    def claim_metrics(self) -> bytes: ...
+    def now_ns(self) -> int: ...
+
+
+def make_page_readers(server: MonitoredServer) -> dict[str, PageReader]:
+    """What may be asked, by the reference's names; the server is asked each time."""
+
+    def read_connz(query: Query) -> dict[str, Any]:
+        listener = server.listener
+        return connz(listener.connections, query, server.server_id, server.now_ns(), listener.loop.time())
+
+    return {
+        "varz": lambda _: varz(server.options, server.stats(), make_totals(server.accounts)),
+        "connz": read_connz,
+        "subsz": lambda query: subsz(server.accounts, server.listener.connections, query),
+        "jsz": lambda query: jsz(server.options, server.accounts, query),
+        "leafz": lambda query: leafz(server.leafz_entries(), query),
+    }

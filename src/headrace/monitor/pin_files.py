@@ -1,0 +1,83 @@
+"""Files of pins over HTTP, for readers that share no disk with the broker.
+
+Owns `/pins/<pin>/<file>`. Invariants: a file is served only to who shows the token that was granted with its pin, and
+only while that is held; a name that is not exactly one of a pin's files is never looked for, so that no path leads
+elsewhere. An answer holds at most `BYTES_MAX`, read by a thread: the broker's own never waits for a disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from headrace.broker.handlers.snapshot_leases import find_lease, is_valid_token
+from headrace.broker.jetstream import AccountJetStream
+from headrace.monitor.http import HttpRequest, HttpResponse, PageHandler, make_text_response
+from headrace.storage import FileDisk
+
+BYTES_MAX = 8 << 20
+_PATH = re.compile(
+    r"/pins/([0-9a-f]{1,32}-[0-9]{1,9})/(manifest|[0-9a-f]{8}\.(?:seg|col)|subjects\.[0-9]{1,19})"
+)
+_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{0,18})")
+_AUTH_HEADERS = (("WWW-Authenticate", 'Bearer realm="pins"'),)
+
+
+def make_pin_file_page(get_jetstreams: Callable[[], Iterable[AccountJetStream]]) -> PageHandler:
+    """The page; `stores` are those whose pins it serves."""
+
+    async def page(request: HttpRequest) -> HttpResponse:
+        path = _PATH.fullmatch(request.path)
+        if path is None:
+            return make_text_response(404, "404 page not found")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        jetstream = next(
+            (each for each in get_jetstreams() if is_valid_token(each, path[1], token.strip())), None
+        )
+        if jetstream is None or scheme.lower() != "bearer":
+            return make_text_response(401, "the token of the pin is needed")._replace(headers=_AUTH_HEADERS)
+        if find_lease(jetstream, path[1]) is None:
+            return _make_gone_response()
+        disk = jetstream.store.disk
+        assert isinstance(disk, FileDisk), "a simulated disk has no monitoring port"
+        # Opened anew each time: a handle that the store keeps would hold the file when the pin is long gone.
+        file_path = disk.root / "pins" / path[1] / path[2]
+        response = await asyncio.to_thread(_read_range, file_path, request.headers.get("range", "bytes=0-"))
+        # It may have been let go of while its file was looked for.
+        return (
+            response
+            if response.status != 404 or find_lease(jetstream, path[1]) is not None
+            else _make_gone_response()
+        )
+
+    return page
+
+
+def _make_gone_response() -> HttpResponse:
+    return make_text_response(410, "this pin is not held any more")
+
+
+def _read_range(file_path: Path, range_header: str) -> HttpResponse:
+    byte_range = _RANGE.fullmatch(range_header)
+    if byte_range is None:
+        return make_text_response(400, "one range of bytes is served, as bytes=first-last")
+    try:
+        with file_path.open("rb") as file:
+            size = file.seek(0, 2)
+            first = int(byte_range[1])
+            last = min(int(byte_range[2] or size), size - 1, first + BYTES_MAX - 1)
+            if last < first:
+                return make_text_response(416, "nothing is there")._replace(
+                    headers=(("Content-Range", f"bytes */{size}"),)
+                )
+            file.seek(first)
+            body = file.read(last - first + 1)
+    except FileNotFoundError:
+        return make_text_response(404, "the pin has no such file")
+    headers = (
+        ("Content-Range", f"bytes {first}-{first + len(body) - 1}/{size}"),
+        ("Cache-Control", "no-store"),
+    )
+    return HttpResponse(206, "application/octet-stream", body, headers)

@@ -1,0 +1,201 @@
+"""JetStream on a real disk, in a real event loop.
+
+Owns which accounts have streams, and how these are joined to their folder and to the loop that runs them; nothing of
+what they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from headrace.broker import GLOBAL, Account, Accounts, Timers
+from headrace.broker.commit.server_quota import ServerQuota
+from headrace.broker.handlers.api_dispatch import DisabledApi
+from headrace.broker.jetstream import ENDPOINTS, AccountJetStream
+from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, BatchLimits
+from headrace.broker.streams.fast_ingest import FastIngestLimits
+from headrace.config.options import AccountOptions, ServerOptions
+from headrace.errors import StoreError
+from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
+from headrace.net.logs import Logger
+from headrace.storage import FileDisk, Store
+from headrace.storage.format_features import name_folder_in_errors
+
+#: The folder inside `store_dir` that belongs to Headrace alone.
+STORE_FOLDER = "headrace"
+
+#: The folder beside it with one store for each other account.
+ACCOUNTS_FOLDER = "headrace-accounts"
+
+
+def store_path(options: ServerOptions, account: str = GLOBAL) -> Path:
+    """Where the data of an account is kept."""
+    root = Path(options.store_dir or Path(tempfile.gettempdir()) / "headrace")
+    if account == GLOBAL:
+        return root / STORE_FOLDER
+    # Names are free text in the configuration: no separator and no dot may lead elsewhere.
+    return root / ACCOUNTS_FOLDER / quote(account, safe="$").replace(".", "%2E")
+
+
+def find_stores(folder: Path) -> list[Path]:
+    """The stores of all accounts below a `store_dir`; the folder itself where it is a store, or nothing we know."""
+    if (folder / "journal").is_dir():
+        return [folder]
+    found = [folder / STORE_FOLDER, *sorted((folder / ACCOUNTS_FOLDER).glob("*"))]
+    return [path for path in found if path.is_dir()] or [folder]
+
+
+class JetStreamSetup:
+    """The streams of those accounts that may have some; the others are told that they have none."""
+
+    def __init__(
+        self, options: ServerOptions, accounts: Accounts, timers: Timers, server_name: str, log: Logger
+    ) -> None:
+        self._accounts = accounts
+        self._timers = timers
+        self._server_name = server_name
+        self._log = log
+        self._server_quota = ServerQuota(options.max_memory_store or -1, options.max_file_store or -1)
+        self._disabled_apis: dict[str, DisabledApi] = {}
+
+    def apply(self, options: ServerOptions, account_configs: Mapping[str, AccountOptions]) -> None:
+        """Open and refuse streams as the plans of the accounts want it now."""
+        server = make_server_limits(options)
+        configured_names = [name for name in account_configs if name != self._accounts.system.name]
+        for account in self._accounts:
+            account_config = account_configs.get(account.name)
+            if account is self._accounts.system:
+                continue
+            # Without accounts of anybody's own everybody is in the global one.
+            limits = account_config.jetstream_limits if account_config is not None else None
+            if not configured_names and account.name == GLOBAL:
+                self._enable(options, account, server)
+            elif limits is not None:
+                self._enable(options, account, combine_limits(limits, server))
+            else:
+                self._disable(account)
+
+    def _enable(self, options: ServerOptions, account: Account, limits: JetStreamLimits) -> None:
+        disabled_api = self._disabled_apis.pop(account.name, None)
+        if disabled_api is not None:
+            disabled_api.unsubscribe()
+        if account.jetstream is None:
+            account.jetstream = open_jetstream(
+                options, account, self._timers, self._server_name, self._log, limits, self._server_quota
+            )
+        elif account.jetstream.limits != limits:
+            account.jetstream.set_limits(limits)
+
+    def _disable(self, account: Account) -> None:
+        if account.jetstream is not None:
+            self._log.warn(f"Account {account.name} keeps its streams until a restart")
+        elif account.name not in self._disabled_apis:
+            self._disabled_apis[account.name] = DisabledApi(account.router, ENDPOINTS)
+            self._disabled_apis[account.name].subscribe()
+
+    def close(self) -> None:
+        """Take nothing more; all of it is durable then."""
+        for account in self._accounts:
+            jetstream, account.jetstream = account.jetstream, None
+            if jetstream is None:
+                continue
+            try:
+                jetstream.close()
+            except StoreError as error:
+                self._log.error(f"The store could not be closed: {error}")
+            finally:
+                jetstream.store.disk.close()
+
+
+def make_server_limits(options: ServerOptions) -> JetStreamLimits:
+    """What the server as a whole allows, for an account that has no limits of its own."""
+    return JetStreamLimits(
+        server_memory=options.max_memory_store or -1, server_storage=options.max_file_store or -1
+    )
+
+
+def combine_limits(limits: JetStreamLimits, server: JetStreamLimits) -> JetStreamLimits:
+    """An account's limits, and the server's beside them."""
+    return msgspec.structs.replace(
+        limits, server_memory=server.server_memory, server_storage=server.server_storage
+    )
+
+
+def _make_fast_ingest_limits(options: ServerOptions) -> FastIngestLimits:
+    """What is configured for batches holds for fast ones too; only the defaults are their own."""
+    limits, defaults = FastIngestLimits(timeout_ns=int(options.batch_timeout_s * 1e9)), DEFAULT_LIMITS
+    if options.batch_max_inflight_per_stream != defaults.per_stream:
+        limits = replace(limits, per_stream=options.batch_max_inflight_per_stream)
+    if options.batch_max_inflight_total != defaults.per_server:
+        limits = replace(limits, per_server=options.batch_max_inflight_total)
+    return limits
+
+
+def open_jetstream(
+    options: ServerOptions,
+    account: Account,
+    timers: Timers,
+    server_name: str,
+    log: Logger,
+    limits: JetStreamLimits = NO_LIMITS,
+    server_quota: ServerQuota | None = None,
+) -> AccountJetStream:
+    """Recover the store and open its streams; what was overdue while the server was down is gone on return."""
+    loop = asyncio.get_running_loop()
+    path = store_path(options, account.name)
+    disk = FileDisk(path, loop.call_soon_threadsafe)
+    try:
+        with name_folder_in_errors(path):
+            store = Store.open(disk, timers.clock)
+            jetstream = _make_jetstream(options, account, store, timers, server_name, limits, server_quota)
+    except BaseException:
+        disk.close()  # so that a second attempt in this process finds it unlocked
+        raise
+    jetstream.start()
+    report = store.report()
+    for damage in report.damage:
+        log.error(f"Damage in the store: {damage}; `headrace fsck` tells more")
+    for name, reason in report.offline_streams.items():
+        log.error(f"Stream {name} did not start: {reason}")
+    log.info(f"  Store Directory: {str(path)!r}")
+    log.info(f"  Streams:         {len(jetstream.streams)}")
+    return jetstream
+
+
+def _make_jetstream(
+    options: ServerOptions,
+    account: Account,
+    store: Store,
+    timers: Timers,
+    server_name: str,
+    limits: JetStreamLimits,
+    room: ServerQuota | None,
+) -> AccountJetStream:
+    return AccountJetStream(
+        account.router,
+        store,
+        timers.clock,
+        timers,
+        asyncio.get_running_loop().call_soon,
+        server_name=server_name,
+        account=account.name,
+        domain=options.domain,
+        reject_unknown_fields=options.strict,
+        pending_max=options.max_pending,
+        limits=limits,
+        batch_limits=BatchLimits(
+            per_stream=options.batch_max_inflight_per_stream,
+            per_server=options.batch_max_inflight_total,
+            messages=options.batch_max_msgs,
+            timeout_ns=int(options.batch_timeout_s * 1e9),
+        ),
+        fast_limits=_make_fast_ingest_limits(options),
+        server_quota=room,
+    )

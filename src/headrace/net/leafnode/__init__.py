@@ -1,0 +1,1 @@
+"""Leafnode connections on sockets: the listener, the dialer and the connection."""

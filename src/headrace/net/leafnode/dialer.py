@@ -1,0 +1,95 @@
+"""Dialling another server and staying joined with it: again and again, a little later each time.
+
+Owns the rhythm and the choice of the address. The other side may name more addresses of its cluster; they are tried too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+from headrace.config.leafnode_options import (
+    WILDCARD_HOSTS,
+    LeafnodeAddress,
+    LeafnodeRemote,
+    parse_leafnode_url,
+)
+from headrace.errors import ProtocolError
+from headrace.net.leafnode.leafnode_connection import LeafnodeConnection
+
+if TYPE_CHECKING:
+    from headrace.net.leafnode.leafnode_listener import LeafnodeListener
+
+#: How far the wait between attempts grows, in units of the configured one.
+BACKOFF_MAX = 8
+LOG_EVERY = 20
+
+
+class LeafnodeDialer:
+    """One remote."""
+
+    def __init__(self, listener: LeafnodeListener, remote: LeafnodeRemote) -> None:
+        self._listener = listener
+        self._remote = remote
+        self._addresses = [parse_leafnode_url(url) for url in remote.urls]
+        if not remote.no_randomize:
+            random.shuffle(self._addresses)
+        self._next_index = 0
+        self._connection: LeafnodeConnection | None = None
+        self._task = asyncio.get_running_loop().create_task(self._keep_connected())
+
+    async def stop(self) -> None:
+        """Leave, and do not come back."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _keep_connected(self) -> None:
+        failures = 0
+        while True:
+            address = self._next_address()
+            connection = await self._dial(address, failures)
+            delay_s = 0.0
+            if connection is not None:
+                await connection.closed
+                delay_s = connection.session.reconnect_delay_s
+                failures = 0 if connection.was_established else failures
+            failures += 1
+            wait_s = self._listener.leafnode_options.reconnect_s * min(2 ** (failures - 1), BACKOFF_MAX)
+            await asyncio.sleep(max(delay_s, wait_s * random.uniform(0.5, 1.0)))
+
+    def _next_address(self) -> LeafnodeAddress:
+        addresses = self._addresses + self._get_discovered()
+        self._next_index = (self._next_index + 1) % len(addresses)
+        return addresses[self._next_index - 1]
+
+    def _get_discovered(self) -> list[LeafnodeAddress]:
+        if self._remote.ignore_discovered or self._connection is None:
+            return []
+        first, known_addresses = self._addresses[0], {(each.host, each.port) for each in self._addresses}
+        addresses = []
+        for url in self._connection.session.advertised_urls:
+            try:
+                address = parse_leafnode_url(url)
+            except ValueError:
+                continue
+            if (address.host, address.port) not in known_addresses and address.host not in WILDCARD_HOSTS:
+                addresses.append(first._replace(host=address.host, port=address.port))
+        return addresses
+
+    async def _dial(self, address: LeafnodeAddress, failures: int) -> LeafnodeConnection | None:
+        listener, remote, loop = self._listener, self._remote, asyncio.get_running_loop()
+        try:
+            connection = LeafnodeConnection(listener, listener.get_leafnodes(remote.account), remote, address)
+            async with asyncio.timeout(remote.dial_timeout_s):
+                await loop.create_connection(lambda: connection, address.host, address.port)
+        # An address that the other side named may be none at all, the account may have enough connections for now.
+        except (OSError, TimeoutError, ValueError, OverflowError, ProtocolError) as error:
+            if failures % LOG_EVERY == 0:
+                reason = error or "no answer"
+                listener.log.error(
+                    f"Cannot join {address.host_port} as leafnode (attempt {failures + 1}): {reason}"
+                )
+            return None
+        self._connection = connection
+        return connection

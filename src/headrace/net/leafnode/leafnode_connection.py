@@ -1,0 +1,352 @@
+"""The socket of one leafnode connection, whichever side dialled: bytes to and fro, TLS, and the patience with both.
+
+What is said is the session's business, who may say it the door's. A peer that does not take what is sent is cut off, as
+slow clients are, and dials again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from headrace.auth.authenticator import AuthContext
+from headrace.auth.authenticator import UserIdentity as Known
+from headrace.auth.nkeys import new_nonce
+from headrace.broker import SessionIdentity
+from headrace.broker.leafnodes.interest_announcer import LeafnodeSet
+from headrace.broker.leafnodes.leafnode_session import LeafnodeSession
+from headrace.config.leafnode_options import LeafnodeAddress, LeafnodeRemote
+from headrace.errors import ProtocolError
+from headrace.net.tls_channel import TlsChannel
+from headrace.net.write_scheduler import SMALL_FANOUT_BYTES
+from headrace.protocol import server_lines
+from headrace.protocol.leafnode import LeafnodeParser
+
+if TYPE_CHECKING:
+    from headrace.net.leafnode.leafnode_listener import LeafnodeListener
+
+FIRST_PING_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
+DISK_RETRY_S = 0.01
+WRITE_BUFFER_BYTES = 1024 * 1024
+#: From the first INFO to the second, which says that all is well.
+ESTABLISH_TIMEOUT_S = 5.0
+#: The kind of connection that users can be confined to.
+LEAFNODE = "LEAFNODE"
+
+
+class LeafnodeConnection(asyncio.Protocol):
+    """A server on a socket; the `owner` of its session. `ended` is done when the socket is closed."""
+
+    _transport: asyncio.Transport
+
+    def __init__(
+        self,
+        listener: LeafnodeListener,
+        leafnodes: LeafnodeSet,
+        remote: LeafnodeRemote | None = None,
+        address: LeafnodeAddress | None = None,
+    ) -> None:
+        """With a remote, we dialled it at that address."""
+        self._listener, self._remote, self._address = listener, remote, address
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.was_established = False
+        self.client_ip, self.client_port = "", 0
+        self._channel: TlsChannel | None = None
+        self._closing = False
+        self._last_activity = 0
+        self._nonce = new_nonce()
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_deadline_timer: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.TimerHandle | None = None
+        cid = listener.next_cid()
+        remote_options = remote or LeafnodeRemote(urls=())
+        self.session = LeafnodeSession(
+            leafnodes,
+            self,
+            cid,
+            listener.local_info,
+            solicited=remote is not None,
+            hub_role=remote_options.hub,
+            deny_imports=[each.encode() for each in remote_options.deny_imports],
+            deny_exports=[each.encode() for each in remote_options.deny_exports],
+        )
+        self._parser = LeafnodeParser(self.session, listener.options.max_payload)
+
+    @property
+    def label(self) -> str:
+        """For the log."""
+        return f"lid {self.session.cid} {self.client_ip}"
+
+    # The socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do what asyncio's do without being of their kind.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        peername = transport.get_extra_info("peername") or ("", 0)
+        self.client_ip, self.client_port = peername[0], peername[1]
+        self._listener.connections[self.session.cid] = self
+        if self._remote is not None:
+            tls = self._remote.tls
+            self._start_timeout(self._remote.first_info_timeout_s, "no INFO came")
+            if tls is not None and tls.handshake_first:
+                self._start_handshake(self._listener.make_dial_context(self._remote))
+        else:
+            self._start_timeout(self._listener.leafnode_options.auth_timeout_s, "Authentication Timeout")
+            self._on_accepted()
+
+    def _on_accepted(self) -> None:
+        context, tls = self._listener.tls, self._listener.leafnode_options.tls
+        handshake_first = tls is not None and tls.handshake_first
+        if not handshake_first:
+            self._transport.write(self.info("", None, None))
+        if context is not None:
+            self._channel = TlsChannel(context)
+
+    def _start_handshake(self, context: ssl.SSLContext) -> None:
+        assert self._address is not None
+        self._channel = TlsChannel(context, self._address.host)
+        self._receive_tls(b"")
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        if self._channel is None:
+            self._parse(data)
+        else:
+            self._receive_tls(data)
+        if self._listener.is_disk_backlogged():
+            self._pause_for_disk()
+        elif self._listener.write_scheduler.has_queued_output and len(data) > SMALL_FANOUT_BYTES:
+            self._listener.write_scheduler.pause_reader(self)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed(data)
+        except ProtocolError as error:
+            self.fail(error.text)
+        except Exception as error:  # whatever one peer triggers must not end the others
+            self._listener.log.error(f"{self.label}: {type(error).__name__}: {error}")
+            self.fail(None)
+
+    def _receive_tls(self, data: bytes) -> None:
+        channel = self._channel
+        assert channel is not None
+        already_established = channel.established
+        try:
+            plaintexts = channel.receive(memoryview(data))
+        except ssl.SSLError as error:
+            self._listener.log.warn(f"{self.label}: TLS: {error.reason or error}")
+            self._write(channel.drain_outgoing())
+            self._close_after_flush()
+            return
+        self._write(channel.drain_outgoing())
+        if channel.established and not already_established:
+            self._on_tls_established()
+        for chunk in plaintexts:
+            if not self._closing:
+                self._parse(chunk)
+        if channel.peer_closed:
+            self._close_after_flush()
+
+    def _on_tls_established(self) -> None:
+        """The channel is secret from now on."""
+        if self._remote is None:
+            tls = self._listener.leafnode_options.tls
+            if tls is not None and tls.handshake_first:
+                self.session.send(self.info("", None, None))
+        elif not (self._remote.tls is not None and self._remote.tls.handshake_first):
+            self.session.send_connect()
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._cancel_timers()
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        self.session.close()
+        self._listener.remove(self)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # Output
+
+    def flush(self) -> None:
+        """Send what the session has to say."""
+        if self._channel is not None and not self._channel.established:
+            return  # after the handshake
+        output = self.session.drain()
+        if not output or self._transport.is_closing():
+            return
+        self._write(output if self._channel is None else self._channel.encrypt(output))
+        if self.session.writable_callbacks and not self.session.blocked:
+            self.session.notify_writable()
+
+    def _write(self, data: bytes | bytearray) -> None:
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+            if self._transport.get_write_buffer_size() > self._listener.options.max_pending:
+                self._abort_slow("too much is pending")
+
+    def pause_writing(self) -> None:
+        self.session.blocked = True
+        timeout_s = self._listener.options.write_deadline_s
+        self._write_deadline_timer = self._loop.call_later(
+            timeout_s, self._abort_slow, "write deadline exceeded"
+        )
+
+    def resume_writing(self) -> None:
+        if self._write_deadline_timer is not None:
+            self._write_deadline_timer.cancel()
+            self._write_deadline_timer = None
+        self.session.notify_writable()
+
+    def _abort_slow(self, reason: str) -> None:
+        self._listener.log.warn(f"{self.label}: slow consumer: {reason}")
+        self.abort()
+
+    # Back-pressure
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _pause_for_disk(self) -> None:
+        """More waits for the disk than should: read on when it has caught up."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_later(DISK_RETRY_S, self._resume_if_drained)
+
+    def _resume_if_drained(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._listener.is_disk_backlogged():
+            self._loop.call_later(DISK_RETRY_S, self._resume_if_drained)
+        else:
+            self._transport.resume_reading()
+
+    # The end
+
+    def fail(self, text: str | None) -> None:
+        """End the connection, saying why unless there is nothing to say."""
+        if self._closing:
+            return
+        if text is not None:
+            self.session.send(server_lines.encode_error(text))
+            self._listener.log.error(f"{self.label}: closed: {text}")
+        self._close_after_flush()
+
+    def on_remote_error(self, text: str) -> None:
+        self._listener.log.error(f"{self.label}: the other side says {text!r}")
+        self._close_after_flush()
+
+    def _close_after_flush(self) -> None:
+        """Close when what was said has been sent."""
+        if self._closing:
+            return
+        self.flush()
+        self._closing = True
+        self.session.close()
+        if self._channel is not None and self._channel.established:
+            self._write(self._channel.close())
+        self._transport.close()
+        self._cancel_timers()
+        self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.abort)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._closing = True
+        self.session.close()
+        self._transport.abort()
+
+    close = _close_after_flush
+
+    # Patience
+
+    def _start_timeout(self, timeout_s: float, error_text: str) -> None:
+        self._cancel_timers()
+        self._timer = self._loop.call_later(timeout_s, self.fail, error_text)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._timer, self._write_deadline_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._write_deadline_timer = None
+
+    def _ping(self) -> None:
+        """Ask whether the other side is there, unless it was heard since."""
+        session, options = self.session, self._listener.options
+        activity = session.activity + session.in_msgs
+        if activity == self._last_activity:
+            if session.pings_out >= options.ping_max:
+                self.fail("Stale Connection")
+                return
+            session.pings_out += 1
+            session.send(server_lines.PING)
+        else:
+            session.pings_out = 0
+        self._last_activity = activity
+        self._timer = self._loop.call_later(options.ping_interval_s, self._ping)
+
+    # What the session asks of its owner
+
+    def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
+        certificate = self._channel.get_peer_certificate() if self._channel is not None else None
+        auth_context = AuthContext(
+            connection_type=LEAFNODE, nonce=self._nonce, client_ip=self.client_ip, certificate=certificate
+        )
+        identity = self._listener.authenticate(fields, auth_context)
+        if isinstance(identity, Known) and identity.grant is not None and identity.expires_s:
+            delay_s = max(identity.expires_s - time.time(), 0.0)
+            self._expiry_timer = self._loop.call_later(delay_s, self.fail, identity.grant.expiry_error)
+        return identity
+
+    def leafnodes(self, account: str) -> LeafnodeSet:
+        return self._listener.get_leafnodes(account)
+
+    def start_tls(self, *, requested: bool) -> None:
+        assert self._remote is not None
+        assert self._address is not None
+        if not (requested or self._remote.tls is not None or self._address.tls):
+            self.session.send_connect()
+            return
+        self._start_timeout(
+            self._remote.tls.timeout_s if self._remote.tls else ESTABLISH_TIMEOUT_S, "TLS took too long"
+        )
+        if self._channel is None:
+            self._start_handshake(self._listener.make_dial_context(self._remote))
+        else:
+            self.session.send_connect()
+
+    def credentials(self, nonce: str) -> dict[str, str]:
+        assert self._remote is not None
+        assert self._address is not None
+        self._start_timeout(ESTABLISH_TIMEOUT_S, "Stale Leaf Node Connection - Closing")
+        return self._listener.make_credentials(self._remote, self._address, nonce)
+
+    def info(
+        self, account: str, imports: dict[str, list[str]] | None, exports: dict[str, list[str]] | None
+    ) -> bytes:
+        nonce = "" if account else self._nonce
+        return self._listener.make_info(self.session.cid, self.client_ip, nonce, account, imports, exports)
+
+    def may_subscribe(self, count: int) -> bool:
+        return self._remote is not None or self._listener.may_subscribe(self.session, count)
+
+    def on_established(self) -> None:
+        self.was_established = True
+        session = self.session
+        self._listener.log.info(
+            f"{self.label}: leafnode connection with {session.name!r} for {session.account}"
+        )
+        self._cancel_timers()
+        self._timer = self._loop.call_later(FIRST_PING_S, self._ping)

@@ -1,0 +1,284 @@
+"""Leafnodes: the door where other servers dial in, and those that this one dials.
+
+Owns the set of connections and what they share. A connection is in one account; which one the user says who dials, or the
+remote's configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace import API_LEVEL, COMPATIBLE_VERSION
+from headrace.auth.authenticator import AuthContext, Authenticator
+from headrace.auth.authenticator import UserIdentity as Known
+from headrace.broker import Accounts, SessionIdentity
+from headrace.broker.accounts import GLOBAL
+from headrace.broker.leafnodes.interest_announcer import LeafnodeSet
+from headrace.broker.leafnodes.leafnode_session import LeafnodeSession
+from headrace.broker.leafnodes.leafnode_transport import LeafnodeLocalInfo
+from headrace.config.leafnode_options import WILDCARD_HOSTS, LeafnodeAddress, LeafnodeOptions, LeafnodeRemote
+from headrace.config.options import OptionsError, ServerOptions
+from headrace.errors import ProtocolError
+from headrace.net.leafnode.dialer import LeafnodeDialer
+from headrace.net.leafnode.leafnode_connection import LeafnodeConnection
+from headrace.net.leafnode.leafnode_tls import make_leafnode_client_context, make_leafnode_server_context
+from headrace.net.logs import SILENT_LOGGER, Logger
+from headrace.net.write_scheduler import WriteScheduler
+from headrace.protocol import server_lines
+
+if TYPE_CHECKING:
+    from headrace.net.listener import Listener
+
+STOP_TIMEOUT_S = 2.0
+PROTOCOL_VERSION = 1
+
+
+class LeafnodeListener:
+    """The leafnode connections of a server."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        options: ServerOptions,
+        *,
+        server_id: str,
+        server_name: str,
+        client_listener: Listener,
+        log: Logger = SILENT_LOGGER,
+    ) -> None:
+        """`clients` is the door for clients, whose users may dial in here too."""
+        self.options = options
+        self.leafnode_options: LeafnodeOptions = options.effective_leafnodes
+        self.log = log
+        self.connections: dict[int, LeafnodeConnection] = {}
+        self.port = self.leafnode_options.port
+        self.local_info = LeafnodeLocalInfo(
+            server_id,
+            server_name,
+            COMPATIBLE_VERSION,
+            options.domain,
+            options.jetstream,
+            options.max_payload,
+        )
+        self._accounts = accounts
+        self._client_listener = client_listener
+        self._leafnode_sets: dict[str, LeafnodeSet] = {}
+        self._authenticator = _make_authenticator(options)
+        self._last_cid = 0
+        self._server: asyncio.Server | None = None
+        self._dialers: list[LeafnodeDialer] = []
+        self.tls: ssl.SSLContext | None = None
+
+    # Life
+
+    async def start(self) -> None:
+        """Listen and dial; raises OSError when the address is not to be had."""
+        leafnode_options = self.leafnode_options
+        if leafnode_options.port:
+            if leafnode_options.tls is not None:
+                self.tls = make_leafnode_server_context(leafnode_options.tls)
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: LeafnodeConnection(self, self._get_or_create_leafnodes(GLOBAL)),
+                self.host,
+                max(leafnode_options.port, 0),
+            )
+            self.port = self._server.sockets[0].getsockname()[1]
+            self.log.info(f"Listening for leafnode connections on {self.host}:{self.port}")
+        for remote in leafnode_options.remotes:
+            make_leafnode_client_context(remote.tls)  # what is wrong with certificates is said at the start
+            if remote.account and self._accounts.get(remote.account) is None:
+                raise OptionsError(
+                    f"a leafnode remote is in account {remote.account!r}, which is not configured"
+                )
+        self._dialers = [
+            LeafnodeDialer(self, remote) for remote in leafnode_options.remotes if not remote.disabled
+        ]
+
+    async def stop(self) -> None:
+        """Take no more, dial no more, say what is left to say, close."""
+        if self._server is not None:
+            self._server.close()
+        for dialer in self._dialers:
+            await dialer.stop()
+        existing = list(self.connections.values())
+        for connection in existing:
+            connection.close()
+        if existing:
+            await asyncio.wait([each.closed for each in existing], timeout=STOP_TIMEOUT_S)
+
+    @property
+    def host(self) -> str:
+        return self.leafnode_options.host or self.options.host or "0.0.0.0"
+
+    def leafz_entries(self) -> list[dict[str, Any]]:
+        """The connections, in the fields of the monitoring page."""
+        return [
+            _make_leafz_entry(connection)
+            for connection in self.connections.values()
+            if connection.was_established
+        ]
+
+    # What connections need
+
+    def next_cid(self) -> int:
+        self._last_cid += 1
+        return self._last_cid
+
+    def remove(self, connection: LeafnodeConnection) -> None:
+        self.connections.pop(connection.session.cid, None)
+        self.write_scheduler.remove_reader(connection)
+
+    def is_disk_backlogged(self) -> bool:
+        """Whether more waits for the disk than should."""
+        return self._client_listener.is_disk_backlogged()
+
+    @property
+    def write_scheduler(self) -> WriteScheduler:
+        """What is on its way to all who are connected."""
+        return self._client_listener.write_scheduler
+
+    def get_leafnodes(self, account: str) -> LeafnodeSet:
+        """The connections of an account; ProtocolError when it may have no more."""
+        found = self._get_or_create_leafnodes(account or GLOBAL)
+        if 0 <= self._accounts[found.account].limits.leafs <= len(found.sessions):
+            raise ProtocolError("maximum account active leafnode connections exceeded")
+        return found
+
+    def _get_or_create_leafnodes(self, account: str) -> LeafnodeSet:
+        existing = self._accounts.get_or_create(account)
+        if account not in self._leafnode_sets:
+            self._leafnode_sets[account] = LeafnodeSet(existing.router, account)
+        return self._leafnode_sets[account]
+
+    def may_subscribe(self, session: LeafnodeSession, count: int) -> bool:
+        """Whether somebody who dialled in may want one thing more: the limits of clients hold for it too."""
+        limits = [self.options.max_subscriptions] if self.options.max_subscriptions else []
+        limits.append(self._accounts[session.account].limits.subscriptions)
+        if isinstance(session.identity, Known):
+            limits.append(session.identity.subscriptions)
+        return all(count < each for each in limits if each >= 0)
+
+    def make_dial_context(self, remote: LeafnodeRemote) -> ssl.SSLContext:
+        return make_leafnode_client_context(remote.tls)
+
+    def authenticate(self, fields: Mapping[str, Any], auth_context: AuthContext) -> SessionIdentity | None:
+        """Who may dial in: users of the section if it has some, else those of the server."""
+        authenticator = self._authenticator or self._client_listener.authenticator
+        identity = authenticator.check(fields, auth_context)
+        if identity is None or not self.leafnode_options.account or identity.account != GLOBAL:
+            return identity
+        return Known(identity.user, self.leafnode_options.account, identity.permissions)
+
+    def make_credentials(
+        self, remote: LeafnodeRemote, address: LeafnodeAddress, nonce: str
+    ) -> dict[str, str]:
+        """Who we are for the other side."""
+        found: dict[str, str] = {}
+        if remote.credentials or remote.nkey:
+            from headrace.auth.leafnode_credentials import sign_with_credentials_file, sign_with_nkey
+
+            path = Path(remote.credentials)
+            found |= (
+                sign_with_credentials_file(path, nonce)
+                if remote.credentials
+                else sign_with_nkey(remote.nkey, nonce)
+            )
+        if address.user:
+            found["user"] = address.user
+            if address.password is None:
+                found["auth_token"] = address.user
+            else:
+                found["pass"] = address.password
+        return found
+
+    def make_info(
+        self,
+        cid: int,
+        client_ip: str,
+        nonce: str,
+        account: str,
+        imports: dict[str, list[str]] | None,
+        exports: dict[str, list[str]] | None,
+    ) -> bytes:
+        """The INFO line for somebody who dials in, before and after it is known."""
+        options = self.options
+        required = self._authenticator is not None or options.auth_required
+        fields: dict[str, Any] = {
+            "server_id": self.local_info.server_id,
+            "server_name": self.local_info.name,
+            "version": COMPATIBLE_VERSION,
+            "proto": PROTOCOL_VERSION,
+            "go": f"python{platform.python_version()}",
+            "host": self.host,
+            "port": self.port,
+            "headers": True,
+            "auth_required": required,
+            "tls_required": self.tls is not None,
+            "tls_verify": self.leafnode_options.tls is not None and self.leafnode_options.tls.verify,
+            "max_payload": options.max_payload,
+            "jetstream": options.jetstream,
+            "client_id": cid,
+            "client_ip": client_ip,
+            "nonce": nonce,
+            "cluster": self.local_info.name,
+            "domain": options.domain,
+            "leafnode_urls": self._get_advertised_urls(),
+            "info_on_connect": True,
+            "connect_info": bool(account),
+            "remote_account": account,
+            "import": imports,
+            "export": exports,
+            "api_lvl": API_LEVEL if options.jetstream else 0,
+        }
+        non_empty = {key: value for key, value in fields.items() if value or key == "leafnode_urls"}
+        return server_lines.encode_info(non_empty)
+
+    def _get_advertised_urls(self) -> list[str]:
+        """Where else to dial; all addresses of this machine are none that others could dial."""
+        if self.leafnode_options.no_advertise or (
+            self.host in WILDCARD_HOSTS and not self.leafnode_options.advertise
+        ):
+            return []
+        return [self.leafnode_options.advertise or f"{self.host}:{self.port}"]
+
+
+def _make_leafz_entry(connection: LeafnodeConnection) -> dict[str, Any]:
+    session = connection.session
+    return {
+        "id": session.cid,
+        "name": session.name,
+        "is_spoke": session.spoke,
+        "account": session.account,
+        "ip": connection.client_ip,
+        "port": connection.client_port,
+        "in_msgs": session.in_msgs,
+        "out_msgs": session.out_msgs,
+        "in_bytes": session.in_bytes,
+        "out_bytes": session.out_bytes,
+        "subscriptions": len(session.remote_interest),
+        "subscriptions_list": sorted(
+            subject.decode("utf-8", "replace") for subject, _ in session.remote_interest
+        ),
+        "compression": "off",
+    }
+
+
+def _make_authenticator(options: ServerOptions) -> Authenticator | None:
+    """Who decides about those who dial in, when the section says so itself."""
+    leafnode_options = options.effective_leafnodes
+    if not leafnode_options.has_credentials:
+        return None
+    return Authenticator(
+        ServerOptions(
+            user=leafnode_options.user,
+            password=leafnode_options.password,
+            users=leafnode_options.users,
+            accounts=options.accounts,
+            system_account=options.system_account,
+        )
+    )

@@ -1,0 +1,52 @@
+"""What makes the timers of a real server run in an event loop.
+
+The broker knows only `Timers`; this drives them. Virtual time is `headrace.sim`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace.broker import Timers
+
+SECOND_NS = 1_000_000_000
+#: Never sleep longer than this on one alarm: the system's clock may be set meanwhile.
+SLEEP_S_MAX = 60.0
+
+
+class TimerDriver:
+    """Runs what is due when it is due, with one loop timer for the next deadline."""
+
+    def __init__(self, timers: Timers, loop: asyncio.AbstractEventLoop) -> None:
+        self._timers = timers
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+        self._armed_at = (0, 0.0)
+        timers.on_earlier_deadline = self._arm
+        self._arm()
+
+    def close(self) -> None:
+        self._timers.on_earlier_deadline = None
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _arm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        deadline_ns = self._timers.next_deadline()
+        if deadline_ns is None:
+            return
+        self._armed_at = (self._timers.now_ns(), self._loop.time())
+        delay_s = (deadline_ns - self._timers.clock.now_ns()) / SECOND_NS
+        self._handle = self._loop.call_later(min(max(delay_s, 0.0), SLEEP_S_MAX), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._handle = None
+        started_ns, started_s = self._armed_at
+        # The loop's own clock is never set.
+        self._timers.advance_to(started_ns + int((self._loop.time() - started_s) * SECOND_NS))
+        try:
+            self._timers.run_due()
+        finally:
+            self._arm()

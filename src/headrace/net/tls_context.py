@@ -1,0 +1,40 @@
+"""TLS contexts from options: which certificate a listener shows and whom it trusts."""
+
+from __future__ import annotations
+
+import ssl
+
+from headrace.config.options import OptionsError, ServerOptions, TlsFiles
+
+
+def make_server_context(options: ServerOptions) -> ssl.SSLContext | None:
+    """The context of the door for clients; None when the options ask for no TLS."""
+    return make_tls_context(options.tls_files) if options.tls_enabled else None
+
+
+def make_tls_context(files: TlsFiles) -> ssl.SSLContext:
+    """The context of a listener with these certificates."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load_certificate(context, files)
+    if files.ca:
+        _load_authority(context, files)
+    if files.verify:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
+    try:
+        context.load_cert_chain(files.cert, files.key)
+    except (OSError, ssl.SSLError) as error:
+        raise OptionsError(
+            f"cannot use certificate {files.cert!r} with key {files.key!r}: {error}"
+        ) from error
+
+
+def _load_authority(context: ssl.SSLContext, files: TlsFiles) -> None:
+    try:
+        context.load_verify_locations(files.ca)
+    except (OSError, ssl.SSLError) as error:
+        raise OptionsError(f"cannot use certificate authority {files.ca!r}: {error}") from error

@@ -1,0 +1,194 @@
+"""A client on a WebSocket: a connection whose bytes come and go in frames.
+
+Owns the patience with the handshake and what the door for browsers asks of it: origins, cookies, compression.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headrace.net.connection import Connection
+from headrace.net.listener_profile import ListenerProfile
+from headrace.protocol import websocket
+from headrace.protocol.websocket import HandshakeRejected, WebSocketCodec, WebSocketError
+
+if TYPE_CHECKING:
+    from headrace.broker import SessionIdentity
+    from headrace.config.options import WebSocketOptions
+    from headrace.net.listener import Listener
+
+#: What may come out of a compressed message of somebody who is not known yet.
+UNAUTHENTICATED_BYTES_MAX = 64 * 1024
+#: What a closing frame says for the errors of the protocol inside it.
+_CLOSE_STATUS = {
+    "Authorization Violation": (websocket.POLICY, "Authentication Failure"),
+    "Authentication Timeout": (websocket.POLICY, "Authentication Timeout"),
+    "User Authentication Expired": (websocket.POLICY, "Authentication Expired"),
+    "maximum connections exceeded": (websocket.POLICY, "Maximum Connections Exceeded"),
+    "maximum control line exceeded": (websocket.POLICY, "Maximum Control Line Exceeded"),
+    "Maximum Payload Violation": (websocket.TOO_BIG, "Maximum Message Payload Exceeded"),
+    "Stale Connection": (websocket.GOING_AWAY, "Stale Connection"),
+}
+#: Paths by which others than clients would come.
+_NON_CLIENT_PATHS = ("/leafnode", "/mqtt")
+_PROTOCOL_VIOLATION = (websocket.PROTOCOL_ERROR, "Protocol Violation")
+
+
+class WebSocketConnection(Connection):
+    """A browser's client, as a rule."""
+
+    __slots__ = ("_close_status", "_codec", "_cookies", "_http_head", "_settings")
+
+    writes_chunks: ClassVar[bool] = False
+
+    def __init__(self, listener: Listener, profile: ListenerProfile, settings: WebSocketOptions) -> None:
+        super().__init__(listener, profile)
+        self._settings = settings
+        self._http_head: bytearray | None = bytearray()
+        self._codec: WebSocketCodec | None = None
+        self._cookies: dict[str, str] = {}
+        self._close_status = (websocket.NORMAL, "Client Closed")
+
+    # The handshake
+
+    def _start_tls(self, context: ssl.SSLContext) -> None:
+        self._make_channel(context)
+        self._listener.timer_wheel.schedule(self, self._settings.handshake_timeout_s)
+
+    def _start_plain(self) -> None:
+        self._listener.timer_wheel.schedule(self, self._settings.handshake_timeout_s)
+
+    def _on_tls_established(self) -> None:
+        """TLS stands; the request comes next."""
+
+    def _on_plaintext(self, data: bytes | bytearray, size: int) -> None:
+        if self._http_head is not None:
+            self._read_http_head(self._http_head, bytes(memoryview(data)[:size]))
+        else:
+            self._read_frames(bytes(memoryview(data)[:size]))
+
+    def _read_http_head(self, http_head: bytearray, data: bytes) -> None:
+        http_head += data
+        end = http_head.find(b"\r\n\r\n")
+        try:
+            if end < 0 and len(http_head) <= websocket.HTTP_HEAD_BYTES_MAX:
+                return
+            if end < 0 or end > websocket.HTTP_HEAD_BYTES_MAX:
+                raise HandshakeRejected(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long")
+            if end + 4 != len(http_head):
+                raise HandshakeRejected(
+                    HTTPStatus.BAD_REQUEST, "client sent data before handshake is complete"
+                )
+            self._upgrade(bytes(http_head))
+        except HandshakeRejected as rejection:
+            self._send(rejection.encode_response())
+            self._listener.log.debug(f"cid {self.session.cid}: no WebSocket: {rejection}")
+            self.close()
+
+    def _upgrade(self, http_head: bytes) -> None:
+        settings, listener = self._settings, self._listener
+        request = websocket.parse_request(http_head)
+        websocket.check_handshake(request)
+        if request.path.partition("?")[0].endswith(_NON_CLIENT_PATHS):
+            raise HandshakeRejected(HTTPStatus.NOT_FOUND, "only clients are served here")
+        secure = self._channel is not None
+        websocket.check_origin(
+            request, same=settings.same_origin, allowed=settings.allowed_origins, secure=secure
+        )
+        compress = settings.compression and websocket.offers_deflate(request)
+        self._send(websocket.encode_accept(request, compress=compress, headers=settings.headers))
+        self._http_head = None
+        self._cookies = request.cookies()
+        self._codec = WebSocketCodec(compress=compress, inflated_max=UNAUTHENTICATED_BYTES_MAX)
+        if self.session.authenticated:
+            self._codec.inflated_max = listener.options.max_pending
+        self._send_info()
+        self._on_ready()
+
+    # Frames
+
+    def _read_frames(self, data: bytes) -> None:
+        codec = self._codec
+        if codec is None:
+            return
+        try:
+            for piece in codec.receive(data):
+                if self._closing:
+                    return
+                self._parse(piece, len(piece))
+        except WebSocketError as error:
+            self._close_status = (error.status, str(error))
+            self.close()
+            return
+        if codec.replies:
+            replies = bytes(codec.replies)
+            codec.replies.clear()
+            if codec.close_received:
+                self.flush()  # what was said goes before the goodbye
+            self._send(replies)
+        if codec.close_received:
+            self._codec = None  # it has had its answer
+            self.close()
+
+    def _send_info(self) -> None:
+        self._info_sent = True
+        if self._codec is not None:
+            self._send(self._codec.encode(self.info_line()))
+
+    def _encode(self, output: bytearray) -> bytes | bytearray:
+        return self._codec.encode(output) if self._codec is not None else b""
+
+    # The end
+
+    def fail(self, text: str | None) -> None:
+        self._close_status = _CLOSE_STATUS.get(text or "", _PROTOCOL_VIOLATION)
+        super().fail(text)
+
+    def _send_close(self) -> None:
+        if self._codec is not None:
+            self._send(websocket.encode_close(*self._close_status))
+
+    def on_timeout(self) -> None:
+        if not self._closing and self._http_head is not None:
+            self.abort()
+        else:
+            super().on_timeout()
+
+    # Who it is
+
+    def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
+        """Cookies stand in for what CONNECT does not say: a page cannot always see them itself."""
+        settings = self._settings
+        names = {
+            "jwt": settings.jwt_cookie,
+            "user": settings.user_cookie,
+            "pass": settings.pass_cookie,
+            "auth_token": settings.token_cookie,
+        }
+        from_cookies = {
+            key: self._cookies[name]
+            for key, name in names.items()
+            if name in self._cookies and not fields.get(key)
+        }
+        return super().authenticate({**fields, **from_cookies})
+
+    def on_connected(self) -> None:
+        if self._codec is not None:
+            self._codec.inflated_max = self._listener.options.max_pending
+        super().on_connected()
+
+
+async def create_websocket_server(
+    listener: Listener,
+    get_profile: Callable[[], tuple[ListenerProfile, WebSocketOptions]],
+    host: str,
+    port: int,
+) -> asyncio.Server:
+    """Accept WebSocket clients; raises OSError when the address is not to be had."""
+    return await listener.loop.create_server(
+        lambda: WebSocketConnection(listener, *get_profile()), host, max(port, 0), start_serving=False
+    )

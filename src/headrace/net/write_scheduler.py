@@ -1,0 +1,137 @@
+"""What leaves in a turn of the loop: small outputs at once, large ones by the slice.
+
+Nobody waits for a flood to others: after a slice of it the loop goes round, and who asked something meanwhile
+is answered. Invariant: whoever brings much to others while large outputs wait is not read from until what
+waited then is gone; and what waits is bounded, in all and for each client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from headrace.broker import Session
+
+LARGE_BYTES = 16 * 1024
+SLICE_S = 0.002
+#: What one chunk may bring to others while large outputs wait.
+SMALL_FANOUT_BYTES = 4 * 1024
+#: What may wait in all; payloads that several clients share are not counted.
+QUEUED_BYTES_MAX = 32 * 1024 * 1024
+
+
+class PausableReader(Protocol):
+    """A connection that can be held."""
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class WriteScheduler:
+    """The outputs of sessions on their way out; `dirty` lists the sessions that have some.
+
+    `most` says what may wait for one client. Told of a session whose output cannot be sent: `failed`.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        dirty: list[Any],
+        get_client_limit: Callable[[], int],
+        on_error: Callable[[Any, Exception], None],
+    ) -> None:
+        self._loop = loop
+        self._dirty = dirty
+        self._get_client_limit = get_client_limit
+        self._on_error = on_error
+        self._large_outputs: deque[Any] = deque()
+        self._queued_count = self._sent_count = 0  # how many there ever were in the queue, and left it
+        self._paused_readers: dict[PausableReader, int] = {}  # with what had been queued by then
+        self._slice_ended_s = 0.0
+
+    @property
+    def has_queued_output(self) -> bool:
+        """Whether large outputs wait for their turn."""
+        return bool(self._large_outputs)
+
+    def flush(self) -> None:
+        """Send the output of every session that has some; of large ones a slice, the rest by and by."""
+        sessions = self._dirty[:]
+        self._dirty.clear()
+        was_sending = bool(self._large_outputs)
+        for session in sessions:
+            if len(session.buffer) + session.chunk_bytes < LARGE_BYTES:
+                self._flush_session(session)
+            else:
+                self._large_outputs.append(session)
+                self._queued_count += 1
+        if self._large_outputs and not was_sending:
+            self._slice_ended_s = self._loop.time()
+            self._send_slice()
+
+    def _flush_session(self, session: Any) -> None:
+        try:
+            session.transport.flush()
+        except Exception as error:  # whatever one client triggers must not end the others
+            self._on_error(session, error)
+
+    def _send_next(self) -> None:
+        self._sent_count += 1
+        self._flush_session(self._large_outputs.popleft())
+
+    def _send_slice(self) -> None:
+        """As long as half of what else was done since the last one: who is waited for must not fall behind."""
+        large, time = self._large_outputs, self._loop.time
+        now = time()
+        end = now + max(SLICE_S, (now - self._slice_ended_s) / 2)
+        while large:
+            self._send_next()
+            if time() >= end:
+                break
+        self._flush_oversized()
+        self._resume_readers()
+        self._slice_ended_s = time()
+        if large:
+            self._loop.call_soon(self._send_slice)
+
+    def _flush_oversized(self) -> None:
+        """Send what must not wait: outputs near the limit of a client, and the oldest while all are too large."""
+        limit, total = self._get_client_limit(), 0
+        for session in tuple(self._large_outputs):
+            size = len(session.buffer)
+            if size + session.chunk_bytes > limit:
+                self._flush_session(session)
+            else:
+                total += size
+        while (
+            self._large_outputs and total > QUEUED_BYTES_MAX
+        ):  # one that was sent out of turn may stand there twice
+            total -= len(self._large_outputs[0].buffer)
+            self._send_next()
+
+    def is_congested_by(self, session: Session, fanout_bytes: int) -> bool:
+        """Whether large outputs wait, and a client has brought much to others now or has such output itself."""
+        if not self.has_queued_output:
+            return False
+        return fanout_bytes > SMALL_FANOUT_BYTES or len(session.buffer) + session.chunk_bytes >= LARGE_BYTES
+
+    def pause_reader(self, reader: PausableReader) -> None:
+        """Read no more from a connection until what waits now is gone."""
+        reader.pause_reading()
+        self._paused_readers[reader] = self._queued_count
+        self._flush_oversized()
+
+    def _resume_readers(self) -> None:
+        while self._paused_readers:
+            reader = next(iter(self._paused_readers))
+            if self._paused_readers[reader] > self._sent_count:
+                return
+            del self._paused_readers[reader]
+            reader.resume_reading()
+
+    def remove_reader(self, reader: PausableReader) -> None:
+        """A connection is gone."""
+        self._paused_readers.pop(reader, None)

@@ -1,0 +1,37 @@
+"""The lines a server sends: INFO, errors, messages made inside the server.
+
+The hot path (published messages on their way to subscriptions) is encoded by the kernel; this is the rest.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+OK = b"+OK\r\n"
+PING = b"PING\r\n"
+PONG = b"PONG\r\n"
+
+
+def encode_info(fields: Mapping[str, Any]) -> bytes:
+    """An INFO line; the fields keep their order, and a blank comes before the end as in the reference."""
+    return b"INFO " + msgspec.json.encode(fields) + b" \r\n"
+
+
+def encode_error(text: str | bytes) -> bytes:
+    """An error line."""
+    return b"-ERR '%s'\r\n" % (text if isinstance(text, bytes) else text.encode())
+
+
+def encode_msg(subject: bytes, sid: bytes, reply: bytes, header: bytes, payload: bytes) -> bytes:
+    """MSG, or HMSG when there is a header block."""
+    target = b"%s %s %s " % (subject, sid, reply) if reply else b"%s %s " % (subject, sid)
+    if not header:
+        return b"MSG %s%d\r\n%s\r\n" % (target, len(payload), payload)
+    size = len(header)
+    return b"HMSG %s%d %d\r\n%s%s\r\n" % (target, size, size + len(payload), header, payload)
+
+
+def no_responders_header(subject: bytes) -> bytes:
+    """The header block that tells a requester that nobody listens on a subject."""
+    return b"NATS/1.0 503\r\nNats-Subject: %s\r\n\r\n" % subject

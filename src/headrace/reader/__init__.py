@@ -1,0 +1,211 @@
+"""`headrace.read`: the messages of a stream as a table, for pandas, polars, DuckDB, Spark or plain Arrow.
+
+Owns the public reading object. Rows come from a store's folder, a pin that a broker granted, or the wire (`backends`).
+Invariant: all rows of a folder or a pin come from one snapshot, and reading twice gives the same rows; over the wire the
+range of sequences is fixed when the reading is made, and what is removed meanwhile is missing. Must not know segments or
+manifests (`headrace.storage` does), and imports pyarrow only when something is read: it is the extra `headrace[read]`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from headrace.reader.backends import (
+    Backend,
+    Batches,
+    BoundLike,
+    PathLike,
+    ReadRange,
+    open_folder,
+    open_server,
+)
+from headrace.reader.row_mapper import RowFormat, make_claim_options, make_kv_reader, make_stream_reader
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+    from headrace.claims.config import ClaimConfig
+
+__all__ = ["StreamScan", "read", "read_kv"]
+
+
+def read(
+    source: PathLike,
+    stream: str,
+    subject: str | Sequence[str] | None = None,
+    start: BoundLike = None,
+    end: BoundLike = None,
+    columns: Sequence[str] | None = None,
+    *,
+    path: PathLike | None = None,
+    pin: str | None = None,
+    claims: str = "",
+    claim_config: ClaimConfig | PathLike | None = None,
+    claim_errors: str = "fail",
+    time_unit: str = "ns",
+    parse_headers: bool | None = None,
+    views: bool = False,
+    batch_rows: int = 65_536,
+    connection: Mapping[str, str] | None = None,
+) -> StreamScan:
+    """The live, committed messages of `stream`, as of now, in sequence order.
+
+    `source` is the address of a server (`nats://...`, several separated by commas), a store's folder that no broker has
+    open or, with `pin`, one whose broker made that pin. With an address and `path`, the folder of that broker's store,
+    the broker is asked for a pin and the files are read, which is much faster. `connection` has the options of the
+    Spark source: user, password, token, creds, tlsCa, ...
+
+    `subject` filters with NATS wildcards. `start` (included) and `end` (excluded) are sequences, datetimes that speak of
+    stored-at times, or texts as in Spark: "-10m", "2026-01-31T12:00Z". `columns` choose among seq, time, subject,
+    headers, data, expires_at and size (not over the wire). `parse_headers` gives map<string, list<string>> instead of
+    the raw block; from a server they always come so. `views` leaves payloads in the mapped files (Arrow's binary_view);
+    `time_unit="us"` is for engines without nanoseconds.
+
+    `claims="ref"` adds column `claim`, the reference of a payload that lies in an object store; `"inline"` fetches these
+    payloads into `data`, with the configuration in `claim_config`. Bad claims raise, or with `claim_errors="column"`
+    are told of in column `claim_error`. For an hour no collector takes what a reading with claims may need.
+    """
+    _require_pyarrow()
+    is_server = _is_server(source)
+    row_format = RowFormat(time_unit, views, bool(parse_headers) or is_server or bool(claims))
+    backend = (
+        open_server(os.fspath(source), stream, connection, path, lease_claims=bool(claims))
+        if is_server
+        else open_folder(os.fspath(source), stream, pin)
+    )
+    try:
+        read_range = ReadRange(_to_patterns(subject), start, end, batch_rows)
+        claim_options = make_claim_options(claims, claim_config, claim_errors)
+        return StreamScan(
+            backend, *make_stream_reader(backend, read_range, row_format, columns, claim_options)
+        )
+    except BaseException:
+        backend.close()
+        raise
+
+
+def read_kv(
+    source: PathLike,
+    bucket: str,
+    keys: str | Sequence[str] = ">",
+    *,
+    history: bool = False,
+    start: BoundLike = None,
+    end: BoundLike = None,
+    path: PathLike | None = None,
+    pin: str | None = None,
+    time_unit: str = "ns",
+    batch_rows: int = 65_536,
+    connection: Mapping[str, str] | None = None,
+) -> StreamScan:
+    """The live keys of a bucket, or with `history` all that it still has: key, value, revision, time, operation
+    (put, delete, purge, expired), expires_at. `keys` are patterns such as `fruit.*`; the rest is as with `read`.
+    That a bucket is a mirror, with the keys of its origin, only a server knows: a folder alone shows no keys of one.
+    """
+    _require_pyarrow()
+    is_server, stream = _is_server(source), f"KV_{bucket}"
+    backend = (
+        open_server(os.fspath(source), stream, connection, path)
+        if is_server
+        else open_folder(os.fspath(source), stream, pin)
+    )
+    try:
+        prefix = backend.find_key_prefix(bucket)
+        read_range = ReadRange(
+            tuple(prefix + key for key in _to_patterns(keys)), start, end, batch_rows, is_table=not history
+        )
+        return StreamScan(
+            backend, *make_kv_reader(backend, read_range, RowFormat(time_unit, False, True), prefix, history)
+        )
+    except BaseException:
+        backend.close()
+        raise
+
+
+class StreamScan:
+    """Rows of a stream or bucket, ready to be taken as a table, as often as wanted.
+
+    It speaks the Arrow C stream interface, so `polars.DataFrame(r)`, `duckdb.sql("from r")` and
+    `pyarrow.table(r)` take it as it is.
+    """
+
+    def __init__(self, backend: Backend, schema: pa.Schema, batches: Callable[[], Batches]) -> None:
+        self._backend = backend
+        self._schema = schema
+        self._batches = batches
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the rows."""
+        return self._schema
+
+    @property
+    def position(self) -> int:
+        """The last committed sequence of the stream when the reading was made."""
+        return self._backend.position
+
+    @property
+    def as_of(self) -> datetime:
+        """The moment the reading shows."""
+        return self._backend.as_of
+
+    def __iter__(self) -> Batches:
+        return self._batches()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows as a stream of record batches."""
+        import pyarrow as pa
+
+        return pa.RecordBatchReader.from_batches(self._schema, iter(self))
+
+    def to_table(self) -> pa.Table:
+        """All rows in memory."""
+        return self.to_reader().read_all()
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        """All rows as a pandas frame; `options` go to `pyarrow.Table.to_pandas`."""
+        return self.to_table().to_pandas(**options)
+
+    def to_polars(self) -> pl.DataFrame:
+        """All rows as a polars frame."""
+        import polars as pl
+
+        return pl.DataFrame(self)
+
+    def close(self) -> None:
+        """Release the snapshot. Rows already handed out stay valid."""
+        self._backend.close()
+
+    def __enter__(self) -> StreamScan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _is_server(source: PathLike) -> bool:
+    return isinstance(source, str) and "://" in source
+
+
+def _require_pyarrow() -> None:
+    try:
+        from headrace.storage.snapshot import open_snapshot  # noqa: F401
+    except ImportError as error:
+        if error.name and error.name.split(".")[0] == "pyarrow":
+            raise ImportError("headrace.read needs pyarrow: pip install 'headrace[read]'") from error
+        raise
+
+
+def _to_patterns(patterns: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns or ())

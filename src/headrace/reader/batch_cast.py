@@ -1,0 +1,45 @@
+"""A batch of any origin is brought into the form of a query; and what a part of a stream is to those who read it.
+
+Invariant: every batch of a reading has the one Arrow schema that was asked for. Must not know Spark: `headrace.read` uses
+the readers too, where no Spark is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import pyarrow as pa
+
+#: A range with this end goes on to wherever the stream ends by then.
+OPEN_END = 1 << 62
+
+
+class SeqRange(Protocol):
+    """Sequences from `start` (included) to `end` (excluded), as a pin shows them where there is one."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def first_seq(self) -> int: ...
+    @property
+    def pin(self) -> str: ...
+
+
+def build_batch(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """A record batch of exactly this schema."""
+    arrays = [conform_array(columns[field.name], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def conform_array(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
+    """The same values as another type."""
+    if array.type == arrow_type:
+        return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), arrow_type)
+    if pa.types.is_timestamp(arrow_type) or pa.types.is_integer(arrow_type):
+        return array.cast(arrow_type, safe=False)
+    return array.cast(arrow_type)

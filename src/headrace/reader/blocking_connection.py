@@ -1,0 +1,327 @@
+"""A blocking connection to a NATS server, for Spark's driver and tasks.
+
+Owns the socket, the greeting (TLS, authentication) and the framing of what arrives. Invariant: one thread uses a link,
+and after an error it is closed. Messages stay bytes in the receive buffer, so that a block of thousands can become
+columns without an object each. Must not know streams, Spark or Arrow.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import itertools
+import json
+import os
+import re
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from headrace.errors import HeadraceError
+
+_RECV_BYTES = 1 << 20
+_SID = b"1"
+#: Errors of the protocol have no codes; these are about what was sent, the others about the connection.
+_NOT_RETRYABLE = ("permissions violation", "maximum payload")
+_CREDENTIALS = re.compile(r"-+BEGIN [^-\n]+-+\s+(\S+)\s+-+END [^-\n]+-+")
+_CONTROL_LINES = {b"PI": "ping", b"PO": "pong", b"IN": "info", b"+O": "ok", b"-E": "error"}
+
+
+class ServerRejected(HeadraceError):
+    """The server does not allow what was sent; sending it again does not help."""
+
+
+class ConnectionFailed(HeadraceError):
+    """The server cannot be reached, refuses the connection, or went away."""
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where the servers are and who connects; picklable, hashable, and silent about secrets."""
+
+    servers: tuple[str, ...] = ("nats://127.0.0.1:4222",)
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    creds: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    timeout_s: float = 5.0
+    #: What a server shows of the connection; addresses of different names do not share one.
+    name: str = ""
+
+    @property
+    def redacted_servers(self) -> str:
+        """The servers, without what stands before an @."""
+        return ", ".join(server.rpartition("@")[2].removeprefix("nats://") for server in self.servers)
+
+
+class Msg(NamedTuple):
+    """One message: its header block and payload."""
+
+    subject: bytes
+    reply: bytes
+    header: bytes
+    payload: bytes
+
+
+class BlockingConnection:
+    """One connection. All answers come to inboxes below `inbox`, under one subscription."""
+
+    def __init__(self, address: ServerAddress) -> None:
+        self.address = address
+        self.buffer = bytearray()
+        # Kept, because a new piece of memory for each arrival costs more than copying out of an old one.
+        self._recv_chunk = memoryview(bytearray(_RECV_BYTES))
+        self._inbox_numbers = itertools.count(1)
+        self.closed = False
+        self._sock, self.server_info = _connect_any(address)
+        self.inbox_prefix = b"_INBOX.%s" % base64.b32encode(os.urandom(10)).rstrip(b"=").lower()
+        self.send(b"SUB %s.* %s\r\n" % (self.inbox_prefix, _SID))
+
+    def close(self) -> None:
+        self.closed = True
+        self._sock.close()
+
+    def send(self, data: bytes | bytearray) -> None:
+        """Send it all; raises LinkError."""
+        try:
+            self._sock.sendall(data)
+        except OSError as error:
+            raise self._make_lost_error(error) from error
+
+    def new_inbox(self) -> bytes:
+        """Where the answers to one request go."""
+        return b"%s.%d" % (self.inbox_prefix, next(self._inbox_numbers))
+
+    def request(self, subject: str, body: Any = None, *, timeout_s: float = 0.0) -> Msg:
+        """Ask and wait for the first answer; `body` is JSON, or bytes as they are."""
+        payload = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else b""
+        reply = self.new_inbox()
+        self.send(b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), reply, len(payload), payload))
+        return self.receive_reply(reply, subject, timeout_s)
+
+    def receive_reply(self, reply: bytes, operation: str, timeout_s: float = 0.0) -> Msg:
+        """The next message on an inbox; others are dropped, as answers that nobody waits for any more."""
+        for message in self.iter_messages(timeout_s or self.address.timeout_s, operation):
+            if message.subject == reply:
+                if message.header[:12] == b"NATS/1.0 503":
+                    raise ConnectionFailed(
+                        f"nobody answers on {operation}: is JetStream enabled on {self.address.redacted_servers}?"
+                    )
+                return message
+        raise AssertionError("frames end only by raising")
+
+    def iter_messages(self, timeout_s: float, operation: str = "the server") -> Iterator[Msg]:
+        """Messages as they arrive; LinkError when none comes in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            message = self._parse_message()
+            if message is not None:
+                yield message
+                deadline = time.monotonic() + timeout_s
+            else:
+                self.fill_buffer(deadline, operation)
+
+    def fill_buffer(self, deadline: float, operation: str) -> None:
+        """More bytes into the buffer."""
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise ConnectionFailed(
+                f"no answer to {operation} within the timeout; is {self.address.redacted_servers} alive?"
+            )
+        self._sock.settimeout(remaining_s)
+        try:
+            count = self._sock.recv_into(self._recv_chunk)
+        except TimeoutError:
+            return
+        except OSError as error:
+            raise self._make_lost_error(error) from error
+        if not count:
+            raise self._make_lost_error(None)
+        self.buffer += self._recv_chunk[:count]
+
+    def handle_control_line(self, offset: int) -> int:
+        """Deal with the control line at `at` of the buffer; where the next one begins, or -1 if it is not whole."""
+        end = self.buffer.find(b"\r\n", offset)
+        if end < 0:
+            return -1
+        verb = _CONTROL_LINES.get(bytes(self.buffer[offset : offset + 2]))
+        if verb == "ping":
+            self.send(b"PONG\r\n")
+        elif verb == "error":
+            text = self.buffer[offset + 5 : end].decode(errors="replace")
+            is_final = any(word in text.lower() for word in _NOT_RETRYABLE)
+            raise (ServerRejected if is_final else ConnectionFailed)(
+                f"{self.address.redacted_servers} says {text}"
+            )
+        elif verb is None:
+            raise ConnectionFailed(
+                f"{self.address.redacted_servers} speaks no NATS: {bytes(self.buffer[offset:end])[:80]!r}"
+            )
+        return end + 2
+
+    def _parse_message(self) -> Msg | None:
+        buffer = self.buffer
+        while buffer and buffer[0] not in b"MH":
+            rest = self.handle_control_line(0)
+            if rest < 0:
+                return None
+            del buffer[:rest]
+        end = buffer.find(b"\r\n")
+        if end < 0:
+            return None
+        fields = bytes(buffer[:end]).split(b" ")
+        has_header = fields[0] == b"HMSG"
+        total = int(fields[-1])
+        stop = end + 2 + total
+        if len(buffer) < stop + 2:
+            return None
+        header_length = int(fields[-2]) if has_header else 0
+        body = bytes(buffer[end + 2 : stop])
+        del buffer[: stop + 2]
+        reply = fields[3] if len(fields) - has_header == 5 else b""
+        return Msg(fields[1], reply, body[:header_length], body[header_length:])
+
+    def _make_lost_error(self, error: OSError | None) -> ConnectionFailed:
+        self.close()
+        reason = error or "it closed the connection"
+        return ConnectionFailed(f"the connection to {self.address.redacted_servers} is lost: {reason}")
+
+
+def _connect_any(address: ServerAddress) -> tuple[socket.socket, dict[str, Any]]:
+    """The first server that takes us."""
+    failures: list[str] = []
+    for server in address.servers:
+        try:
+            return _connect(address, server)
+        except OSError as error:
+            failures.append(f"{server.rpartition('@')[2].removeprefix('nats://')}: {error.strerror or error}")
+    raise ConnectionFailed(f"no server can be reached ({'; '.join(failures)}); check option `servers`")
+
+
+def _connect(address: ServerAddress, server: str) -> tuple[socket.socket, dict[str, Any]]:
+    url = urlsplit(server if "://" in server else f"nats://{server}")
+    host = url.hostname or "127.0.0.1"
+    sock = socket.create_connection((host, url.port or 4222), address.timeout_s)
+    try:
+        sock.settimeout(address.timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        info = json.loads(_read_line(sock)[5:])
+        if info.get("tls_required") or url.scheme == "tls":
+            sock = _make_tls_context(address).wrap_socket(sock, server_hostname=host)
+        word = json.dumps(_connect_options(address, url.username, url.password, info)).encode()
+        sock.sendall(b"CONNECT %s\r\nPING\r\n" % word)
+        _await_pong(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock, info
+
+
+def _read_line(sock: socket.socket) -> bytes:
+    """One line, byte by byte: what follows may be a TLS handshake."""
+    line = bytearray()
+    while not line.endswith(b"\r\n"):
+        byte = sock.recv(1)
+        if not byte:
+            raise ConnectionError("the connection was closed at once")
+        line += byte
+    return bytes(line)
+
+
+def _await_pong(sock: socket.socket, address: ServerAddress) -> None:
+    while True:
+        line = _read_line(sock)
+        if line.startswith(b"-ERR"):
+            raise ConnectionFailed(f"{address.redacted_servers} refuses: {line[5:].decode().strip()}")
+        if line.startswith(b"PONG"):
+            return
+
+
+def _make_tls_context(address: ServerAddress) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=address.tls_ca or None)
+    if address.tls_cert:
+        context.load_cert_chain(address.tls_cert, address.tls_key or None)
+    return context
+
+
+def _connect_options(
+    address: ServerAddress, user: str | None, password: str | None, info: dict[str, Any]
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "verbose": False,
+        "pedantic": False,
+        "headers": True,
+        "no_responders": True,
+        "lang": "python-spark",
+        "version": "1",
+        "protocol": 1,
+        **({"name": address.name} if address.name else {}),
+    }
+    if address.creds:
+        fields |= _sign_nonce(address.creds, str(info.get("nonce", "")))
+    elif address.token or (user and password is None):
+        fields["auth_token"] = address.token or unquote(user or "")
+    elif address.user or user:
+        fields["user"] = address.user or unquote(user or "")
+        fields["pass"] = address.password or unquote(password or "")
+    return fields
+
+
+def _sign_nonce(path: str, nonce: str) -> dict[str, str]:
+    """What a credentials file proves: its JWT, and the nonce signed with its seed."""
+    try:
+        import nkeys  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError as error:
+        raise ConnectionFailed("option `creds` needs the package nkeys: pip install nkeys") from error
+    sections = _CREDENTIALS.findall(Path(path).read_text())
+    if len(sections) != 2:
+        raise ConnectionFailed(
+            f"{path} is no file of credentials: it should hold a JWT and the seed of a key"
+        )
+    jwt, seed = sections
+    try:
+        signature = nkeys.from_seed(bytearray(seed.encode())).sign(nonce.encode())
+    except nkeys.NkeysError as error:
+        raise ConnectionFailed(f"{path} is no file of credentials: {error}") from error
+    return {"jwt": jwt, "sig": base64.urlsafe_b64encode(signature).rstrip(b"=").decode()}
+
+
+_connections: dict[tuple[int, ServerAddress], BlockingConnection] = {}
+
+
+def connection_for(address: ServerAddress) -> BlockingConnection:
+    """This process's link to an address; Spark reuses its workers, so connections are worth keeping."""
+    key = (os.getpid(), address)
+    connection = _connections.get(key)
+    if connection is None or connection.closed:
+        connection = _connections[key] = BlockingConnection(address)
+    return connection
+
+
+def drop_connection(address: ServerAddress) -> None:
+    """Close it: after an error nobody knows what is still on its way."""
+    connection = _connections.pop((os.getpid(), address), None)
+    if connection is not None:
+        connection.close()
+
+
+@atexit.register
+def close_connections() -> None:
+    """End this process's links; a forked child leaves its parent's alone."""
+    for (pid, _), connection in list(_connections.items()):
+        if pid == os.getpid():
+            connection.close()
+    _connections.clear()
+
+
+def parse_servers(text: str) -> Sequence[str]:
+    """Addresses separated by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]

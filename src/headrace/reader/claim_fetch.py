@@ -1,0 +1,199 @@
+"""Payloads of claims, fetched where the rows are: by a thread of the process, several at once, handed out in order.
+
+Owns the fetching in executors (and in `headrace.read`). Invariants: what is handed out was verified; what is under way at
+once is bounded by number and by bytes; a claim that is beyond help is an outcome, a store that does not answer is an
+error, so that an outage never becomes missing data. Must not know Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.claims import reference as references
+from headrace.claims.config import ClaimConfig, from_mapping, load_all
+from headrace.claims.consumer import fetch
+from headrace.claims.errors import ClaimFailure, ConfigError, Forbidden, StoreUnavailable, TooLarge
+from headrace.claims.reference import Reference
+from headrace.claims.stores import ObjectStore, open_store
+
+T = TypeVar("T")
+
+DEFAULT_PARALLEL = 8
+DEFAULT_SIZE_MAX = 256 << 20
+#: Bytes of payloads that are fetched ahead of the one in use.
+_PREFETCH_BYTES = 64 << 20
+_ATTEMPTS = 3
+_RETRY_PAUSE_S = 0.2
+
+
+def load_claim_configs(text: str | os.PathLike[str]) -> tuple[ClaimConfig, ...]:
+    """Configurations of claims from a YAML file, or from the YAML itself, as clusters may not have the file."""
+    path_or_yaml = os.fspath(text)
+    if "\n" in path_or_yaml or path_or_yaml.lstrip().startswith(("{", "namespace:")):
+        import yaml
+
+        documents = [item for item in yaml.safe_load_all(path_or_yaml) if item is not None]
+        found = [from_mapping(document) for document in documents]
+    else:
+        if not Path(path_or_yaml).is_file():
+            raise ConfigError(path_or_yaml, "there is no such file; give a YAML file, or its text")
+        found = load_all(path_or_yaml)
+    return check_claim_configs(found)
+
+
+def check_claim_configs(configs: Sequence[ClaimConfig]) -> tuple[ClaimConfig, ...]:
+    """Configurations that other processes can follow."""
+    for config in configs:
+        if config.backend == "memory":
+            raise ConfigError(
+                "claim_check.backend", "objects in memory cannot be reached from other processes"
+            )
+    return tuple(configs)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """How much is fetched at once, and how large a payload may be."""
+
+    parallel: int = DEFAULT_PARALLEL
+    size_max: int = DEFAULT_SIZE_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """A payload, or why there is none."""
+
+    data: bytes | None
+    error: ClaimFailure | None = None
+
+
+class ClaimFetcher:
+    """Resolves references of the namespaces that are configured."""
+
+    def __init__(self, configs: Sequence[ClaimConfig], limits: FetchLimits | None = None) -> None:
+        self._configs = {config.namespace: config for config in configs}
+        self._limits = limits or FetchLimits()
+
+    def fetch(self, payloads: Iterable[bytes]) -> Iterator[FetchResult]:
+        """What each of these references stands for, in their order; `Unavailable` when a store does not answer."""
+        pending: deque[tuple[int, Future[bytes] | ClaimFailure]] = deque()
+        pending_bytes = 0
+        for payload in payloads:
+            size, started = self._start_fetch(payload)
+            pending.append((size, started))
+            pending_bytes += size
+            while len(pending) >= self._limits.parallel or (
+                pending_bytes > _PREFETCH_BYTES and len(pending) > 1
+            ):
+                size, started = pending.popleft()
+                pending_bytes -= size
+                yield _to_result(started)
+        while pending:
+            yield _to_result(pending.popleft()[1])
+
+    def _start_fetch(self, payload: bytes) -> tuple[int, Future[bytes] | ClaimFailure]:
+        try:
+            reference, config = self._parse_reference(payload)
+        except ClaimFailure as error:
+            return 0, error
+        return reference.original_size, submit(_fetch_payload(config, reference))
+
+    def _parse_reference(self, payload: bytes) -> tuple[Reference, ClaimConfig]:
+        reference = references.decode(payload)
+        namespace = reference.object_key.partition("/")[0]
+        config = self._configs.get(namespace)
+        if config is None:
+            raise Forbidden(
+                f"claim {reference.claim_id} is of namespace {namespace!r}, which is not configured; "
+                f"there are {', '.join(self._configs)}",
+                reference.claim_id,
+            )
+        references.check(reference, config, time.time_ns())
+        if reference.original_size > self._limits.size_max:
+            raise TooLarge(
+                f"claim {reference.claim_id} has {reference.original_size} bytes, a row may have "
+                f"{self._limits.size_max}",
+                reference.claim_id,
+            )
+        return reference, config
+
+
+def _to_result(started: Future[bytes] | ClaimFailure) -> FetchResult:
+    if isinstance(started, ClaimFailure):
+        return FetchResult(None, started)
+    try:
+        return FetchResult(started.result())
+    except ClaimFailure as error:
+        if error.retryable:
+            raise
+        return FetchResult(None, error)
+
+
+async def _fetch_payload(config: ClaimConfig, reference: Reference) -> bytes:
+    """A payload in one piece; a store that stumbles is asked again."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            pieces = [
+                piece async for piece in fetch(_get_store(os.getpid(), _ClaimConfigKey(config)), reference)
+            ]
+            return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        except StoreUnavailable:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            await asyncio.sleep(_RETRY_PAUSE_S * 2**attempt)
+    raise AssertionError("the last attempt raises")
+
+
+class _ClaimConfigKey:
+    """A configuration as a key: by what it says, since its mappings have no hash."""
+
+    def __init__(self, config: ClaimConfig) -> None:
+        self.config = config
+        self._text = repr((config, sorted(config.store.items(), key=str)))
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ClaimConfigKey) and self._text == other._text
+
+
+@lru_cache(maxsize=16)
+def _get_store(pid: int, key: _ClaimConfigKey) -> ObjectStore:
+    """This process's store of a configuration: Spark forks its workers and keeps them."""
+    return open_store(key.config)
+
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+_lock = threading.Lock()
+
+
+def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Run it on this process's background loop."""
+    return asyncio.run_coroutine_threadsafe(coroutine, _get_loop())
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run it there and wait for it."""
+    return submit(coroutine).result()
+
+
+def _get_loop() -> asyncio.AbstractEventLoop:
+    pid = os.getpid()
+    with _lock:
+        loop = _loops.get(pid)
+        if loop is None:
+            _loops.clear()  # a forked child has its parent's entry, but not its thread
+            loop = _loops[pid] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="headrace-claims", daemon=True).start()
+    return loop

@@ -1,0 +1,65 @@
+"""What stored messages mean for the keys of a bucket, in columns.
+
+Owns the way from columns of a stream to columns of a bucket. Invariant: a table has each key once, with its newest value,
+and no key that has none. Must not know Spark, nor how rows come from a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+#: Columns of a stream that these are made of.
+STREAM_COLUMNS = ("seq", "time", "subject", "headers", "data", "expires_at")
+KV_COLUMNS = ("key", "value", "revision", "time", "operation", "expires_at")
+#: What a header says happened to the key.
+_OPERATION_NAMES = {"DEL": "delete", "PURGE": "purge"}
+_MARKER_OPERATIONS = {"MaxAge": "expired", "Purge": "purge", "Remove": "delete"}
+
+
+def make_key_prefix(bucket: str) -> str:
+    """What the subjects of a bucket's keys begin with."""
+    return f"$KV.{bucket}."
+
+
+def to_kv_columns(batch: pa.RecordBatch, prefix: str) -> dict[str, pa.Array]:
+    """Columns of a bucket from columns of its stream."""
+    operations = _get_operations(batch.column("headers"))
+    is_put = pc.equal(operations, "put")
+    data = batch.column("data")
+    return {
+        "key": pc.utf8_slice_codeunits(batch.column("subject"), len(prefix)),
+        "value": pc.if_else(is_put, data, pa.nulls(batch.num_rows, data.type)),
+        "revision": batch.column("seq"),
+        "time": batch.column("time"),
+        "operation": operations,
+        "expires_at": batch.column("expires_at"),
+    }
+
+
+def _get_operations(headers: pa.MapArray) -> pa.Array:
+    """What each message did to its key."""
+    if headers.null_count == len(headers):
+        return pa.array(["put"] * len(headers), pa.string())
+    explicit = _map_header_values(headers, "KV-Operation", _OPERATION_NAMES)
+    from_marker = _map_header_values(headers, "Nats-Marker-Reason", _MARKER_OPERATIONS)
+    return pc.coalesce(explicit, from_marker, pa.scalar("put"))
+
+
+def _map_header_values(headers: pa.MapArray, name: str, names: Mapping[str, str]) -> pa.Array:
+    found = pc.map_lookup(headers, pa.scalar(name), "first")
+    values = pc.list_element(pc.fill_null(found, [None]), 0)
+    indexes = pc.index_in(values, pa.array(list(names)))
+    return pa.array(list(names.values())).take(indexes)
+
+
+def latest_per_key(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The newest entry of each key, if it is a value."""
+    table = pa.Table.from_batches(batches, schema)
+    last_revisions = table.group_by("key").aggregate([("revision", "max")]).column("revision_max")
+    mask = pc.and_(
+        pc.is_in(table.column("revision"), last_revisions), pc.equal(table.column("operation"), "put")
+    )
+    yield from table.filter(mask).combine_chunks().to_batches(max_chunksize=65_536)

@@ -1,0 +1,230 @@
+"""What the leader of a stream has: the word that a read ends by.
+
+Direct gets are answered by any replica of a stream and by mirrors; one that is behind leaves out messages or gives older
+ones, and its answers do not show that. `STREAM.MSG.GET` and `STREAM.INFO` are answered by the leader alone. Owns the
+requests that ask it and the reading of messages by them, which is slow (one request a message, many under way at once)
+but always right. Invariant: nothing here is concluded from the answer of a replica. Must not know Spark or Arrow.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from headrace.reader.blocking_connection import BlockingConnection, ConnectionFailed, ServerRejected
+from headrace.reader.direct_get_decode import StoredMessage
+from headrace.reader.options import ReadOptions
+from headrace.reader.stream_admin import StreamError, call_leader, parse_time_ns, refuse
+
+#: Requests under way at once; a server drops API requests when thousands wait.
+_REQUESTS_MAX = 64
+#: Sequences that one walk covers, at most.
+_WALK = 128
+#: Sequences of the first round of a read, when the size of messages is not known, and how much a next one may grow.
+_FIRST_SPAN = 8
+_GROWTH = 8
+_NO_MESSAGE = 10037
+
+
+class _Budget:
+    """How many bytes of messages are still to be read, by all walks together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0
+
+    def spend(self, message: StoredMessage) -> None:
+        self._left -= _size(message)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The messages of a subject from `at` on and below `end`, one after the other."""
+
+    subject: str
+    at: int
+    end: int
+    budget: _Budget
+    found: list[StoredMessage] = field(default_factory=list)
+    is_done: bool = False
+
+    @property
+    def may_begin(self) -> bool:
+        return not self.budget.is_spent
+
+    def on_reply(self, message: StoredMessage | None) -> bool:
+        """Note the first message at or after `at`; whether to ask on."""
+        if message is None or message.seq >= self.end:
+            self.is_done = True
+            return False
+        self.found.append(message)
+        self.budget.spend(message)
+        self.at = message.seq + 1
+        self.is_done = self.at >= self.end
+        return not self.is_done and not self.budget.is_spent
+
+
+class _Search:
+    """The last message of a subject below `end`: at a guess first, then by halving what is left."""
+
+    def __init__(self, subject: str, guess: int, end: int) -> None:
+        self.subject = subject
+        self.may_begin = True
+        self.at = guess or max(end // 2, 1)
+        self.found: list[StoredMessage] = []
+        self._end = end
+        #: The last message is in between, or the one that was found.
+        self._low, self._high = 1, end
+
+    def on_reply(self, message: StoredMessage | None) -> bool:
+        """Note the first message at or after `at`; whether to ask on."""
+        if message is None or message.seq >= self._end:
+            self._high = self.at
+            self.at = (self._low + self._high) // 2
+        else:
+            is_first = not self.found
+            self.found = [message]
+            self._low = message.seq + 1
+            # Mostly the guess was right, and there is nothing behind it.
+            self.at = self._low if is_first else (self._low + self._high) // 2
+        return self._low < self._high
+
+
+_Steps = _Walk | _Search
+
+
+class LeaderReader:
+    """The leader of one stream, asked over a link."""
+
+    def __init__(self, options: ReadOptions, link: BlockingConnection) -> None:
+        self._options = options
+        self._link = link
+        self._subject = f"{options.api_prefix}.STREAM.MSG.GET.{options.stream}"
+
+    def next_seq(self, at: int) -> int:
+        """The first message of the query's subjects from `at` on; 0 if there is none."""
+        wanted = {"next_by_subj": self._options.subject or ">", "seq": at}
+        try:
+            message = self._parse_reply(self._link.request(self._subject, wanted).payload)
+        except ServerRejected as error:
+            raise self._permission_error(error) from error
+        return message.seq if message is not None else 0
+
+    def last_seq(self) -> int:
+        """The last sequence that the stream has given out."""
+        subject = f"{self._options.api_prefix}.STREAM.INFO.{self._options.stream}"
+        return int(call_leader(self._link, subject)["state"]["last_seq"])
+
+    def read(self, start: int, end: int, bytes_max: int) -> tuple[list[StoredMessage], int]:
+        """The query's messages from `start` on and below `end`, and the sequence up to which (excluded) these are all.
+
+        They end before `end` once there are about `bytes_max` bytes of them: rounds begin small and grow as far as the
+        messages found let it.
+        """
+        found: list[StoredMessage] = []
+        at, span, left = start, _FIRST_SPAN, bytes_max
+        while at < end and left > 0:
+            messages, reached = self._read_round(at, min(at + span, end), bytes_max)
+            found += messages
+            size = sum(map(_size, messages))
+            span *= _GROWTH
+            if size:
+                span = max(min(span, left * (reached - at) // size), _FIRST_SPAN)
+            at, left = reached, left - size
+        return found, at
+
+    def _read_round(self, start: int, end: int, bytes_max: int) -> tuple[list[StoredMessage], int]:
+        """The same by walks that are under way at once. None goes on when the bytes are spent: what was found behind the
+        first that is not done is dropped, and read again."""
+        subject = self._options.subject or ">"
+        budget = _Budget(bytes_max)
+        step = min(-(-(end - start) // _REQUESTS_MAX), _WALK)
+        walks = [_Walk(subject, cut, min(cut + step, end), budget) for cut in range(start, end, step)]
+        self._finish(walks)
+        found: list[StoredMessage] = []
+        for walk in walks:
+            found += walk.found
+            if not walk.is_done:
+                return found, walk.at
+        return found, end
+
+    def read_last(self, guesses: dict[str, int], end: int) -> list[StoredMessage]:
+        """The last message below `end` of each subject, in sequence order.
+
+        A subject comes with the sequence that its last message probably has, or 0.
+        """
+        searches = [_Search(subject, guess, end) for subject, guess in guesses.items()]
+        self._finish(searches)
+        return sorted(message for search in searches for message in search.found)
+
+    def _finish(self, walks: Sequence[_Steps]) -> None:
+        """Take all steps, those of many at once."""
+        waiting: dict[bytes, _Steps] = {}
+        # A walk that has no bytes left when its turn comes is not begun: there is nothing in it to pass on.
+        rest = (walk for walk in walks if walk.may_begin)
+        try:
+            self._begin(rest, waiting, _REQUESTS_MAX)
+            for frame in (
+                self._link.iter_messages(self._link.address.timeout_s, self._subject) if waiting else ()
+            ):
+                walk = waiting.pop(frame.subject, None)
+                if walk is None:
+                    continue
+                if walk.on_reply(self._parse_reply(frame.payload, frame.header)):
+                    self._ask(walk, waiting)
+                else:
+                    self._begin(rest, waiting, 1)
+                if not waiting:
+                    return
+        except ServerRejected as error:
+            raise self._permission_error(error) from error
+
+    def _begin(self, rest: Iterator[_Steps], waiting: dict[bytes, _Steps], count: int) -> None:
+        for walk in islice(rest, count):
+            self._ask(walk, waiting)
+
+    def _ask(self, walk: _Steps, waiting: dict[bytes, _Steps]) -> None:
+        reply = self._link.new_inbox()
+        waiting[reply] = walk
+        body = json.dumps({"next_by_subj": walk.subject, "seq": walk.at}).encode()
+        self._link.send(b"PUB %s %s %d\r\n%s\r\n" % (self._subject.encode(), reply, len(body), body))
+
+    def _parse_reply(self, payload: bytes, header: bytes = b"") -> StoredMessage | None:
+        """The message of an answer; None if there is none."""
+        if header[:12] == b"NATS/1.0 503":
+            raise ConnectionFailed(f"nobody answers on {self._subject}")
+        answer: dict[str, Any] = json.loads(payload)
+        error = answer.get("error")
+        if error is None:
+            return _message(answer["message"])
+        if error.get("err_code") == _NO_MESSAGE:
+            return None
+        raise refuse(error, f"stream {self._options.stream!r}")
+
+    def _permission_error(self, error: ServerRejected) -> StreamError:
+        return StreamError(
+            f"whether stream {self._options.stream!r} was read completely cannot be checked, because this user may not "
+            f"publish to {self._subject}: {error}. Replicas and mirrors that are behind answer direct gets too, so allow "
+            "it, or read the stream's files with option `path`"
+        )
+
+
+def _size(message: StoredMessage) -> int:
+    return len(message.header) + len(message.payload) + len(message.subject)
+
+
+def _message(found: dict[str, Any]) -> StoredMessage:
+    return StoredMessage(
+        int(found["seq"]),
+        parse_time_ns(found["time"]),
+        found["subject"].encode(),
+        base64.b64decode(found.get("hdrs") or ""),
+        base64.b64decode(found.get("data") or ""),
+    )

@@ -1,0 +1,263 @@
+"""What the driver and the tasks ask a server about a stream.
+
+Owns the API calls of the reading side and how they are repeated while a server restarts. Invariant: a server that was
+never reached fails at once with one clear error; one that was reached before is waited for. Must not know Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from headrace.errors import HeadraceError
+from headrace.reader.blocking_connection import (
+    BlockingConnection,
+    ConnectionFailed,
+    ServerAddress,
+    connection_for,
+    drop_connection,
+)
+from headrace.reader.options import ReadOptions
+
+#: Mirrors of mirrors, at most.
+_MIRROR_HOPS_MAX = 8
+
+T = TypeVar("T")
+
+_RETRY_PAUSE_S = 0.2
+_NO_MESSAGE = 10037
+_UNAVAILABLE = 503
+#: JetStream is off, for the account or the server: that does not pass.
+_NOT_ENABLED = (10039, 10076)
+_reached: set[ServerAddress] = set()
+
+
+class StreamError(HeadraceError):
+    """A stream that is missing, or that cannot be read or written as asked."""
+
+
+@dataclass(frozen=True)
+class StreamInfo:
+    """What readers need to know of a stream as it is now (`client.configs.StreamInfo` is the whole answer of the API).
+
+    `identity` is that of this very stream, not of a later one with its name.
+    """
+
+    name: str
+    identity: str
+    first_seq: int
+    next_seq: int
+    messages: int
+    bytes: int
+    config: dict[str, Any]
+    pin: str = ""
+
+    @property
+    def retention(self) -> str:
+        return str(self.config.get("retention", "limits"))
+
+    @property
+    def average_message_bytes(self) -> int:
+        """What a message takes on average."""
+        return max(self.bytes // max(self.messages, 1), 1)
+
+
+def parse_time_ns(text: str) -> int:
+    """A server's time, to the nanosecond, which `datetime` does not keep."""
+    whole, _, rest = text.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+    return seconds * 1_000_000_000 + int(rest.ljust(9, "0") or 0)
+
+
+def mark_reachable(address: ServerAddress) -> None:
+    """The server was there when the driver looked: a task waits for it also at its first contact."""
+    _reached.add(address)
+
+
+def with_retry(address: ServerAddress, retry_timeout_s: float, work: Callable[[BlockingConnection], T]) -> T:
+    """Work with this process's link; a link that breaks is made anew while there is patience."""
+    deadline = time.monotonic() + (retry_timeout_s if address in _reached else 0.0)
+    while True:
+        try:
+            connection = connection_for(address)
+            _reached.add(address)
+            return work(connection)
+        except ConnectionFailed:
+            drop_connection(address)
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_PAUSE_S)
+
+
+def call_api(connection: BlockingConnection, subject: str, body: Any = None) -> dict[str, Any]:
+    """An API call; its answer, or the error it came with."""
+    response: dict[str, Any] = json.loads(connection.request(subject, body).payload)
+    if "error" in response:
+        error = response["error"]
+        raise StreamError(
+            f"{error.get('description', 'refused')} [{error.get('err_code', error.get('code'))}]"
+        )
+    return response
+
+
+def call_leader(connection: BlockingConnection, subject: str, body: Any = None) -> dict[str, Any]:
+    """An API call about a stream that is known to be there: that its leader is not, now, is an error of the link."""
+    response: dict[str, Any] = json.loads(connection.request(subject, body).payload)
+    if "error" in response:
+        raise refuse(response["error"])
+    return response
+
+
+def refuse(error: dict[str, Any], about: str = "") -> HeadraceError:
+    """The error of an answer: `ConnectionFailed`, which is tried again, while a stream has no leader."""
+    text = f"{error.get('description', 'refused')} [{error.get('err_code', error.get('code'))}]"
+    text = f"{about}: {text}" if about else text
+    if error.get("code") == _UNAVAILABLE and error.get("err_code") not in _NOT_ENABLED:
+        return ConnectionFailed(f"the leader cannot be asked now: {text}")
+    return StreamError(text)
+
+
+def fetch_info(options: ReadOptions) -> StreamInfo:
+    """The stream now; StreamError if there is none."""
+    return fetch_stream_info(options.address, options.api_prefix, options.stream, options.reconnect_s)
+
+
+def fetch_stream_info(
+    address: ServerAddress, api_prefix: str, stream: str, retry_timeout_s: float
+) -> StreamInfo:
+    """A stream's configuration and state."""
+
+    def send_request(connection: BlockingConnection) -> dict[str, Any]:
+        try:
+            return (call_leader if retry_timeout_s else call_api)(
+                connection, f"{api_prefix}.STREAM.INFO.{stream}"
+            )
+        except StreamError as error:
+            names = call_api(connection, f"{api_prefix}.STREAM.NAMES").get("streams") or ["none"]
+            raise StreamError(
+                f"stream {stream!r} on {address.redacted_servers}: {error}; there are {', '.join(names)}"
+            ) from error
+
+    response = with_retry(address, retry_timeout_s, send_request)
+    state, config = response["state"], response["config"]
+    return StreamInfo(
+        stream,
+        str(parse_time_ns(response["created"])),
+        max(state["first_seq"], 1),  # a stream that never had a message says 0
+        state["last_seq"] + 1,
+        state["messages"],
+        state["bytes"],
+        config,
+    )
+
+
+def find_key_prefix(options: ReadOptions, stream_info: StreamInfo) -> str:
+    """What the subjects of a bucket's keys begin with: in a mirror as in its origin, unless it gives them others."""
+    stream = stream_info.name
+    for _ in range(_MIRROR_HOPS_MAX):
+        mirror = stream_info.config.get("mirror")
+        if not mirror:
+            break
+        for each in mirror.get("subject_transforms") or ():
+            if str(each.get("dest")).endswith(".>"):
+                return str(each["dest"])[:-1]
+        stream = str(mirror["name"])
+        if mirror.get("external"):
+            break
+        try:
+            stream_info = fetch_stream_info(options.address, options.api_prefix, stream, 0.0)
+        except StreamError:
+            break
+    return f"$KV.{stream.removeprefix('KV_')}."
+
+
+def find_seq_at_time(options: ReadOptions, time_ns: int) -> int | None:
+    """The first message at or after a time; None when all are older. The leader is asked: a replica that is behind has
+    no message after a recent time."""
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    text = f"{datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()}.{rest:09d}Z"
+    subject = f"{options.api_prefix}.STREAM.MSG.GET.{options.stream}"
+
+    def send_request(connection: BlockingConnection) -> int | None:
+        response: dict[str, Any] = json.loads(connection.request(subject, {"start_time": text}).payload)
+        error = response.get("error")
+        if error is None:
+            return int(response["message"]["seq"])
+        if error.get("err_code") == _NO_MESSAGE:
+            return None
+        raise refuse(error, f"stream {options.stream!r} at {text}")
+
+    return with_retry(options.address, options.reconnect_s, send_request)
+
+
+def pin_stream(options: ReadOptions) -> str:
+    """Ask a Headrace broker to hold the stream's files for readers; the name of the pin."""
+    return str(_request_pin(options, {"lease": options.lease_s})["pin"])
+
+
+def _request_pin(options: ReadOptions, body: dict[str, Any]) -> dict[str, Any]:
+    subject = f"{options.api_prefix}.STREAM.PIN.{options.stream}"
+
+    def send_request(connection: BlockingConnection) -> dict[str, Any]:
+        try:
+            return call_api(connection, subject, body)
+        except ConnectionFailed as error:
+            raise StreamError(
+                f"{options.address.redacted_servers} does not answer to a request for a pin; option `path` needs a Headrace "
+                "broker and its permission. Without `path` the stream is read over the wire"
+            ) from error
+
+    return with_retry(options.address, options.reconnect_s, send_request)
+
+
+def pin_with_token(options: ReadOptions, pin: str = "") -> tuple[str, str]:
+    """A new pin, or the one named, with the token that its files are served for; StreamError if that is gone."""
+    body: dict[str, Any] = {"pin": pin, "grant": True} if pin else {"lease": options.lease_s, "grant": True}
+    response = _request_pin(options, body)
+    if not response.get("token"):
+        raise StreamError(
+            f"{options.address.redacted_servers} serves no pinned files; it is too old for this `path`"
+        )
+    return str(response["pin"]), str(response["token"])
+
+
+def unpin_stream(options: ReadOptions, pin: str) -> None:
+    """Let go of a pin."""
+    subject = f"{options.api_prefix}.STREAM.UNPIN.{options.stream}"
+    with_retry(
+        options.address, options.reconnect_s, lambda connection: call_api(connection, subject, {"pin": pin})
+    )
+
+
+def list_subjects(options: ReadOptions) -> list[str]:
+    """The subjects that the stream has messages of, as far as the query wants them, sorted.
+
+    A server gives them page by page, in order. Pages overlap, because subjects come and go meanwhile: where a page has
+    nothing of what was found before, others may have moved to places before it.
+    """
+    found: set[str] = set()
+    offset, step_back = 0, 1
+    while True:
+        page, total = _fetch_subjects_page(options, offset)
+        if offset and found.isdisjoint(page):
+            offset, step_back = max(offset - step_back, 0), step_back * 2
+            continue
+        found |= page
+        offset, step_back = offset + len(page) - 1, 1
+        if offset + 1 >= total:
+            return sorted(found)
+
+
+def _fetch_subjects_page(options: ReadOptions, offset: int) -> tuple[set[str], int]:
+    """A page of subjects, and how many there are in all."""
+    subject = f"{options.api_prefix}.STREAM.INFO.{options.stream}"
+    request = {"subjects_filter": options.subject or ">", "offset": offset}
+    response = with_retry(
+        options.address, options.reconnect_s, lambda connection: call_api(connection, subject, request)
+    )
+    page = set(response["state"].get("subjects") or ())
+    return page, int(response.get("total", 0))

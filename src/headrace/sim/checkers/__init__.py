@@ -1,0 +1,1 @@
+"""Checkers: what must hold after every simulated run, and the models they compare with."""

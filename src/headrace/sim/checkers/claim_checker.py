@@ -1,0 +1,228 @@
+"""What must hold of claims, whatever happens (C12): the judge of a `ClaimSimulation`.
+
+Owns what was sent and what was acknowledged, and looks at broker and bucket as they really are. A message that carries
+a reference is owed its object until everybody concerned has acknowledged it or it has expired, and while somebody needs
+it (`ClaimRequirements`) until the grace period is over, too. Nobody's deletion may break that, no unread object goes
+within the grace period, no upload is given up that may still end well, and what is read is what was sent. It must not
+know how claims are kept, but for where facts and leases are documented to be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from headrace.claims import ClaimConfig, ClaimError, Reference
+from headrace.claims.clock import parse_rfc3339_ns
+from headrace.claims.consumer import fetch
+from headrace.claims.reference import CLAIM_HEADER, decode
+from headrace.claims.registry import STREAM, claim_subject
+from headrace.claims.stores import MultipartUpload
+from headrace.protocol import headers
+from headrace.sim.checkers.claim_reachability import IDENT_HEADER, ClaimMessage, ClaimRequirements
+from headrace.sim.checkers.store_invariants import Violation
+from headrace.sim.clock import SECOND_NS
+from headrace.sim.network.sim_transport import SimHost
+from headrace.sim.object_store import FaultFreeObjectStore, SimBucket
+
+
+class ClaimChecker:
+    """`skew_ns` is how far any two clocks may differ."""
+
+    def __init__(self, host: SimHost, bucket: SimBucket, config: ClaimConfig, skew_ns: int) -> None:
+        self.payloads: dict[str, bytes] = {}
+        self.read = self.loss_count = 0
+        self.deletions: list[tuple[int, str, str]] = []
+        self.violations: list[str] = []
+        self.requirements = ClaimRequirements(host)
+        #: When each process began to decide about what it is doing now.
+        self.decision_times: dict[str, Callable[[], int]] = {}
+        self._host = host
+        self._bucket = bucket
+        self._fault_free_store = FaultFreeObjectStore(bucket)
+        self._config = config
+        self._skew_ns = skew_ns + SECOND_NS
+        self._acked_ns: dict[str, int] = {}
+        self._copies_acked_ns: dict[str, int] = {}
+        self._decision_ns: dict[str, int] = {}
+        bucket.on_delete = self.on_delete
+        bucket.on_abort = self.on_abort
+
+    @property
+    def now_ns(self) -> int:
+        return self._host.clock.now_ns()
+
+    # What actors tell
+
+    def record_ack(self, reference: Reference | None, stream: str) -> None:
+        """Somebody is about to acknowledge a claim's message, in a stream that may be a copy."""
+        if reference is not None:
+            acked_ns = self._copies_acked_ns if stream in self.requirements.copies else self._acked_ns
+            acked_ns.setdefault(reference.object_key, self.now_ns)
+
+    def record_release(self, reference: Reference, stream: str) -> None:
+        """A reader of a copy released a claim, and nothing went wrong: its facts must name the copy from now on."""
+        metadata = self._get_metadata(reference.claim_id)
+        if metadata is None or metadata["object_key"] != reference.object_key or metadata["shared"]:
+            return  # gone by now, or only its age ends it
+        if stream in metadata["places"]:
+            self.requirements.record_release(reference.object_key, stream)
+        elif metadata["state"] == "released":
+            self.add_violation(
+                f"claim {reference.claim_id} was released from {stream}, and its facts do not say so"
+            )
+
+    def record_read(self, ident: str, data: bytes) -> None:
+        self.read += 1
+        if self.payloads.get(ident) != data:
+            self.add_violation(f"message {ident} was read as something that nobody sent")
+
+    def add_violation(self, text: str) -> None:
+        """Noted here, raised by whoever runs the world: what an actor raises may get lost."""
+        self.violations.append(f"C12: {text}")
+
+    def raise_first_violation(self) -> None:
+        if self.violations:
+            raise Violation(self.violations[0])
+
+    # What is there
+
+    def find_claim_messages(self) -> list[ClaimMessage]:
+        """All messages that carry references, in streams other than the registry's."""
+        found = []
+        for name, stream in sorted(self._host.broker.jetstream.streams.items()):
+            if name.startswith("CLAIMS"):
+                continue
+            log = stream.log
+            for seq in log.find_seqs(None, log.first_seq, log.last_seq).tolist():
+                message = log.get(seq)
+                if (
+                    message is not None
+                    and (claim_message := parse_claim_message(name, seq, *message[1:4])) is not None
+                ):
+                    found.append(claim_message)
+        return found
+
+    def find_requirement(self, claim_message: ClaimMessage, decision_ns: int) -> str:
+        """Why a message's object must be there, for whoever decided then; "" when nobody is owed anything."""
+        ttl, expires_ns = self._config.ttl, claim_message.reference.expires_at * SECOND_NS
+        blocker = self.requirements.find_blocking_consumer(claim_message, decision_ns)
+        if blocker and self.now_ns < expires_ns + ttl.grace_period * SECOND_NS:
+            return f"{blocker} still needs it"
+        if self.now_ns >= expires_ns or claim_message.stream in self.requirements.copies:
+            return ""
+        is_read = (
+            claim_message.reference.object_key in self._copies_acked_ns
+            or self.requirements.may_have_been_read(claim_message)
+        )
+        return "" if is_read and ttl.delete_after_read else "it has not expired"
+
+    def _get_metadata(self, claim_id: str) -> dict[str, Any] | None:
+        """What the registry says of a claim."""
+        log = self._host.broker.jetstream.streams[STREAM].log
+        message = log.get(log.get_last_seq(claim_subject(self._config.namespace, claim_id).encode()))
+        return json.loads(bytes(message[3])) if message is not None and message[3] else None
+
+    # Judging
+
+    def on_delete(self, key: str, process_name: str) -> None:
+        """Somebody of ours deletes an object: nobody may be owed it."""
+        version = self._bucket.get_actual(key)
+        if version is None:
+            return
+        self.deletions.append((self.now_ns, key, process_name))
+        decision_ns = self._decision_ns[key] = (
+            self.decision_times[process_name]() if process_name in self.decision_times else self.now_ns
+        )
+        for claim_message in self.find_claim_messages():
+            if claim_message.reference.object_key == key and (
+                reason := self.find_requirement(claim_message, decision_ns)
+            ):
+                self.add_violation(f"{process_name} deletes the object of {claim_message}: {reason}")
+        if process_name.startswith("collector"):
+            self._check_age(key, process_name, parse_rfc3339_ns(version.info.metadata["prism-created-at"]))
+
+    def on_abort(self, upload: MultipartUpload, process_name: str) -> None:
+        """Somebody of ours gives up an upload in parts that is another's: it must be dead, or too late anyway."""
+        left_ns = upload.initiated_ns + self._config.ttl.max_age * SECOND_NS - self._skew_ns - self.now_ns
+        if left_ns > 0:
+            self.add_violation(
+                f"{process_name} ends the upload of {upload.key} {left_ns / SECOND_NS:.1f} s too early"
+            )
+        if not upload.belongs_to(self._config.namespace):
+            self.add_violation(f"{process_name} ends the upload of {upload.key}, which is not ours")
+
+    def _check_age(self, key: str, process_name: str, created_ns: int) -> None:
+        ttl, acked_ns = self._config.ttl, self._acked_ns.get(key)
+        kept_ns = created_ns + ttl.grace_period * SECOND_NS
+        if acked_ns is not None:
+            kept_ns = min(
+                acked_ns + ttl.retention_after_read * SECOND_NS, created_ns + ttl.max_age * SECOND_NS
+            )
+        if key in self._copies_acked_ns:  # which may have released it, but need not have
+            kept_ns = min(kept_ns, self._copies_acked_ns[key] + ttl.retention_after_read * SECOND_NS)
+        if self.now_ns < kept_ns - self._skew_ns:
+            left_s = (kept_ns - self.now_ns) / SECOND_NS
+            self.add_violation(
+                f"{process_name} deletes {key} {left_s:.1f} s too early, {'unread' if acked_ns is None else 'read'}"
+            )
+
+    async def check(self) -> None:
+        """Every message that is owed its object has it, and what is there is what was sent, or is reported."""
+        claim_messages = self.find_claim_messages()
+        for claim_message in claim_messages:
+            key = claim_message.reference.object_key
+            if key in self._bucket.tampered or self._bucket.get_actual(key) is not None:
+                continue
+            if reason := self.find_requirement(claim_message, self._decision_ns.get(key, self.now_ns)):
+                self.add_violation(f"the object of {claim_message} is gone: {reason}")
+        for claim_message in claim_messages:
+            await self._check_resolves(claim_message)
+        self.raise_first_violation()
+
+    async def _check_resolves(self, claim_message: ClaimMessage) -> None:
+        key = claim_message.reference.object_key
+        if self._bucket.get_actual(key) is None:
+            return
+        try:
+            chunks = [bytes(chunk) async for chunk in fetch(self._fault_free_store, claim_message.reference)]
+        except ClaimError as error:
+            self.loss_count += 1
+            if key not in self._bucket.tampered and self._bucket.get_actual(key) is not None:
+                self.add_violation(f"{claim_message} does not resolve: {error}")
+            return
+        if b"".join(chunks) != self.payloads.get(claim_message.ident):
+            self.add_violation(f"{claim_message} resolves to something that nobody sent")
+
+    def check_end(self, foreign: set[str]) -> None:
+        """After everything is over: nothing of ours is left, and everything of others."""
+        left = set(self._bucket.list_keys())
+        if leaked := sorted(left - foreign):
+            self.add_violation(f"{len(leaked)} objects are left for ever, {leaked[0]} among them")
+        if lost := sorted(foreign - left):
+            self.add_violation(f"{lost[0]} is not ours and was deleted")
+        for upload in self._bucket.uploads.list_open():
+            if upload.belongs_to(self._config.namespace):
+                self.add_violation(f"the upload of {upload.key} is left for ever")
+        self._check_registry()
+        self.raise_first_violation()
+
+    def _check_registry(self) -> None:
+        log = self._host.broker.jetstream.streams[STREAM].log
+        patterns = (claim_subject(self._config.namespace, "*").encode(), b"$CLAIMS.reader.*.*")
+        for seq in log.find_seqs(log.get_filter(patterns), log.first_seq, log.last_seq).tolist():
+            message = log.get(seq)
+            if message is not None and message[3]:
+                self.add_violation(f"facts are left for ever: {bytes(message[3])[:200]!r}")
+
+
+def parse_claim_message(
+    stream: str, seq: int, subject: bytes, header: bytes, payload: bytes
+) -> ClaimMessage | None:
+    """What a message carries; None if it is no reference."""
+    block: Any = bytes(header)
+    if headers.get(block, CLAIM_HEADER.encode()) != b"true":
+        return None
+    ident = headers.get(block, IDENT_HEADER.encode()) or b""
+    return ClaimMessage(stream, seq, bytes(subject), ident.decode(), decode(bytes(payload)))

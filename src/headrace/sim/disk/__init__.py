@@ -1,0 +1,1 @@
+"""A simulated disk that loses power, fails calls and fills up."""

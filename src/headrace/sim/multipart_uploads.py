@@ -1,0 +1,48 @@
+"""Uploads in parts, as object stores have them: begun, perhaps never ended, and nothing to see of them until then.
+
+Owns the parts of every upload under way. An upload is completed or aborted once; what comes later for it is refused, as
+a store does that knows it no more. Who may do what, and what goes wrong on the way, is the business of `SimBucket`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.claims.stores import MultipartUpload, ObjectStoreError
+
+
+@dataclass(slots=True)
+class OpenUpload:
+    """An upload under way and what it has of its object."""
+
+    upload: MultipartUpload
+    metadata: dict[str, str]
+    parts: list[bytes] = field(default_factory=list)
+
+
+class MultipartUploads:
+    """The uploads of one bucket."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, OpenUpload] = {}
+        self._count = 0
+
+    def begin(self, key: str, metadata: dict[str, str], initiated_ns: int) -> str:
+        """A new upload; its id."""
+        self._count += 1
+        upload_id = f"upload {self._count}"
+        self._open[upload_id] = OpenUpload(MultipartUpload(key, upload_id, initiated_ns), metadata)
+        return upload_id
+
+    def add_part(self, upload_id: str, part: bytes) -> None:
+        if upload_id not in self._open:
+            raise ObjectStoreError("no such upload")
+        self._open[upload_id].parts.append(part)
+
+    def finish(self, upload_id: str) -> OpenUpload | None:
+        """Completed or aborted: it is no more; None if it was none already."""
+        return self._open.pop(upload_id, None)
+
+    def list_open(self) -> list[MultipartUpload]:
+        """Those under way, in the order in which they were begun."""
+        return [open_upload.upload for open_upload in self._open.values()]

@@ -1,0 +1,1 @@
+"""Simulated clients, connections and servers."""

@@ -1,0 +1,220 @@
+"""A client of a simulated server, with a connection that can be slow, torn at any byte, or not read from.
+
+Owns the bytes on the way and what the client makes of them. The bytes are those of the real protocol and the session is
+the real one. Nothing moves by itself: `step` moves some bytes, one way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from random import Random
+from typing import Any, NamedTuple
+
+from headrace._native import Parser
+from headrace.broker import Session, SessionLimits
+from headrace.broker.routing.permissions import Permissions
+from headrace.errors import ProtocolError
+from headrace.protocol import headers
+from headrace.sim.sim_broker import SimBroker
+
+_CONNECT = b'CONNECT {"headers":true,"no_responders":true,"verbose":false,"protocol":1}\r\n'
+
+
+class ReceivedMsg(NamedTuple):
+    """A message as the client got it."""
+
+    subject: bytes
+    reply: bytes
+    header: bytes
+    payload: bytes
+
+
+MsgHandler = Callable[[ReceivedMsg], None]
+#: What a client that does not read leaves on the way before its server notices.
+STALLED_BUFFER_BYTES = 2_000
+
+
+class SimIdentity(NamedTuple):
+    """Who a connection speaks for; `is_publish_denied` says, without the server's rules, where it must not publish."""
+
+    user: str
+    account: str
+    permissions: Permissions | None
+    is_publish_denied: Callable[[str], bool]
+
+
+ANONYMOUS = SimIdentity("", "$G", None, lambda subject: False)
+
+
+class SimClient:
+    """One connection. What arrives on a subject goes to its handler; an answer to a request only once."""
+
+    client_ip = "sim"
+
+    def __init__(self, broker: SimBroker, cid: int, rng: Random, identity: SimIdentity = ANONYMOUS) -> None:
+        self.cid = cid
+        self.identity = identity
+        self.broker = broker
+        self.open = True
+        self.stalled = False
+        self.receives_push = False  # it listens to a push consumer
+        self.errors: list[bytes] = []
+        self.received: list[bytes] = []
+        self._rng = rng
+        self._reply_handlers: dict[bytes, MsgHandler] = {}
+        self._subscriptions: dict[bytes, MsgHandler] = {}
+        self._request_count = 0
+        self._to_server = bytearray()
+        self._to_client = bytearray()
+        self._inbox = b"_C.%d." % cid
+        self.session = Session(broker.router, self, cid, SessionLimits(), False)
+        self._parser = Parser(self.session)
+        self._sids = 1
+        self._to_server += _CONNECT + b"SUB %b* 1\r\n" % self._inbox
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether it may not do everything."""
+        return self.identity.permissions is not None
+
+    # What the session asks of its owner
+
+    def now_ns(self) -> int:
+        return self.broker.clock.now_ns()
+
+    def authenticate(self, fields: Mapping[str, Any]) -> SimIdentity:
+        return self.identity
+
+    def on_connected(self) -> None:
+        """Nothing to do."""
+
+    def info(self) -> bytes:
+        return b""
+
+    def flush(self) -> None:
+        """What is to be sent is taken when the simulation moves it."""
+
+    # The client's own acts
+
+    def publish(
+        self, subject: str, payload: bytes = b"", header: Mapping[str, str] | None = None, reply: bytes = b""
+    ) -> None:
+        """Put a message on the way."""
+        pairs = [(name.encode(), value.encode()) for name, value in (header or {}).items()]
+        header_block = headers.build(pairs) if pairs else b""
+        verb, sizes = (b"HPUB", b"%d " % len(header_block)) if header_block else (b"PUB", b"")
+        sizes += b"%d" % (len(header_block) + len(payload))
+        self._to_server += b"%b %b %b %b\r\n%b%b\r\n" % (
+            verb,
+            subject.encode(),
+            reply,
+            sizes,
+            header_block,
+            payload,
+        )
+
+    def request(
+        self, subject: str, payload: bytes, on_reply: MsgHandler, header: Mapping[str, str] | None = None
+    ) -> None:
+        """Publish, and hear the first answer; to what is not allowed there is none."""
+        self._request_count += 1
+        reply = self._inbox + b"%d" % self._request_count
+        if not self.identity.is_publish_denied(subject):
+            self._reply_handlers[reply] = on_reply
+        self.publish(subject, payload, header, reply)
+
+    def subscribe(self, handler: MsgHandler, subject: bytes = b"", queue: bytes = b"") -> bytes:
+        """Hear everything on the given subject, or on one of its own; the subject."""
+        self._sids += 1
+        subject = subject or b"_L.%d.%d" % (self.cid, self._sids)
+        self._to_server += b"SUB %b %b %d\r\n" % (subject, queue, self._sids)
+        self._subscriptions[b"%d" % self._sids] = handler
+        return subject
+
+    # The way between
+
+    @property
+    def pending_requests(self) -> int:
+        """How many requests are not answered."""
+        return len(self._reply_handlers)
+
+    def step(self) -> bool:
+        """Some bytes arrive, on one side or the other; False when nothing is on the way."""
+        session = self.session
+        if session.dirty:
+            self._collect_output(session)
+        readable = self._to_client and not self.stalled
+        if self._to_server:
+            if readable and self._rng.random() < 0.5:
+                self._read(self._pick_size(len(self._to_client)))
+            else:
+                self._deliver_to_server(self._pick_size(len(self._to_server)))
+            return True
+        if readable:
+            self._read(self._pick_size(len(self._to_client)))
+            return True
+        return False
+
+    def _pick_size(self, size: int) -> int:
+        """How many of so many bytes move: all, or any number."""
+        roll = self._rng.random()
+        return size if roll < 0.5 else int((roll - 0.5) * 2 * size) + 1
+
+    def _collect_output(self, session: Session) -> None:
+        """Put what the server has to say on the way; a client that does not read takes only so much."""
+        if self.stalled and len(self._to_client) > STALLED_BUFFER_BYTES:
+            session.blocked = True
+            return
+        session.router.dirty.remove(session)
+        self._to_client += session.drain()
+        if session.blocked:
+            session.notify_writable()
+
+    def _deliver_to_server(self, size: int) -> None:
+        """Bytes of the client arrive at the server."""
+        data = bytes(self._to_server[:size])
+        del self._to_server[:size]
+        try:
+            self._parser.feed(data)
+        except ProtocolError:
+            self.disconnect()
+
+    def _read(self, size: int) -> None:
+        """The client reads: messages that are whole within the next bytes reach their handlers."""
+        at = 0
+        msgs: list[tuple[MsgHandler | None, ReceivedMsg]] = []
+        while 0 <= (end := self._to_client.find(b"\r\n", at)) < size:
+            args = bytes(self._to_client[at:end]).split()
+            total = int(args[-1]) + 2 if args[0] in (b"MSG", b"HMSG") else 0
+            if end + 2 + total > size:
+                break
+            if total:
+                msgs.append(self._parse_msg(args, bytes(self._to_client[end + 2 : end + total])))
+            elif args[0] == b"-ERR":
+                self.errors.append(bytes(self._to_client[at:end]))
+            at = end + 2 + total
+        del self._to_client[:at]
+        for handler, msg in msgs:
+            if handler is not None:
+                handler(msg)
+
+    def _parse_msg(self, args: list[bytes], body: bytes) -> tuple[MsgHandler | None, ReceivedMsg]:
+        has_header = args[0] == b"HMSG"
+        reply = args[3] if len(args) == 5 + has_header else b""
+        size = int(args[-2]) if has_header else 0
+        msg = ReceivedMsg(args[1], reply, body[:size], body[size:])
+        is_reply = args[2] == b"1"
+        return self._reply_handlers.pop(args[1], None) if is_reply else self._subscriptions.get(args[2]), msg
+
+    def disconnect(self) -> None:
+        """The connection breaks: a part of what is on the way arrives, the rest never does."""
+        if not self.open:
+            return
+        self.open = False
+        part = bytes(self._to_server[: self._rng.randrange(len(self._to_server) + 1)])
+        with suppress(ProtocolError):
+            self._parser.feed(part)
+        self.session.close()
+        if self.session in self.session.router.dirty:
+            self.session.router.dirty.remove(self.session)

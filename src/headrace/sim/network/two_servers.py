@@ -1,0 +1,314 @@
+"""Two whole servers, each with its own disk, joined by a leafnode connection that can be cut at any byte.
+
+Owns the order in which things happen in both and on the way between them: everything is a choice of the seed. The bytes on
+the way are those of the real protocol, spoken by the real sessions. A crash of one side takes the connection with it and
+leaves the other side running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from headrace.broker.leafnodes.interest_announcer import LeafnodeSet
+from headrace.broker.leafnodes.leafnode_session import LeafnodeSession
+from headrace.broker.leafnodes.leafnode_transport import LeafnodeLocalInfo
+from headrace.broker.routing.session import SessionIdentity
+from headrace.errors import ProtocolError
+from headrace.protocol import server_lines
+from headrace.protocol.leafnode import LeafnodeParser
+from headrace.sim.clock import SimClock
+from headrace.sim.disk.sim_disk import SimDisk
+from headrace.sim.network.sim_client import ANONYMOUS
+from headrace.sim.network.single_server import apply_power_loss, reopen_server
+from headrace.sim.sim_broker import NO_SERVER_LIMITS, SimBroker, SimServerLimits
+from headrace.storage import StoreOptions
+
+_STEPS_MAX = 200_000
+_PAYLOAD_MAX = 1 << 20
+#: Whether a message (subject, reply, header, payload) is lost on the way.
+LossRule = Callable[[bytes, bytes, bytes, bytes], bool]
+
+
+class _LossySession(LeafnodeSession):
+    """A session whose messages can be lost."""
+
+    __slots__ = ("should_lose",)
+    should_lose: LossRule | None
+
+    def send_msg(
+        self, subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes
+    ) -> None:
+        if self.should_lose is None or not self.should_lose(subject, reply, header, payload):
+            super().send_msg(subject, reply, queues, header, payload)
+
+    def send_run(self, data: bytes, count: int, size: int) -> None:
+        """Message by message, so that each can be lost."""
+        if self.should_lose is None:
+            super().send_run(data, count, size)
+        else:
+            LeafnodeParser(_RunSplitter(self), _PAYLOAD_MAX).feed(data)
+
+
+class _RunSplitter:
+    """Sends the messages of a run one by one."""
+
+    authenticated = True
+
+    def __init__(self, session: _LossySession) -> None:
+        self.on_message = session.send_msg
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"a run holds messages only, not {name}")
+
+
+class LeafnodeEnd:
+    """One end of the connection; the `owner` of its session. `outbound` holds what is on the way to the other end."""
+
+    client_ip = "sim"
+
+    def __init__(
+        self, broker: SimBroker, leafnodes: LeafnodeSet, *, solicited: bool, should_lose: LossRule | None
+    ) -> None:
+        local_info = LeafnodeLocalInfo(broker.name, broker.name, "0", broker.domain, jetstream=True)
+        self._leafnodes, self._local_info = leafnodes, local_info
+        self.outbound = bytearray()
+        self.failed = False
+        self.session = _LossySession(leafnodes, self, 1, local_info, solicited=solicited)
+        self.session.should_lose = should_lose
+        self._parser = LeafnodeParser(self.session, _PAYLOAD_MAX)
+
+    def collect(self) -> None:
+        """Put what the session has to say on the way."""
+        self.outbound += self.session.drain()
+        dirty = self.session.router.dirty
+        if self.session in dirty:
+            dirty.remove(self.session)
+
+    def feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed(data)
+        except ProtocolError as error:
+            self.fail(error.text)
+
+    # What the session asks of its owner
+
+    def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
+        return ANONYMOUS
+
+    def leafnodes(self, account: str) -> LeafnodeSet:
+        return self._leafnodes
+
+    def start_tls(self, *, requested: bool) -> None:
+        """Nobody asks for TLS here."""
+        self.session.send_connect()
+
+    def credentials(self, nonce: str) -> dict[str, str]:
+        return {}
+
+    def info(
+        self, account: str, imports: dict[str, list[str]] | None, exports: dict[str, list[str]] | None
+    ) -> bytes:
+        local_info = self._local_info
+        fields = {
+            "server_name": local_info.name,
+            "domain": local_info.domain,
+            "cluster": local_info.name,
+            "headers": True,
+        }
+        fields |= {"client_id": 1, "leafnode_urls": [], "info_on_connect": True}
+        return server_lines.encode_info(
+            fields | ({"connect_info": True, "remote_account": account} if account else {})
+        )
+
+    def may_subscribe(self, count: int) -> bool:
+        return True
+
+    def on_established(self) -> None:
+        """Nothing to do."""
+
+    def on_remote_error(self, text: str) -> None:
+        self.failed = True
+
+    def fail(self, text: str | None) -> None:
+        self.failed = True
+
+    def flush(self) -> None:
+        """What is to be sent is collected when the simulation moves it."""
+
+
+class TwoServers:
+    """`near` dials `far`. Nothing happens by itself: `step` does one thing, `advance` lets time pass."""
+
+    stays_full = 0.0
+
+    def __init__(
+        self,
+        seed: int | str,
+        options: StoreOptions,
+        server_limits: SimServerLimits = NO_SERVER_LIMITS,
+        *,
+        disk_seeds: tuple[int, int] = (1, 2),
+    ) -> None:
+        self.rng = Random(seed)
+        self.clock = SimClock()
+        self._options, self._server_limits = options, server_limits
+        self._leafnodes: dict[str, LeafnodeSet] = {}
+        self.local = self._start_broker(SimDisk(disk_seeds[0]), "NEAR")
+        self.remote = self._start_broker(SimDisk(disk_seeds[1]), "FAR")
+        self.should_lose: LossRule | None = None
+        self._ends: tuple[LeafnodeEnd, LeafnodeEnd] | None = None
+        self._stale_ends: list[
+            LeafnodeEnd
+        ] = []  # of the far side, which has not noticed yet that nobody is there
+
+    def _start_broker(self, disk: SimDisk, name: str) -> SimBroker:
+        server_limits = self._server_limits if name == "NEAR" else NO_SERVER_LIMITS
+        broker = SimBroker(
+            disk, self._options, self.clock, name=name, domain=name, server_limits=server_limits
+        )
+        self._leafnodes[name] = LeafnodeSet(broker.router)
+        broker.start()
+        return broker
+
+    # The connection
+
+    @property
+    def is_connected(self) -> bool:
+        return self._ends is not None
+
+    def connect(self, *, remote_unaware: bool = False) -> None:
+        """Dial; `remote_unaware`: the far side still believes in the connection before this one."""
+        if remote_unaware and self._ends is not None:
+            local, remote = self._ends
+            local.session.close()
+            self._stale_ends.append(remote)
+            self._ends = None
+        self.disconnect()
+        sides = ((self.local, True), (self.remote, False))
+        local, remote = (
+            LeafnodeEnd(
+                broker, self._leafnodes[broker.name], solicited=solicited, should_lose=self.should_lose
+            )
+            for broker, solicited in sides
+        )
+        self._ends = (local, remote)
+        remote.outbound += remote.info("", None, None)
+
+    def disconnect(self) -> None:
+        """What is on the way gets lost, from a byte that the seed chooses."""
+        if self._ends is None:
+            return
+        self._close_stale(close_all=True)
+        ends, self._ends = self._ends, None
+        for end, other in (ends, ends[::-1]):
+            end.collect()
+            if end.outbound and not other.failed:
+                other.feed(bytes(end.outbound[: self.rng.randrange(len(end.outbound) + 1)]))
+        for end in ends:
+            end.session.close()
+
+    def _close_stale(self, *, close_all: bool = False) -> None:
+        """The far side learns that connections are gone; at the latest when it is dialled again."""
+        for end in self._stale_ends:
+            end.collect()
+            if end.failed or close_all:
+                end.session.close()
+        self._stale_ends = [] if close_all else [end for end in self._stale_ends if not end.failed]
+
+    def _transfer_bytes(self) -> bool:
+        """Move some bytes; False when nothing is on the way."""
+        if self._ends is None:
+            return False
+        for end in self._ends:
+            end.collect()
+        directions = [(end, other) for end, other in (self._ends, self._ends[::-1]) if end.outbound]
+        if not directions:
+            return False
+        end, other = self.rng.choice(directions)
+        size = self.rng.randrange(1, len(end.outbound) + 1)
+        data = bytes(end.outbound[:size])
+        del end.outbound[:size]
+        other.feed(data)
+        if self._stale_ends:
+            self._close_stale()
+        if other.failed:
+            self.disconnect()
+        return True
+
+    # Crashes
+
+    def crash_local(self) -> None:
+        """The side that dialled loses power and comes back."""
+        self.local = self._restart_after_power_loss(self.local)
+
+    def crash_remote(self) -> None:
+        """The other side does."""
+        self.remote = self._restart_after_power_loss(self.remote)
+
+    def kill_local(self) -> None:
+        """The process of the side that dialled is killed and started again."""
+        self.local = self._restart(self.local, self.local.disk.kill)
+
+    def _restart_after_power_loss(self, broker: SimBroker) -> SimBroker:
+        return self._restart(broker, lambda: apply_power_loss(broker.disk, self.rng))
+
+    def _restart(self, broker: SimBroker, make_disk: Callable[[], SimDisk]) -> SimBroker:
+        self.disconnect()
+        self._close_stale(close_all=True)
+        return reopen_server(
+            make_disk(), self.rng, lambda disk: self._start_broker(disk, broker.name), self.stays_full
+        )
+
+    def close(self) -> None:
+        """The end; both can be forgotten."""
+        self.disconnect()
+        for broker in (self.local, self.remote):
+            broker.router.table.clear()
+
+    # Time
+
+    def step(self) -> bool:
+        """One thing happens, somewhere; False when all is quiet."""
+        first = int(self.rng.random() * 3)
+        step_functions = (self.local.step, self.remote.step, self._transfer_bytes)
+        return step_functions[first]() or step_functions[first - 1]() or step_functions[first - 2]()
+
+    def run_until_idle(self) -> None:
+        """Until nothing is left to do at this moment."""
+        for _ in range(_STEPS_MAX):
+            if not self.step():
+                return
+        raise RuntimeError("the servers do not come to rest")
+
+    def advance(self, duration_ns: int) -> None:
+        """Let time pass; everything that falls due meanwhile has happened on return."""
+        end_ns = self.clock.now_ns() + duration_ns
+        self.run_until_idle()
+        while (due := self._next_due()) is not None and due <= end_ns:
+            self.clock.advance(max(due - self.clock.now_ns(), 0))
+            for broker in (self.local, self.remote):
+                broker.timers.run_due()
+            self.run_until_idle()
+        self.clock.advance(end_ns - self.clock.now_ns())
+        self.run_until_idle()
+
+    def pass_time(self, duration_ns: int) -> None:
+        """Let time pass while things are under way: what falls due is begun, and nothing waits for anything."""
+        self.clock.advance(duration_ns)
+        for broker in (self.local, self.remote):
+            broker.timers.run_due()
+
+    def _next_due(self) -> int | None:
+        deadlines = [broker.timers.next_deadline() for broker in (self.local, self.remote)]
+        return min((each for each in deadlines if each is not None), default=None)
+
+    def call(self, broker: SimBroker, endpoint: str, **body: Any) -> Any:
+        """Call the API of one side and wait for the answer."""
+        request_id = broker.call_nowait(endpoint, **body)
+        for _ in range(_STEPS_MAX):
+            if request_id in broker.replies:
+                return broker.replies[request_id].json
+            self.step()
+        raise RuntimeError("there is no answer")

@@ -1,0 +1,163 @@
+"""A whole JetStream server without sockets or threads, on a simulated disk and in virtual time.
+
+Owns the order in which things happen: what the broker put off to the end of the turn, what the disk completes, what
+falls due. Requests are answered into `replies`, by their number, as soon as the broker lets the answer leave.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from headrace.broker import SubjectRouter, Timers
+from headrace.broker.consumers.flow_control import START_BYTES
+from headrace.broker.jetstream import AccountJetStream
+from headrace.broker.streams.atomic_batch import DEFAULT_LIMITS, BatchLimits
+from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
+from headrace.protocol import headers
+from headrace.sim.clock import SimClock
+from headrace.sim.disk.sim_disk import SimDisk
+from headrace.storage import Store, StoreOptions
+
+_INBOX_PREFIX = b"_SIM."
+_STEPS_MAX = 100_000
+
+
+class SimReply(NamedTuple):
+    """What came back for a request."""
+
+    header: bytes
+    payload: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class SimServerLimits:
+    """What a server allows: its account, its batches, and how much a push consumer sends before it asks."""
+
+    account: JetStreamLimits = NO_LIMITS
+    batches: BatchLimits = DEFAULT_LIMITS
+    flow_bytes: int = START_BYTES
+
+
+NO_SERVER_LIMITS = SimServerLimits()
+
+
+def _make_seeded_router() -> SubjectRouter:
+    """A hub whose choice among the members of a queue group follows the seed; the kernel asks the system for its own."""
+    system, os.urandom = os.urandom, random.randbytes
+    try:
+        return SubjectRouter()
+    finally:
+        os.urandom = system
+
+
+class SimBroker:
+    """One server. `replies` holds what was answered, by the number that `publish` or `api` gave."""
+
+    #: Other servers are not told of its inbox.
+    announced = False
+
+    def __init__(
+        self,
+        disk: SimDisk,
+        options: StoreOptions,
+        clock: SimClock | None = None,
+        *,
+        name: str = "SIM",
+        domain: str = "",
+        server_limits: SimServerLimits = NO_SERVER_LIMITS,
+    ) -> None:
+        self.disk = disk
+        self.name, self.domain = name, domain
+        self.clock = clock or SimClock()
+        self.replies: dict[int, SimReply] = {}
+        self._pending_calls: deque[Callable[[], None]] = deque()
+        self._last_request_id = 0
+        self.router = _make_seeded_router()
+        self.timers = Timers(self.clock)
+        self.store = Store.open(disk, self.clock, options)
+        self.jetstream = AccountJetStream(
+            self.router,
+            self.store,
+            self.clock,
+            self.timers,
+            self._pending_calls.append,
+            server_name=name,
+            domain=domain,
+            limits=server_limits.account,
+            batch_limits=server_limits.batches,
+            flow_bytes=server_limits.flow_bytes,
+        )
+        self.router.subscribe_internal(_INBOX_PREFIX + b"*", self)
+
+    def start(self) -> None:
+        """Serve: what is overdue goes first."""
+        self.jetstream.start()
+
+    # Requests
+
+    def on_message(
+        self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes
+    ) -> None:
+        """An answer arrived."""
+        self.replies[int(subject[len(_INBOX_PREFIX) :])] = SimReply(header, payload)
+
+    def publish(self, subject: str, payload: bytes = b"", **fields: str) -> int:
+        """Publish with headers given as keywords (`Nats_TTL="1s"`); the number of the request."""
+        self._last_request_id += 1
+        pairs = [(key.replace("_", "-").encode(), value.encode()) for key, value in fields.items()]
+        header_block = headers.build(pairs) if pairs else b""
+        self.router.publish(
+            subject.encode(), _INBOX_PREFIX + b"%d" % self._last_request_id, header_block, payload
+        )
+        return self._last_request_id
+
+    def call_nowait(self, endpoint: str, **body: Any) -> int:
+        """Call the API; the number of the request."""
+        return self.publish("$JS.API." + endpoint, json.dumps(body).encode() if body else b"")
+
+    def call(self, endpoint: str, **body: Any) -> Any:
+        """Call the API and wait for the answer."""
+        request_id = self.call_nowait(endpoint, **body)
+        self.run_until(lambda: request_id in self.replies)
+        return self.replies[request_id].json
+
+    # Time
+
+    def step(self) -> bool:
+        """The end of a turn, or one operation of the disk; False when there is nothing to do."""
+        if self._pending_calls:
+            self._pending_calls.popleft()()
+            return True
+        return self.disk.step()
+
+    def run_until_idle(self) -> None:
+        """Until nothing is left to do at this moment."""
+        self.run_until(lambda: not self.step())
+
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        """Go on until the condition holds."""
+        for _ in range(_STEPS_MAX):
+            if condition():
+                return
+            self.step()
+        raise RuntimeError("the broker does not come to rest")
+
+    def advance(self, duration_ns: int) -> None:
+        """Let time pass; everything that falls due meanwhile has happened on return."""
+        end_ns = self.clock.now_ns() + duration_ns
+        while (deadline_ns := self.timers.next_deadline()) is not None and deadline_ns <= end_ns:
+            self.clock.advance(max(deadline_ns - self.clock.now_ns(), 0))
+            self.timers.run_due()
+            self.run_until_idle()
+        self.clock.advance(end_ns - self.clock.now_ns())
+        self.run_until_idle()

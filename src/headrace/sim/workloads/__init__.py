@@ -1,0 +1,1 @@
+"""Workloads: the actors and events of a simulated run, and the options a seed chooses."""

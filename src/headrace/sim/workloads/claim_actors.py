@@ -1,0 +1,275 @@
+"""Those who use claims in a simulated world: producers, consumers and collectors, each a process that may die.
+
+Owns what each of them does with the real `headrace.claims`, and what it tells the ledger. A process that died does
+nothing more: its bytes and its calls of the object store lead nowhere, whatever its coroutines still try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from random import Random
+from typing import Any, NamedTuple
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from headrace.claims import ClaimConfig, ClaimError, Claims, Clock, Metrics, Received
+from headrace.claims.jetstream_client import RequestTimeout
+from headrace.claims.reference import decode, is_claim
+from headrace.claims.registry import ClaimEntry
+from headrace.errors import RequestError
+from headrace.sim.checkers.claim_checker import ClaimChecker
+from headrace.sim.checkers.claim_reachability import IDENT_HEADER
+from headrace.sim.clock import SimClock
+from headrace.sim.network.sim_transport import SimConnection, SimHost
+from headrace.sim.object_store import SimBucket, SimObjectStore
+
+#: What may go wrong without being wrong.
+EXPECTED_ERRORS = (ClaimError, RequestTimeout, RequestError, NatsError, TimeoutError)
+
+
+class PublishPlan(NamedTuple):
+    """Something to publish, once or again; without `msg_id` only once. In pieces of `piece` bytes, if that is not 0, whose
+    end nobody knows beforehand.
+    """
+
+    ident: str
+    subject: str
+    msg_id: str
+    chunk_bytes: int = 0
+
+
+class HandlerDeclined(Exception):
+    """What a handler raises that is not content."""
+
+
+class ActorContext(NamedTuple):
+    """What all processes of a world share."""
+
+    host: SimHost
+    bucket: SimBucket
+    claim_checker: ClaimChecker
+    config: ClaimConfig
+    metrics: Metrics
+    rng: Random
+    page_size: int
+    trace: Callable[..., None]
+
+
+class SkewedClock:
+    """A machine's clock that is a little wrong."""
+
+    def __init__(self, clock: SimClock, skew_ns: int) -> None:
+        self._clock = clock
+        self._skew_ns = skew_ns
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns() + self._skew_ns
+
+
+class ActorProcess:
+    """A program with a connection, a door to the bucket and claims; `clock` None is the server's."""
+
+    def __init__(self, context: ActorContext, kind: str, number: int, clock: Clock | None) -> None:
+        self.name = f"{kind} {number}"
+        self.alive = True
+        self.rng = context.rng
+        self.claim_checker = context.claim_checker
+        self._trace = context.trace
+        self._clock = context.host.clock
+        self._metrics = context.metrics
+        self._tasks: list[asyncio.Task[None]] = []
+        self._decision_ns: dict[asyncio.Task[Any] | None, int] = {}
+        self.claim_checker.decision_times[self.name] = self.get_oldest_decision_ns
+        self._killed: asyncio.Future[None] | None = None
+        self._claim_id_count = 0
+        self.failures: list[Exception] = []
+        self.object_store = SimObjectStore(context.bucket, self.name, page_size=context.page_size)
+        self.connection = SimConnection(context.host, number)
+        self.claims = Claims(
+            self.connection,
+            context.config,
+            store=self.object_store,
+            clock=clock,
+            metrics=context.metrics,
+            draw_id=lambda: self._make_claim_id(number),
+        )
+        self.jetstream = self.claims.jetstream
+
+    def _make_claim_id(self, number: int) -> str:
+        self._claim_id_count += 1
+        return f"{self.rng.getrandbits(64):016x}{number:08x}{self._claim_id_count:08x}"
+
+    def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Do something, beside whatever else is under way."""
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(asyncio.get_running_loop().create_task(self._run_task(coroutine)))
+
+    def mark_decision(self) -> None:
+        """What the task under way does from now on it decides from now on."""
+        self._decision_ns[asyncio.current_task()] = self._clock.now_ns()
+
+    def get_oldest_decision_ns(self) -> int:
+        """When it began to decide about the oldest of what is under way."""
+        return min(self._decision_ns.values(), default=self._clock.now_ns())
+
+    async def _run_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self.mark_decision()
+        task = asyncio.current_task()
+        try:
+            result = await coroutine
+        except (*EXPECTED_ERRORS, HandlerDeclined) as error:
+            self._trace(self.name, type(error).__name__)
+        except Exception as error:
+            self.failures.append(error)
+        else:
+            self._trace(self.name, str(result))
+        finally:
+            self._decision_ns.pop(task, None)
+
+    async def wait_until_idle(self) -> None:
+        """Until nothing that it was told to do is under way; what one that dies meanwhile tries never ends."""
+        self._killed = asyncio.get_running_loop().create_future()
+        while self.alive and (running := [task for task in self._tasks if not task.done()]):
+            await asyncio.wait([*running, self._killed], return_when=asyncio.FIRST_COMPLETED)
+
+    def kill(self) -> None:
+        """In the middle of whatever is under way."""
+        if not self.alive:
+            return
+        self._trace(self.name, "dies")
+        self.alive = False
+        if self._killed is not None:
+            self._killed.set_result(None)
+        self.object_store.process_dead = self.connection.transport.process_dead = True
+        self.connection.transport.disconnect()
+        for task in self._tasks:
+            task.cancel()
+
+    # What producers do
+
+    def kill_at(self, moment: str, parts: int = 1) -> None:
+        """Die when the next upload or so many parts of it are done, or when the message is there and nobody knows where."""
+        if moment == "upload":
+            self.object_store.on_uploaded = self.kill
+        elif moment == "part":
+            self.object_store.on_part_uploaded = self._make_part_counter(parts)
+        elif moment == "note":
+            self.claims.registry.update_nowait = self._kill_instead  # type: ignore[method-assign]
+
+    async def _kill_instead(self, entry: ClaimEntry, ttl_s: float) -> None:
+        self.kill()
+        await asyncio.sleep(0)
+
+    async def publish(self, plan: PublishPlan, *, dies_after_upload: bool = False) -> str:
+        """Publish, and say what came of it; a deadly attempt ends between upload and publish."""
+        payload = self.claim_checker.payloads[plan.ident]
+        if dies_after_upload:
+            self.kill_at("upload")
+        try:
+            published = await self.claims.producer.publish(
+                plan.subject,
+                _iter_chunks(payload, plan.chunk_bytes) if plan.chunk_bytes else payload,
+                headers={IDENT_HEADER: plan.ident},
+                msg_id=plan.msg_id,
+            )
+        except ClaimError as error:
+            return f"{plan.ident}: {type(error).__name__}"
+        except EXPECTED_ERRORS as error:
+            self.claim_checker.add_violation(f"publishing fails with {error!r}, which is no ClaimError")
+            return ""
+        return f"{plan.ident}: {published.stream} {published.seq} {published.duplicate}"
+
+    def _make_part_counter(self, parts: int) -> Callable[[], None]:
+        left = parts
+
+        def on_part_uploaded() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self.kill()
+
+        return on_part_uploaded
+
+    # What consumers do
+
+    async def consume(self, stream: str, consumer: str, count: int, *, handle_all: bool = False) -> int:
+        messages = await self.jetstream.pull(stream, consumer, count)
+        for message in messages:
+            self.mark_decision()
+            roll = 0.0 if handle_all else self.rng.random()
+            action = next(action for upper_bound, action in _CONSUME_ACTIONS if roll < upper_bound)
+            await action(self, message)
+        return len(messages)
+
+    async def handle(self, message: Msg) -> None:
+        """As it is meant to be."""
+        failed = self._count_failed_releases()
+        done = await self.claims.consumer.handle(message, self._on_received)
+        self._trace(self.name, "handled", str(done))
+        stream, is_sure = message.metadata.stream, failed == self._count_failed_releases()
+        if (
+            done
+            and is_sure
+            and stream in self.claim_checker.requirements.copies
+            and is_claim(message.headers)
+        ):
+            self.claim_checker.record_release(decode(message.data), stream)
+
+    def _count_failed_releases(self) -> float:
+        labels = {"namespace": self.claims.config.namespace, "reason": "release"}
+        return self._metrics.registry.get_sample_value("claim_check_claim_errors_total", labels) or 0
+
+    async def _on_received(self, received: Received) -> None:
+        self.claim_checker.record_read(received.headers.get(IDENT_HEADER, ""), received.data)
+        self.claim_checker.record_ack(received.reference, received.message.metadata.stream)
+
+    async def decline(self, message: Msg) -> None:
+        """The handler fails; the message comes again."""
+
+        async def handler(received: Received) -> None:
+            self.claim_checker.record_read(received.headers.get(IDENT_HEADER, ""), received.data)
+            raise HandlerDeclined
+
+        await self.claims.consumer.handle(message, handler)
+
+    async def read_without_ack(self, message: Msg) -> None:
+        """Read and never acknowledge."""
+        received = await self.claims.consumer.read(message)
+        self.claim_checker.record_read(received.headers.get(IDENT_HEADER, ""), received.data)
+
+    async def read_and_die(self, message: Msg) -> None:
+        await self.read_without_ack(message)
+        self.kill()
+        await asyncio.sleep(0)
+
+    async def ack_directly(self, message: Msg) -> None:
+        """Acknowledge as any client does: nobody releases the claim, nothing is confirmed."""
+        received = await self.claims.consumer.read(message)
+        await self._on_received(received)
+        await message.ack()
+
+    # What collectors do
+
+    async def collect(self) -> str:
+        report = await self.claims.collector.collect()
+        return f"{report.collected} {report.expired} {report.orphans} {report.failed} {report.released}"
+
+    async def collect_due(self) -> str:
+        report = await self.claims.collector.collect_due(5.0)
+        return f"{report.collected} {report.expired}"
+
+
+async def _iter_chunks(payload: bytes, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, len(payload), size):
+        yield payload[start : start + size]
+
+
+_CONSUME_ACTIONS: tuple[tuple[float, Callable[[ActorProcess, Msg], Coroutine[Any, Any, None]]], ...] = (
+    (0.65, ActorProcess.handle),
+    (0.75, ActorProcess.ack_directly),
+    (0.85, ActorProcess.decline),
+    (0.93, ActorProcess.read_without_ack),
+    (1.0, ActorProcess.read_and_die),
+)

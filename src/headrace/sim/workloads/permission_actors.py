@@ -1,0 +1,136 @@
+"""What a world holds besides its streams: users who may not do everything, and a stream that comes and goes.
+
+Owns what is expected of both: what is denied neither arrives nor is stored, what is allowed still works, a queue group
+gets a message once, and nothing of a deleted stream is in the next one of its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.sim.checkers.store_invariants import Violation
+from headrace.sim.network.sim_client import ReceivedMsg, SimClient
+from headrace.sim.workloads.sim_config import CHURNING_STREAM, SUBJECTS
+from headrace.sim.workloads.workload_actions import send_message
+
+if TYPE_CHECKING:
+    from headrace.sim.simulation import Simulation
+    from headrace.storage import StreamLog
+
+
+class PermissionActors:
+    """Everybody who talks on `g.>`."""
+
+    def __init__(self) -> None:
+        self._published_count = 0
+        self._forbidden: set[bytes] = set()
+        self._queue_received: set[bytes] = set()
+
+    def add_client(self, client: SimClient) -> None:
+        """A client listens to all that it may and, if it is a guest, to what it may not."""
+        client.subscribe(self._make_handler(client), b"g.>")
+        client.subscribe(self._make_handler(client, self._queue_received), b"g.>", b"crew")
+        if client.is_restricted:
+            for subject, queue in ((b"g.3", b""), (b"g.>", b"spies"), (b"d.push", b""), (b"k.>", b"crew")):
+                client.subscribe(_on_forbidden_msg, subject, queue)
+
+    def publish(self, client: SimClient, number: int) -> bytes:
+        """Say something; what was said."""
+        self._published_count += 1
+        payload, subject = b"said %d" % self._published_count, f"g.{number}"
+        if client.identity.is_publish_denied(subject):
+            self._forbidden.add(payload)
+        client.publish(subject, payload)
+        return payload
+
+    def _make_handler(
+        self, client: SimClient, once: set[bytes] | None = None
+    ) -> Callable[[ReceivedMsg], None]:
+        def on_msg(msg: ReceivedMsg) -> None:
+            payload = msg.payload
+            if payload in self._forbidden:
+                raise Violation(f"rights: {payload!r} on {msg.subject!r} was not allowed and arrived")
+            if client.is_restricted and msg.subject == b"g.3":
+                raise Violation("rights: a guest got what is withheld from it")
+            if once is None:
+                client.received.append(payload)
+            elif payload in once:
+                raise Violation(f"a queue group got {payload!r} twice")
+            else:
+                once.add(payload)
+
+        return on_msg
+
+    def check(self, sim: Simulation) -> None:
+        """When nothing fails: everybody hears exactly what it should, and is told what it may not."""
+        unrestricted, restricted = sim.connect(restricted=False), sim.connect(restricted=True)
+        sim.clients += [unrestricted, restricted]
+        sim.run_until_idle()
+        published = {
+            (client, number): self.publish(client, number)
+            for client in (unrestricted, restricted)
+            for number in range(SUBJECTS)
+        }
+        stored = send_message(sim, restricted, "P", "p.0", {})
+        send_message(sim, restricted, "P", "p.3", {})
+        sim.run_until_idle()
+        for client in (unrestricted, restricted):
+            expected = [
+                payload
+                for (publisher, number), payload in published.items()
+                if number < 3 or publisher is unrestricted is client
+            ]
+            if client.received != expected and sorted(client.received) != sorted(expected):
+                raise Violation(f"rights: {client.received} was heard instead of {expected}")
+        if len(restricted.errors) != 6:
+            raise Violation(f"rights: six things are not allowed, refused were {restricted.errors}")
+        if not (stored.seq or stored.refused):
+            raise Violation("rights: what a guest may publish is not answered")
+
+
+def _on_forbidden_msg(msg: ReceivedMsg) -> None:
+    raise Violation(f"rights: a guest got {msg.payload[:40]!r} on {msg.subject!r}")
+
+
+class ChurningStream:
+    """The stream that comes and goes. Its messages begin with who sent them and a number that only grows."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._deleted_up_to: dict[
+            int, int
+        ] = {}  # of each client, up to which number nothing may be there any more
+
+    def next_payload(self, client: SimClient) -> bytes:
+        """The beginning of a message."""
+        self._number += 1
+        return b"%d#%d#" % (client.cid, self._number)
+
+    def on_create_reply(self, msg: ReceivedMsg) -> None:
+        """The answer to its creation; it may be there already, or be one too many."""
+        if msg.payload:
+            error = json.loads(msg.payload).get("error", {})
+            if error.get("err_code", 0) not in (0, 10023, 10027, 10047, 10058):
+                raise Violation(f"{CHURNING_STREAM} is refused: {error}")
+
+    def make_delete_handler(self, client: SimClient) -> Callable[[ReceivedMsg], None]:
+        """A client is about to delete it; what to do with the answer."""
+        sent = self._number
+
+        def on_reply(msg: ReceivedMsg) -> None:
+            if msg.payload and json.loads(msg.payload).get("success"):
+                self._deleted_up_to[client.cid] = max(self._deleted_up_to.get(client.cid, 0), sent)
+
+        return on_reply
+
+    def check(self, log: StreamLog) -> None:
+        """C8: what was sent before a stream was deleted is not in its successor."""
+        for seq in log.find_seqs(None, log.first_seq, log.last_seq).tolist():
+            found = log.get(seq)
+            if found is None:
+                raise Violation(f"C9: {CHURNING_STREAM} {seq} is listed and cannot be read")
+            cid, number = map(int, found[3].split(b"#")[:2])
+            if number <= self._deleted_up_to.get(cid, 0):
+                raise Violation(f"C8: {CHURNING_STREAM} {seq} is of a stream that was deleted")

@@ -1,0 +1,184 @@
+"""What a world consists of before anything happens: its streams and consumers, its users, and the options of a seed.
+
+Owns these tables. Limits are small, so that a run of a few hundred events meets them. Knows no broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from typing import Any
+
+from headrace.broker.routing.permissions import Permissions
+from headrace.broker.streams.atomic_batch import BatchLimits
+from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
+from headrace.sim.checkers.history_checker import DEDUP_WINDOW_NS, StreamRules
+from headrace.sim.clock import SECOND_NS
+from headrace.sim.network.sim_client import SimIdentity
+from headrace.sim.sim_broker import SimServerLimits
+from headrace.sim.workloads.feature_actors import FEATURE_ACTORS
+from headrace.storage import StoreOptions
+
+#: Shorter lives are raised to it.
+MARKER_TTL_S = 5
+SUBJECTS = 4
+STREAMS: dict[str, tuple[StreamRules, dict[str, Any]]] = {
+    "P": (StreamRules(), {"subjects": ["p.>"], "allow_atomic": True, "duplicate_window": DEDUP_WINDOW_NS}),
+    "K": (
+        StreamRules(per_subject=True),
+        {"subjects": ["k.>"], "max_msgs_per_subject": 1, "allow_atomic": True, "allow_direct": True},
+    ),
+    "T": (
+        StreamRules(ttl=True),
+        {"subjects": ["t.>"], "allow_msg_ttl": True, "subject_delete_marker_ttl": MARKER_TTL_S * SECOND_NS},
+    ),
+    "W": (StreamRules(is_workqueue=True), {"subjects": ["w.>"], "retention": "workqueue"}),
+    "L": (StreamRules(messages_max=8), {"subjects": ["l.>"], "max_msgs": 8}),
+    "N": (StreamRules(), {"subjects": ["n.>"], "max_msgs": 6, "discard": "new"}),
+    "Q": (
+        StreamRules(is_sourced_away=True),
+        {"subjects": ["q.>"], "retention": "workqueue", "allow_atomic": True},
+    ),
+    "I": (
+        StreamRules(interested_consumers={"one": (b"i.0", b"i.1"), "other": (b"i.1", b"i.2")}),
+        {"subjects": ["i.>"], "retention": "interest"},
+    ),
+}
+#: Comes and goes.
+CHURNING_STREAM = "X"
+#: Keeps what its consumers still need; some of them come and go. Only some worlds have it.
+INTEREST_STREAM = "I"
+#: What else only some worlds have: events, most with a stream of their own.
+OPTIONAL_FEATURES = ("heed", *FEATURE_ACTORS, "rearrange")
+#: Consumers by stream; the push one gets what it is sent, the others ask.
+CONSUMERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "P": (
+        ("pull", {"ack_policy": "explicit", "ack_wait": 4 * SECOND_NS, "max_waiting": 2}),
+        (
+            "push",
+            {
+                "ack_policy": "explicit",
+                "ack_wait": 3 * SECOND_NS,
+                "deliver_subject": "d.push",
+                "flow_control": True,
+                "idle_heartbeat": SECOND_NS,
+            },
+        ),
+        ("some", {"ack_policy": "explicit", "ack_wait": 2 * SECOND_NS, "filter_subject": "p.1"}),
+        (
+            "few",
+            {
+                "ack_policy": "explicit",
+                "ack_wait": SECOND_NS,
+                "max_deliver": 2,
+                "max_ack_pending": 3,
+                "filter_subject": "p.2",
+            },
+        ),
+    ),
+    "W": (("worker", {"ack_policy": "explicit", "ack_wait": 3 * SECOND_NS}),),
+    "I": (
+        ("one", {"ack_policy": "explicit", "ack_wait": 3 * SECOND_NS, "filter_subjects": ["i.0", "i.1"]}),
+        ("other", {"ack_policy": "explicit", "ack_wait": 2 * SECOND_NS, "filter_subjects": ["i.1", "i.2"]}),
+    ),
+}
+PULL_CONSUMERS = tuple(
+    (stream, name)
+    for stream, consumers in CONSUMERS.items()
+    for name, config in consumers
+    if "deliver_subject" not in config and stream != INTEREST_STREAM
+)
+
+_RESTRICTED_PERMISSIONS = Permissions(
+    publish_allow=[b"*.*", b"$JS.API.>", b"$JS.ACK.>", b"$JS.FC.>"],
+    publish_deny=[b"*.3", b"$JS.API.STREAM.PURGE.>"],
+    subscribe_allow=[b"_C.>", b"_L.>", b"g.>"],
+    subscribe_deny=[b"g.3", b"g.> spies"],
+)
+
+
+def _is_publish_denied(subject: str) -> bool:
+    """The same once more, as far as publishing goes, for the judge."""
+    return subject.startswith("$JS.API.STREAM.PURGE.") or (subject.endswith(".3") and subject.count(".") == 1)
+
+
+#: Somebody who may not do everything.
+RESTRICTED_USER = SimIdentity("guest", "$G", _RESTRICTED_PERMISSIONS, _is_publish_denied)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """What a seed decides before anything happens."""
+
+    events: int
+    actions: tuple[str, ...]
+    clients: int
+    restricted_users: bool  # some of the clients may not do everything
+    steps_max: int
+    crash_share: float
+    payload_max: int
+    two_servers: bool
+    features: tuple[str, ...]
+    lossy: bool  # the connection between the servers loses a message now and then
+    server_limits: SimServerLimits
+    store: StoreOptions
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Those of the table that there are."""
+        absent = ("" if self.two_servers else "Q") + ("" if "heed" in self.features else INTEREST_STREAM)
+        return tuple(name for name in STREAMS if name not in absent)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+
+def derive_options(seed: int, store: StoreOptions, actions: Iterable[str]) -> SimulationOptions:
+    """The options of a seed; of the actions some, always those without which there is nothing to see."""
+    rng = Random(f"options {seed}")
+    chosen = tuple(name for name in actions if name in ("publish", "pull") or rng.random() < 0.7)
+    options = SimulationOptions(
+        events=rng.randrange(120, 400),
+        actions=chosen,
+        clients=rng.randrange(1, 5),
+        restricted_users=rng.random() < 0.4,
+        steps_max=rng.choice((2, 8, 30, 100)),
+        crash_share=rng.choice((0.0, 0.01, 0.03)),
+        payload_max=rng.choice((20, 20, 400, 6_000)),
+        two_servers=rng.random() < 0.4,
+        features=(),
+        lossy=rng.random() < 0.5,
+        server_limits=_pick_server_limits(rng),
+        store=_pick_store_options(store, rng),
+    )
+    return _add_features(options, Random(f"parts {seed}"))
+
+
+def _add_features(options: SimulationOptions, rng: Random) -> SimulationOptions:
+    """The same with some of what is not in every world; none where an account's limits could stop what falls due."""
+    if options.server_limits.account != NO_LIMITS:
+        return options
+    features = tuple(name for name in OPTIONAL_FEATURES if rng.random() < 0.2)
+    return replace(options, features=features, actions=options.actions + features * 2)
+
+
+def _pick_store_options(store: StoreOptions, rng: Random) -> StoreOptions:
+    """Journal files that one frame can outgrow, and so little kept free that a file does not fit."""
+    journal, headroom = rng.choice((1, 1, 8)), rng.choice((1, 1, 8))
+    return replace(
+        store,
+        journal_bytes=store.journal_bytes // journal,
+        headroom_bytes=store.headroom_bytes // headroom,
+    )
+
+
+def _pick_server_limits(rng: Random) -> SimServerLimits:
+    account = NO_LIMITS
+    if rng.random() < 0.15:
+        account = JetStreamLimits(max_streams=len(STREAMS) - 1, max_storage=rng.choice((4_000, 30_000)))
+    return SimServerLimits(
+        account=account,
+        batches=BatchLimits(per_stream=rng.choice((2, 50)), messages=rng.choice((6, 1000))),
+        flow_bytes=rng.choice((2_000, 2 << 20)),
+    )

@@ -1,0 +1,1 @@
+"""Claims in Spark: the claim column, fetching payloads, reader leases."""

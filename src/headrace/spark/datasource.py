@@ -1,0 +1,64 @@
+"""The data source `headrace`, alias `jetstream`: what Spark calls to get readers and writers.
+
+Owns names, schema and the choice of reader. Invariant: options are checked when a query is written down, before anything
+is planned. Must not connect to anything itself. Spark asks each question in a process of its own, which imports all this
+anew; so a method imports what it needs, and no other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.types import StructType
+
+from headrace.reader.options import parse_read_options
+from headrace.spark import schema as schemas
+
+if TYPE_CHECKING:
+    from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
+    from headrace.spark.write.stream_writer import JetStreamBatchWriter, JetStreamMicroBatchWriter
+
+
+class HeadraceDataSource(DataSource):
+    """A stream, to be read and written."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "headrace"
+
+    def schema(self) -> StructType:
+        return schemas.make_stream_schema(parse_read_options(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from headrace.spark.batch_reader import JetStreamBatchReader, PushdownBatchReader
+
+        options = parse_read_options(self.options)
+        reader_class = PushdownBatchReader if options.pushdown else JetStreamBatchReader
+        return reader_class(options, schemas.make_arrow_schema(schema, schemas.make_stream_schema(options)))
+
+    def streamReader(self, schema: StructType) -> JetStreamMicroBatchReader:
+        from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
+
+        options = parse_read_options(self.options)
+        return JetStreamMicroBatchReader(
+            options, schemas.make_arrow_schema(schema, schemas.make_stream_schema(options))
+        )
+
+    def writer(self, schema: StructType, overwrite: bool) -> JetStreamBatchWriter:
+        from headrace.spark.write.stream_writer import JetStreamBatchWriter, parse_write_options
+
+        return JetStreamBatchWriter(parse_write_options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> JetStreamMicroBatchWriter:
+        from headrace.spark.write.stream_writer import JetStreamMicroBatchWriter, parse_write_options
+
+        return JetStreamMicroBatchWriter(parse_write_options(self.options), schema)
+
+
+class JetStreamDataSource(HeadraceDataSource):
+    """The same under the protocol's name, for those who read from nats-server."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "jetstream"

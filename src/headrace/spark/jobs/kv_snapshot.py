@@ -1,0 +1,65 @@
+"""A bucket becomes a table, in place of the one that was there, when it is whole."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.spark.jobs.job_result import OptionMap, Progress, Summary, no_progress
+
+#: Formats that are nothing but files: what replaces them is written beside and then takes their place.
+_FILE_FORMATS = ("parquet", "orc", "json", "csv", "avro")
+
+
+def snapshot_bucket(
+    spark: SparkSession,
+    source: OptionMap,
+    target: str,
+    *,
+    table_format: str = "parquet",
+    history: bool = False,
+    progress: Progress = no_progress,
+) -> Summary:
+    """Write a bucket's live keys (or its whole history) as a table, in place of the one that was there."""
+    mode = "history" if history else "table"
+    df = spark.read.format("headrace_kv").options(**{**source, "mode": mode}).load()
+    replace_table(df.coalesce(1), target, table_format)
+    rows = spark.read.format(table_format).load(target).count()
+    progress(f"{rows} rows in {target}")
+    return Summary(rows)
+
+
+def replace_table(df: DataFrame, target: str, table_format: str) -> None:
+    """Write a table whole, then let it take the place of the old one.
+
+    Table formats do that themselves. Files of a folder of this machine are written beside and renamed; those of an
+    object store are overwritten by Spark, which is not one step.
+    """
+    is_local = "://" not in target
+    if table_format not in _FILE_FORMATS or not is_local:
+        df.write.format(table_format).mode("overwrite").save(target)
+        return
+    target_path = Path(target)
+    new_path, old_path = (
+        target_path.parent / f"_{target_path.name}.{word}-{uuid.uuid4().hex[:8]}" for word in ("new", "old")
+    )
+    try:
+        df.write.format(table_format).save(str(new_path))
+        _swap_folders(new_path, target_path, old_path)
+    finally:
+        shutil.rmtree(new_path, ignore_errors=True)
+
+
+def _swap_folders(new_path: Path, target_path: Path, old_path: Path) -> None:
+    """Let one folder take the place of another, which is removed only when that has worked, and put back when not."""
+    try:
+        if target_path.exists():
+            target_path.rename(old_path)
+        new_path.rename(target_path)
+    finally:
+        if old_path.exists() and not target_path.exists():
+            old_path.rename(target_path)
+        shutil.rmtree(old_path, ignore_errors=True)

@@ -1,0 +1,55 @@
+"""A landed table and the live tail behind it, as one frame.
+
+Owns where the two meet. Invariant: every message once: the table counts up to the sequence that is recorded as landed,
+whatever a landing adds meanwhile, and the stream from there on. A tail that is not of the stream that was landed, or that
+begins later than the table ends, is refused.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from headrace.errors import DataLoss
+from headrace.reader.options import parse_read_options
+from headrace.reader.stream_catalog import open_source
+from headrace.spark.jobs.job_result import OptionMap
+from headrace.spark.jobs.landing import default_checkpoint
+from headrace.spark.jobs.landing_log import landed_ranges, ranges_folder
+
+
+def read_with_tail(
+    spark: SparkSession,
+    source: OptionMap,
+    target: str,
+    *,
+    table_format: str = "parquet",
+    checkpoint: str = "",
+    is_table: bool = False,
+) -> DataFrame:
+    """A landed table and what the stream has behind it; `failOnDataLoss=false` in `source` accepts a gap."""
+    table = spark.read.table(target) if is_table else spark.read.format(table_format).load(target)
+    folder = ranges_folder(target, checkpoint or default_checkpoint(target), is_table=is_table)
+    ranges = landed_ranges(spark, folder)
+    if ranges:
+        end, identity = ranges[-1].end_seq, ranges[-1].identity
+    else:
+        end, identity = (table.agg(f.max("seq")).collect()[0][0] or 0) + 1, ""
+    _check_continuity(source, end, identity)
+    tail = spark.read.format("headrace").options(**{**source, "starting": end}).load()
+    return table.where(f.col("seq") < end).select(*tail.columns).unionByName(tail)
+
+
+def _check_continuity(source: OptionMap, end: int, identity: str) -> None:
+    options = parse_read_options({name: str(value) for name, value in source.items()})
+    stream_info = open_source(options).get_info()
+    if identity and identity != stream_info.identity:
+        raise DataLoss(
+            f"stream {stream_info.name!r} is not the one that was landed: it was deleted and created again; "
+            "land it into another table"
+        )
+    if stream_info.first_seq > end and options.fail_on_data_loss:
+        raise DataLoss(
+            f"the table ends at sequence {end - 1} and stream {stream_info.name!r} begins at {stream_info.first_seq}: what "
+            "was between was removed before it was landed. To unite them nevertheless set failOnDataLoss=false"
+        )

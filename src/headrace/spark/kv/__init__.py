@@ -1,0 +1,1 @@
+"""The data source `headrace_kv`: key-value buckets as tables and change feeds."""

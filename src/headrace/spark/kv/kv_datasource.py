@@ -1,0 +1,342 @@
+"""The data source `headrace_kv`: a bucket as a table, as its history, and as a feed of changes; and writing to it.
+
+Owns the readers and writers and their options. Over the wire there is no snapshot, so a table is read by one task up to
+its end: a key that is rewritten meanwhile is found at its new place. What messages mean is known by `kv_rows`, how
+changes are published by `kv_writer`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
+
+from headrace.client.durations import format_ttl
+from headrace.durations import parse_duration_ns
+from headrace.reader import options as o
+from headrace.reader.batch_cast import OPEN_END
+from headrace.reader.blocking_connection import ServerAddress
+from headrace.reader.claim_lease import NO_READER
+from headrace.reader.kv_rows import STREAM_COLUMNS, latest_per_key, make_key_prefix, to_kv_columns
+from headrace.reader.stream_admin import fetch_stream_info, find_key_prefix, mark_reachable
+from headrace.reader.stream_catalog import open_source
+from headrace.spark import schema as schemas
+from headrace.spark.batch_reader import JetStreamBatchReader, read_rows
+from headrace.spark.kv.kv_writer import OPERATIONS, KvChange, KvTarget, KvWriter
+from headrace.spark.micro_batch_reader import JetStreamMicroBatchReader
+from headrace.spark.partitions import SeqRangePartition
+from headrace.spark.schema import SchemaError
+
+KV_SCHEMA = StructType(
+    [
+        StructField("key", StringType()),
+        StructField("value", BinaryType()),
+        StructField("revision", LongType()),
+        StructField("time", TimestampType()),
+        StructField("operation", StringType()),
+        StructField("expires_at", TimestampType()),
+    ]
+)
+_STREAM_SCHEMA = StructType([field for field in schemas.STREAM_SCHEMA.fields if field.name in STREAM_COLUMNS])
+_WRITE_COLUMNS = {"key", "value", "operation", "ttl"}
+#: Columns of the source that a row may still carry; they speak of the entry that it was read from.
+_IGNORED_COLUMNS = {"revision", "time", "expires_at"}
+_KEY = re.compile(r"[-/_=A-Za-z0-9]+(\.[-/_=A-Za-z0-9]+)*")
+_READ_MODES = ("table", "history")
+
+
+@dataclass(frozen=True)
+class KvReadOptions:
+    """The keys of a bucket that are wanted, what their subjects begin with, and the options of the stream that it is."""
+
+    prefix: str
+    keys: str
+    mode: str
+    stream_options: o.ReadOptions
+
+
+def parse_kv_read_options(raw: Mapping[str, str]) -> KvReadOptions:
+    """The options of a read; those of the stream source hold too, but for `stream` and `subject`."""
+    options = o.normalize_names(raw)
+    bucket = o.get_required(options, "bucket")
+    mode = options.pop("mode", "table")
+    if mode not in _READ_MODES:
+        raise o.OptionError(f"option `mode`: {mode!r} is none of {', '.join(_READ_MODES)}")
+    for name in ("stream", "subject"):
+        if name in options:
+            raise o.OptionError(f"there is no option `{name}` of a bucket; use `bucket` and `keys`")
+    del options["bucket"]
+    prefix, keys = make_key_prefix(bucket), options.pop("keys", ">")
+    # Older revisions leave a bucket all the time; that is no loss. And values are never claims.
+    defaults = {"failondataloss": "false", "claimreader": NO_READER}
+    stream_options = {**defaults, **options, "stream": f"KV_{bucket}", "subject": prefix + keys}
+    return KvReadOptions(prefix, keys, mode, o.parse_read_options(stream_options))
+
+
+def _with_key_prefix(kv_options: KvReadOptions) -> KvReadOptions:
+    """The same where its server has it: keys of a mirror have the subjects of the origin."""
+    prefix = find_key_prefix(kv_options.stream_options, open_source(kv_options.stream_options).get_info())
+    return replace(
+        kv_options,
+        prefix=prefix,
+        stream_options=replace(kv_options.stream_options, subject=prefix + kv_options.keys),
+    )
+
+
+class KvBatchReader(DataSourceReader):
+    """A bucket as a table, or all that it still has of its history."""
+
+    def __init__(self, kv_options: KvReadOptions, schema: pa.Schema) -> None:
+        if kv_options.mode == "table" and kv_options.stream_options.starting == o.LAST_PER_SUBJECT:
+            # A table is that anyway, and read so that keys which are rewritten meanwhile are not missed.
+            kv_options = replace(kv_options, stream_options=replace(kv_options.stream_options, starting=None))
+        self.kv_options = kv_options
+        self.schema = schema
+        self._kv_schema = schemas.make_arrow_schema(KV_SCHEMA, KV_SCHEMA)
+        self._stream_reader = JetStreamBatchReader(
+            kv_options.stream_options, schemas.make_arrow_schema(_STREAM_SCHEMA, _STREAM_SCHEMA)
+        )
+
+    def partitions(self) -> Sequence[InputPartition]:
+        parts = self._stream_reader.partitions()
+        if self.kv_options.mode == "history" or not parts:
+            return parts
+        first, last = parts[0], parts[-1]
+        assert isinstance(first, SeqRangePartition)
+        assert isinstance(last, SeqRangePartition)
+        return [replace(first, end=last.end if first.pin else self._find_end(last.end))]
+
+    def _find_end(self, planned: int) -> int:
+        """Where a read over the wire ends: keys that are rewritten meanwhile are found if they stay before the end."""
+        ending = self.kv_options.stream_options.ending
+        if ending == o.LATEST or ending.time_ns > time.time_ns():
+            return OPEN_END
+        # Beyond the newest message it is no end that a read could wait for: `read` leaves out what comes behind it.
+        return OPEN_END if ending.seq > planned else ending.seq or planned
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, SeqRangePartition):
+            return
+        entries = _read_entries(self.kv_options, partition, self._stream_reader.schema, self._kv_schema)
+        if partition.end == OPEN_END and self.kv_options.stream_options.ending.seq:
+            entries = _before(entries, self.kv_options.stream_options.ending.seq)
+        for batch in (
+            entries if self.kv_options.mode == "history" else latest_per_key(entries, self._kv_schema)
+        ):
+            yield batch.select(self.schema.names)
+
+
+class KvMicroBatchReader(JetStreamMicroBatchReader):
+    """A bucket's changes as they come: put, delete, purge, expired."""
+
+    def __init__(self, kv_options: KvReadOptions, schema: pa.Schema) -> None:
+        super().__init__(kv_options.stream_options, schemas.make_arrow_schema(_STREAM_SCHEMA, _STREAM_SCHEMA))
+        self.kv_options = kv_options
+        self.output_schema = schema
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SeqRangePartition)
+        return _read_entries(self.kv_options, partition, self.schema, self.output_schema)
+
+
+def _read_entries(
+    kv_options: KvReadOptions,
+    partition: SeqRangePartition,
+    stream_schema: pa.Schema,
+    output_schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    for batch in read_rows(kv_options.stream_options, partition, stream_schema):
+        yield schemas.build_batch(to_kv_columns(batch, kv_options.prefix), output_schema)
+
+
+def _before(batches: Iterator[pa.RecordBatch], end: int) -> Iterator[pa.RecordBatch]:
+    """The entries below a sequence, of batches in the order of sequences."""
+    for batch in batches:
+        kept = int(np.searchsorted(batch["revision"].to_numpy(), end))
+        yield batch.slice(0, kept)
+        if kept < batch.num_rows:
+            return
+
+
+@dataclass(frozen=True)
+class KvWriteOptions:
+    """How a bucket is written. `operation` is what rows do that do not say it themselves."""
+
+    address: ServerAddress
+    bucket: str
+    operation: str = "put"
+    conflict: str = "error"
+    write_id: str = ""
+    domain: str = ""
+    reconnect_s: float = 30.0
+
+    @property
+    def api_prefix(self) -> str:
+        return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
+
+
+def _parse_one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"{text!r} is none of {', '.join(words)}")
+        return text.lower()
+
+    return parse
+
+
+_WRITE_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "mode": ("operation", _parse_one_of(*OPERATIONS)),
+    "conflict": ("conflict", _parse_one_of("error", "ignore")),
+    "writeid": ("write_id", str),
+    "domain": ("domain", str),
+    "reconnect": ("reconnect_s", lambda text: parse_duration_ns(text) / o.NS),
+}
+
+
+def parse_kv_write_options(raw: Mapping[str, str], schema: StructType) -> KvWriteOptions:
+    """The options of a write; they, the columns and the bucket are checked."""
+    options = o.normalize_names(raw)
+    options.pop("checkpointlocation", None)
+    o.check_known(options, _WRITE_OPTIONS, also=("bucket",))
+    write_options = KvWriteOptions(
+        o.parse_address(options),
+        o.get_required(options, "bucket"),
+        **o.parse_options(options, _WRITE_OPTIONS),
+    )
+    names = set(schema.names)
+    if "key" not in names or not names <= _WRITE_COLUMNS | _IGNORED_COLUMNS:
+        raise SchemaError(
+            f"a bucket takes the columns key, value, operation ({', '.join(OPERATIONS)}) and ttl; "
+            f"there are {', '.join(schema.names)}"
+        )
+    stream_info = fetch_stream_info(
+        write_options.address, write_options.api_prefix, f"KV_{write_options.bucket}", 0.0
+    )
+    if "ttl" in names and not stream_info.config.get("allow_msg_ttl"):
+        raise SchemaError(f"bucket {write_options.bucket!r} takes no TTL: give it limit markers")
+    return write_options
+
+
+class KvBatchWriter(DataSourceArrowWriter):
+    """Rows become puts, creates, deletes and purges; a repeated task repeats nothing within the duplicate window."""
+
+    def __init__(self, write_options: KvWriteOptions, schema: StructType) -> None:
+        self.write_options = write_options
+        self.names = schema.names
+        self.name = write_options.write_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _write_partition(self.write_options, self.names, iterator, f"{self.name}:0")
+
+
+class KvMicroBatchWriter(DataSourceStreamArrowWriter):
+    """The same in a streaming query: a repeated epoch writes under the ids of the first."""
+
+    def __init__(self, write_options: KvWriteOptions, schema: StructType) -> None:
+        self.write_options = write_options
+        self.names = schema.names
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None, "tasks have a context"
+        # `writeId` names a batch write: another query under it counts its epochs anew, and would write nothing.
+        query = context.getLocalProperty("sql.streaming.queryId")
+        epoch = context.getLocalProperty("streaming.sql.batchId") or 0
+        return _write_partition(self.write_options, self.names, iterator, f"{query}:{epoch}")
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing is left to do: every change was stored when its task ended."""
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing is undone: the epoch is repeated under the same ids."""
+
+
+def _write_partition(
+    write_options: KvWriteOptions, names: list[str], batches: Iterator[pa.RecordBatch], name: str
+) -> KvTaskCommitMessage:
+    context = TaskContext.get()
+    assert context is not None, "tasks have a context"
+    writer_id = f"{name}:{context.partitionId()}"
+    bucket = KvTarget(
+        write_options.address,
+        write_options.bucket,
+        writer_id,
+        write_options.conflict,
+        write_options.api_prefix,
+        write_options.reconnect_s,
+    )
+    mark_reachable(write_options.address)
+    rows = (row for batch in batches for row in batch.rename_columns(names).to_pylist())
+    return KvTaskCommitMessage(
+        KvWriter(bucket).publish(_make_change(row, write_options.operation) for row in rows)
+    )
+
+
+@dataclass
+class KvTaskCommitMessage(WriterCommitMessage):
+    """What a task did."""
+
+    changes: int
+
+
+def _make_change(row: dict[str, Any], default: str) -> KvChange:
+    operation = row.get("operation") or default
+    # A feed of changes may be written to another bucket: what ran out there is deleted here.
+    operation = "delete" if operation == "expired" else operation
+    if operation not in OPERATIONS:
+        raise SchemaError(f"operation {operation!r} is none of {', '.join(OPERATIONS)}")
+    key = row["key"]
+    if not key or not _KEY.fullmatch(key):
+        raise SchemaError(f"{key!r} cannot be a key: letters, digits and -/_=. between, no dots at the ends")
+    value = row.get("value") if operation in ("put", "create") else b""
+    body = value if isinstance(value, bytes) else b"" if value is None else str(value).encode()
+    ttl = row.get("ttl")
+    return KvChange(key, operation, body, "" if ttl is None else format_ttl(ttl))
+
+
+class KvDataSource(DataSource):
+    """A bucket, to be read and written."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "headrace_kv"
+
+    def schema(self) -> StructType:
+        parse_kv_read_options(self.options)
+        return KV_SCHEMA
+
+    def reader(self, schema: StructType) -> KvBatchReader:
+        return KvBatchReader(
+            _with_key_prefix(parse_kv_read_options(self.options)),
+            schemas.make_arrow_schema(schema, KV_SCHEMA),
+        )
+
+    def streamReader(self, schema: StructType) -> KvMicroBatchReader:
+        return KvMicroBatchReader(
+            _with_key_prefix(parse_kv_read_options(self.options)),
+            schemas.make_arrow_schema(schema, KV_SCHEMA),
+        )
+
+    def writer(self, schema: StructType, overwrite: bool) -> KvBatchWriter:
+        if overwrite:
+            raise o.OptionError('a bucket is changed key by key: use .mode("append")')
+        return KvBatchWriter(parse_kv_write_options(self.options, schema), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> KvMicroBatchWriter:
+        return KvMicroBatchWriter(parse_kv_write_options(self.options, schema), schema)

@@ -1,0 +1,100 @@
+"""How far streaming queries are behind their streams: for a glance, and for Prometheus.
+
+Owns the reading of a query's progress. Spark gives Python sources no metrics of their own, but its progress carries where a
+batch ended and where the stream ended then; the distance is the lag, in sequences. Must not ask a server anything.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["LagListener", "compute_lag", "watch"]
+
+
+def compute_lag(progress: StreamingQueryProgress) -> dict[str, int]:
+    """How many sequences each stream has that the query has not read; other sources are left out."""
+    lag_by_stream = {}
+    for source in progress.sources:
+        end, latest = _parse_offset(source.endOffset), _parse_offset(source.latestOffset)
+        if end and latest and end["identity"] == latest["identity"]:
+            lag_by_stream[str(end["stream"])] = max(int(latest["next_seq"]) - int(end["next_seq"]), 0)
+    return lag_by_stream
+
+
+def _parse_offset(text: Any) -> dict[str, Any] | None:
+    """An offset of ours; None for those of other sources."""
+    try:
+        value = json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return None
+    is_ours = isinstance(value, dict) and {"v", "stream", "identity", "next_seq"} <= set(value)
+    return value if is_ours else None
+
+
+class LagListener(StreamingQueryListener):
+    """Keeps the lag of every query of a session: `lag[query's name or id][stream]`.
+
+    With a registry of `prometheus_client` it also sets `headrace_spark_lag_messages` and counts
+    `headrace_spark_rows_total`.
+    """
+
+    def __init__(self, registry: Any = None) -> None:
+        self.lag: dict[str, dict[str, int]] = {}
+        self._query_names: dict[str, str] = {}
+        self._lag_gauge: Any = None
+        self._rows_counter: Any = None
+        if registry is not None:
+            from prometheus_client import Counter, Gauge
+
+            labels = ("query", "stream")
+            self._lag_gauge = Gauge(
+                "headrace_spark_lag_messages",
+                "Sequences that a streaming query has not read yet",
+                labels,
+                registry=registry,
+            )
+            self._rows_counter = Counter(
+                "headrace_spark_rows", "Rows that streaming queries have read", ("query",), registry=registry
+            )
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        self._query_names[str(event.id)] = event.name or str(event.id)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        name = progress.name or str(progress.id)
+        self._query_names[str(progress.id)] = name
+        self.lag[name] = compute_lag(progress)
+        if self._lag_gauge is not None:
+            for stream, lag in self.lag[name].items():
+                self._lag_gauge.labels(name, stream).set(lag)
+            self._rows_counter.labels(name).inc(progress.numInputRows)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing came, so nothing changed."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        name = self._query_names.pop(str(event.id), str(event.id))
+        for stream in self.lag.pop(name, {}):
+            if self._lag_gauge is not None:
+                self._lag_gauge.remove(name, stream)
+
+
+def watch(spark: SparkSession, registry: Any = None) -> LagListener:
+    """Follow all streaming queries of a session."""
+    listener = LagListener(registry)
+    spark.streams.addListener(listener)
+    return listener

@@ -1,0 +1,72 @@
+"""The last message of each subject, as of one sequence: how that is divided among tasks, and read.
+
+Invariant: what is last is decided by the sequence alone, so that a repeated batch has the same rows although newer
+messages came meanwhile. A subject is always with the same task of as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.reader import direct_get_reader, snapshot_reader
+from headrace.reader.options import ReadOptions
+from headrace.reader.stream_admin import list_subjects
+from headrace.spark.partitions import LastPerSubjectPartition, compute_partition_bounds
+
+#: A server refuses requests that match more subjects than 1024.
+_SUBJECTS_PER_REQUEST = 1000
+_REQUEST_BYTES = 256 << 10
+
+
+def plan_last_per_subject(
+    options: ReadOptions, end: int, pin: str, token: str
+) -> list[LastPerSubjectPartition]:
+    """The parts of a read of the last message of each subject below `end`."""
+    tasks = max(len(compute_partition_bounds(1, end, options)) - 1, 0)
+    if not options.path:
+        return _plan_by_subject(options, end, tasks)
+    seqs = snapshot_reader.find_last_per_subject(options, end, pin, token)
+    pieces = [piece for piece in np.array_split(seqs, max(tasks, 1)) if len(piece)]
+    return [
+        LastPerSubjectPartition(int(piece[0]), int(piece[-1]) + 1, 0, pin, token, seqs=piece.tobytes())
+        for piece in pieces
+    ]
+
+
+def _plan_by_subject(options: ReadOptions, end: int, tasks: int) -> list[LastPerSubjectPartition]:
+    groups: list[list[str]] = [[] for _ in range(tasks)]
+    for subject in list_subjects(options) if tasks else ():
+        groups[crc32(subject.encode()) % tasks].append(subject)
+    return [LastPerSubjectPartition(1, end, subjects=tuple(group)) for group in groups]
+
+
+def read_partition(
+    options: ReadOptions, partition: LastPerSubjectPartition, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a part."""
+    if options.path:
+        only_seqs = np.frombuffer(partition.seqs, np.uint64)
+        yield from snapshot_reader.read_seq_range(
+            options, partition, schema, token=partition.token, only_seqs=only_seqs
+        )
+        return
+    for subjects in _group_subjects(partition.subjects):
+        yield from direct_get_reader.read_last_per_subject(options, subjects, partition.end, schema)
+
+
+def _group_subjects(subjects: tuple[str, ...]) -> Iterator[list[str]]:
+    """As many subjects as a request takes."""
+    group: list[str] = []
+    size = 0
+    for subject in subjects:
+        if len(group) == _SUBJECTS_PER_REQUEST or size > _REQUEST_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(subject)
+        size += len(subject) + 4
+    if group:
+        yield group

@@ -1,0 +1,263 @@
+"""A stream read as a stream: offsets, limits, and what Spark has finished.
+
+Owns the streaming reader's driver side. Invariants: an offset is decided once and read the same ever after; the position
+that Spark has finished (the horizon) is the larger of what `commit` named and the start that `latestOffset` was given,
+because the last batch of AvailableNow gets no `commit`. Idle, it waits for news instead of letting Spark ask all the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from headrace.reader.claim_lease import ClaimReaderLease, LeaseRange, may_read_claims
+from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, Bound, OptionError, ReadOptions
+from headrace.reader.stream_admin import StreamInfo
+from headrace.reader.stream_catalog import ReadSource, open_source
+from headrace.spark import last_per_subject
+from headrace.spark.batch_reader import read_rows
+from headrace.spark.offsets import Offset, end_after_loss, make_offset, resolve_bound, start_after_loss
+from headrace.spark.partitions import SeqRangePartition, plan_partitions
+from headrace.spark.queue_acker import QueueAcker
+
+_POLL_S = 0.02
+
+
+class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The messages of a stream as they come."""
+
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        if options.ending != LATEST:
+            raise OptionError("option `ending` is for batch reads; a streaming query ends by its trigger")
+        self.options = options
+        self.schema = schema
+        self._source: ReadSource | None = None
+        self._last_info: StreamInfo | None = None
+        self._available_now_end: int | None = None
+        self._pin_ends: dict[str, int] = {}
+        self._last_batch_s = time.monotonic()
+        self._acker: QueueAcker | None = None
+        self._claim_lease: ClaimReaderLease | None = None
+
+    # What Spark asks, in the order in which it does
+
+    def initialOffset(self) -> dict[str, Any]:
+        stream_info = self._fetch_info()
+        start = resolve_bound(
+            self._get_starting(stream_info), stream_info, self._get_source().find_seq_at_time
+        )
+        start_offset = make_offset(stream_info, min(max(start, stream_info.first_seq), stream_info.next_seq))
+        from_beginning = self._get_starting(stream_info) in (EARLIEST, LAST_PER_SUBJECT)
+        start_offset = replace(start_offset, start_seq=1 if from_beginning else start_offset.next_seq)
+        if self.options.starting == LAST_PER_SUBJECT and stream_info.messages:
+            start_offset = replace(start_offset, last_per_subject_seq=start_offset.next_seq - 1)
+        self._extend_lease(start_offset)
+        return start_offset.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._available_now_end = self._fetch_info().next_seq
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self.options.messages_max:
+            return ReadMaxRows(self.options.messages_max)
+        if self.options.bytes_max:
+            return ReadMaxBytes(self.options.bytes_max)
+        return ReadAllAvailable()
+
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        if start is None:
+            return make_offset(self._fetch_info(), self._fetch_info().next_seq).to_json()
+        position = Offset.from_json(start, self.options)
+        if position.last_per_subject_seq:
+            # The first batch is one whole, and no limit divides it.
+            return position.with_next_seq(position.next_seq, self._pin_for(position.next_seq)).to_json()
+        self._on_batch_finished(position)
+        stream_info = self._wait_for_data(position)
+        start_offset = start_after_loss(position, stream_info, self.options)
+        self._extend_lease(start_offset)
+        end = self._apply_limit(start_offset.next_seq, stream_info, limit or self.getDefaultReadLimit())
+        if end <= start_offset.next_seq and start_offset == position:
+            return start
+        self._last_batch_s = time.monotonic()
+        return start_offset.with_next_seq(end, self._pin_for(end)).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return make_offset(self._last_info, self._last_info.next_seq).to_json() if self._last_info else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        start_offset, end_offset = Offset.from_json(start, self.options), Offset.from_json(end, self.options)
+        if start_offset.identity == end_offset.identity and self._is_still_pinned(end_offset.pin):
+            # What the batch was planned on is held, whatever became of the stream since.
+            self._extend_lease(start_offset)
+            return self._plan_batch(start_offset, end_offset, start_offset.next_seq, end_offset.pin)
+        stream_info = self._fetch_info()
+        start_offset = start_after_loss(start_offset, stream_info, self.options)
+        self._extend_lease(start_offset)
+        end_offset = end_after_loss(end_offset, stream_info, self.options)
+        return self._plan_batch(
+            start_offset, end_offset, stream_info.first_seq, self._pin_for(end_offset.next_seq)
+        )
+
+    def _plan_batch(
+        self, start_offset: Offset, end_offset: Offset, first_seq: int, pin: str
+    ) -> Sequence[InputPartition]:
+        token = self._get_source().get_token(pin)
+        if start_offset.last_per_subject_seq:
+            return last_per_subject.plan_last_per_subject(
+                self.options, start_offset.last_per_subject_seq + 1, pin, token
+            )
+        return plan_partitions(
+            start_offset.next_seq,
+            end_offset.next_seq,
+            self.options,
+            first_seq=first_seq,
+            pin=pin,
+            token=token,
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SeqRangePartition)
+        return read_rows(self.options, partition, self.schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._on_batch_finished(Offset.from_json(end, self.options))
+
+    def stop(self) -> None:
+        """Pins and claims of what is not finished stay until their leases end: a restart reads the same rows."""
+        if self._claim_lease is not None:
+            self._claim_lease.close()
+
+    # How it is found out
+
+    def _get_source(self) -> ReadSource:
+        if self._source is None:
+            self._source = open_source(self.options)
+        return self._source
+
+    def _fetch_info(self) -> StreamInfo:
+        previous, self._last_info = self._last_info, self._get_source().get_info()
+        if previous is not None and not _is_continuation(previous, self._last_info):
+            # Pins show what was there before; the consumer went with the stream, or is to begin again.
+            self._pin_ends.clear()
+            self._acker = None
+        self._ensure_acker(self._last_info)
+        return self._last_info
+
+    def _get_starting(self, stream_info: StreamInfo) -> Bound:
+        """Where a new query begins. What a queue holds is to be worked on, so nothing of it is passed over."""
+        if stream_info.retention == "limits":
+            return self.options.starting or LATEST
+        if self.options.starting not in (None, EARLIEST):
+            raise OptionError(
+                f"stream {stream_info.name!r} has {stream_info.retention} retention, so it is read from its beginning: "
+                "leave out option `starting`"
+            )
+        return EARLIEST
+
+    def _wait_for_data(self, position: Offset) -> StreamInfo:
+        """The stream, as soon as it has something behind the position; at the latest after the time to wait."""
+        deadline = time.monotonic() + (
+            0.0 if self._available_now_end is not None else self.options.wait_ns / 1e9
+        )
+        while True:
+            stream_info = self._fetch_info()
+            if stream_info.next_seq != position.next_seq or stream_info.identity != position.identity:
+                return stream_info
+            if time.monotonic() >= deadline:
+                return stream_info
+            time.sleep(_POLL_S)
+
+    def _apply_limit(self, start_seq: int, stream_info: StreamInfo, limit: ReadLimit) -> int:
+        """Where the next batch ends."""
+        end = (
+            stream_info.next_seq
+            if self._available_now_end is None
+            else min(stream_info.next_seq, max(self._available_now_end, start_seq))
+        )
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, start_seq + limit.max_rows)
+        if isinstance(limit, ReadMaxBytes) or (self.options.bytes_max and isinstance(limit, ReadMaxRows)):
+            bytes_max = getattr(limit, "max_bytes", self.options.bytes_max)
+            end = min(end, start_seq + max(bytes_max // stream_info.average_message_bytes, 1))
+        return start_seq if self._is_below_min_rows(end - start_seq) else end
+
+    def _is_below_min_rows(self, count: int) -> bool:
+        if self._available_now_end is not None or count >= self.options.rows_min:
+            return False
+        return time.monotonic() - self._last_batch_s < self.options.delay_ns / 1e9
+
+    # What is held
+
+    def _pin_for(self, end: int) -> str:
+        """A pin that shows everything below `end`: the newest one serves as many batches as it covers."""
+        for pin, pinned_end in self._pin_ends.items():
+            if pinned_end >= end:
+                return pin
+        pinned_end = self._fetch_info().next_seq
+        pin = self._get_source().pin()
+        if pin:
+            self._pin_ends[pin] = pinned_end
+        return pin
+
+    def _is_still_pinned(self, pin: str) -> bool:
+        """Whether the pin of an offset is there; not when its lease is over, or it was planned for the wire."""
+        if not (self.options.path and pin):
+            return False
+        if not self._get_source().has_pin(pin):
+            self._pin_ends.pop(pin, None)
+            return False
+        return True
+
+    def _on_batch_finished(self, position: Offset) -> None:
+        """Spark will not ask for anything below this position again."""
+        stream_info = self._last_info or self._fetch_info()
+        if position.identity != stream_info.identity:
+            # Nothing of the stream that is there now has been read.
+            return
+        position = replace(position, next_seq=min(position.next_seq, stream_info.next_seq))
+        self._extend_lease(position)
+        for pin in [pin for pin, pinned_end in self._pin_ends.items() if pinned_end <= position.next_seq]:
+            del self._pin_ends[pin]
+            self._get_source().unpin(pin)
+        if self._acker is not None:
+            self._acker.ack_below(position.next_seq)
+
+    def _extend_lease(self, position: Offset) -> None:
+        """Claims of messages behind what is finished may be read again, so that no collector takes them."""
+        if self._claim_lease is None:
+            if not may_read_claims(self.options, self.schema.names):
+                return
+            self._claim_lease = ClaimReaderLease(self.options)
+        finished = 0 if position.last_per_subject_seq else position.next_seq - 1
+        self._claim_lease.extend(LeaseRange(finished, position.start_seq))
+
+    def _ensure_acker(self, stream_info: StreamInfo) -> None:
+        """Streams that keep messages only for their consumers need one that speaks for this query."""
+        if self._acker is not None:
+            return
+        if self.options.consumer:
+            self._acker = QueueAcker(self.options)
+        elif stream_info.retention != "limits":
+            raise OptionError(
+                f"stream {stream_info.name!r} has {stream_info.retention} retention: name the durable consumer that speaks "
+                "for this query in option `consumer`; it is made if it does not exist"
+            )
+
+
+def _is_continuation(previous: StreamInfo, now: StreamInfo) -> bool:
+    """Whether this is the stream that it was, with nothing lost at its end."""
+    return previous.identity == now.identity and previous.next_seq <= now.next_seq

@@ -1,0 +1,67 @@
+"""How a range of sequences is divided among tasks.
+
+Owns the partitions. Invariant: the ranges follow each other without gap or overlap, and depend on nothing but the range
+and the options, so that a replayed batch has the same partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from pyspark.sql.datasource import InputPartition
+
+from headrace.reader.options import ReadOptions
+
+#: A task is worth starting for so many messages, and should not have many more than the other number. The planner does
+#: not know the cluster, and must not: a batch that is replayed elsewhere has to be divided alike.
+MESSAGES_PER_TASK_MIN = 100_000
+MESSAGES_PER_TASK_MAX = 2_000_000
+_SMALL_READ_TASKS = 4
+_TASKS_MAX = 1024
+
+
+@dataclass
+class SeqRangePartition(InputPartition):
+    """Sequences from `start` (included) to `end` (excluded), as a pin shows them where there is one.
+
+    `first_seq` is where the stream began when this was planned: what was there then and is gone now was lost. `token`
+    is what the broker wants to see where it serves the pin's files itself.
+    """
+
+    start: int
+    end: int
+    first_seq: int = 0
+    pin: str = ""
+    token: str = field(default="", repr=False)
+
+
+@dataclass
+class LastPerSubjectPartition(SeqRangePartition):
+    """The last message of each of some subjects below `end`: as subjects to ask for, or as sequences (int64) to pick."""
+
+    subjects: tuple[str, ...] = ()
+    seqs: bytes = b""
+
+
+def plan_partitions(
+    start: int, end: int, options: ReadOptions, *, first_seq: int = 0, pin: str = "", token: str = ""
+) -> list[SeqRangePartition]:
+    """The ranges of a read; none for an empty one."""
+    bounds = compute_partition_bounds(start, end, options)
+    return [SeqRangePartition(low, high, first_seq, pin, token) for low, high in pairwise(bounds)]
+
+
+def compute_partition_bounds(start: int, end: int, options: ReadOptions) -> list[int]:
+    """Where the ranges begin, and the end of the last one; nothing for an empty one."""
+    length = end - start
+    if length <= 0:
+        return []
+    tasks = max(
+        min(_SMALL_READ_TASKS, -(-length // MESSAGES_PER_TASK_MIN)), -(-length // MESSAGES_PER_TASK_MAX)
+    )
+    tasks = max(tasks, options.partitions_min)
+    if options.partition_messages_max:
+        tasks = max(tasks, -(-length // options.partition_messages_max))
+    tasks = min(tasks, length, max(_TASKS_MAX, options.partitions_min))
+    return [start + length * task // tasks for task in range(tasks + 1)]

@@ -1,0 +1,80 @@
+"""Filters of a query that a stream can answer by reading less.
+
+Owns the way from Spark's filters to bounds and subjects. Invariant: what is left out matches no filter; Spark applies
+all filters again to what remains.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, NS, Bound, ReadOptions
+
+#: What is no part of a literal subject.
+_WILDCARD = re.compile(r"[*>\s]")
+_LOWER_BOUNDS = (EqualTo, GreaterThan, GreaterThanOrEqual)
+_COMPARISONS = (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
+
+
+def apply_filters(options: ReadOptions, filters: Iterable[Filter]) -> ReadOptions:
+    """Options that read no more than the filters can let pass."""
+    for each in filters:
+        column = getattr(each, "attribute", None)
+        # What is last of a subject must not depend on a filter.
+        if column == ("seq",) and isinstance(each, _COMPARISONS) and options.starting != LAST_PER_SUBJECT:
+            options = _apply_seq(options, each)
+        elif (
+            column == ("time",)
+            and isinstance(each, _LOWER_BOUNDS)
+            and (options.starting or EARLIEST) == EARLIEST
+        ):
+            options = _apply_time(options, each.value)
+        elif column == ("subject",) and not options.subject:
+            options = replace(options, subject=_to_subject_pattern(each))
+    return options
+
+
+def _apply_time(options: ReadOptions, moment: Any) -> ReadOptions:
+    """Begin with the first message of that time; everything before it is older. (Behind an end some may be older too.)"""
+    if not isinstance(moment, datetime) or moment.tzinfo is None or moment.timestamp() <= 0:
+        return options
+    return replace(options, starting=Bound(time_ns=int(moment.timestamp()) * NS))
+
+
+def _to_subject_pattern(each: Any) -> str:
+    """The subjects that a filter can let pass; "" for all."""
+    value = str(getattr(each, "value", ""))
+    if isinstance(each, EqualTo) and not _WILDCARD.search(value):
+        return value
+    if isinstance(each, StringStartsWith) and value.endswith(".") and not _WILDCARD.search(value):
+        return f"{value}>"
+    return ""
+
+
+def _apply_seq(options: ReadOptions, each: Any) -> ReadOptions:
+    value = each.value
+    low = {GreaterThan: value + 1, GreaterThanOrEqual: value, EqualTo: value}.get(type(each))
+    high = {LessThan: value, LessThanOrEqual: value + 1, EqualTo: value + 1}.get(type(each))
+    if low is not None and (options.starting or EARLIEST) == EARLIEST:
+        options = replace(options, starting=Bound(seq=max(low, 1)))
+    elif low is not None and options.starting is not None and options.starting.seq:
+        options = replace(options, starting=Bound(seq=max(low, options.starting.seq)))
+    if high is not None and options.ending == LATEST:
+        options = replace(options, ending=Bound(seq=max(high, 1)))
+    elif high is not None and options.ending.seq:
+        options = replace(options, ending=Bound(seq=min(high, options.ending.seq)))
+    return options

@@ -1,0 +1,162 @@
+"""A durable consumer that speaks for a query: what Spark has finished is acknowledged, and nothing else.
+
+Owns the consumer and its acknowledgements. Invariant: no message at or behind the horizon is ever acknowledged, so that a
+work queue keeps everything a replayed batch reads. It receives headers only; the rows come by sequence, as from any other
+stream, which makes a batch repeatable whatever happens to the consumer, even a reset by somebody else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.reader.blocking_connection import BlockingConnection, Msg
+from headrace.reader.options import OptionError, ReadOptions
+from headrace.reader.stream_admin import StreamError, call_api, with_retry
+
+_BATCH_MAX = 1000
+_ACK_WAIT_NS = 60_000_000_000
+_EXPIRES_NS = 1_000_000_000
+
+
+class QueueAcker:
+    """The acknowledging half of a query that reads through a consumer."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._consumer_path = f"{options.stream}.{options.consumer}"
+        self._finished_seq = 0
+        config = with_retry(options.address, options.reconnect_s, self._ensure_consumer)
+        #: How many messages it hands out before it wants acknowledgements; 0 for any number.
+        self._pending_max = max(int(config.get("max_ack_pending", 0)), 0)
+
+    def ack_below(self, finished_seq: int) -> None:
+        """Acknowledge everything below the horizon; the server has confirmed it on return."""
+        if finished_seq <= self._finished_seq:
+            return
+        with_retry(
+            self._options.address,
+            self._options.reconnect_s,
+            lambda connection: self._ack_waiting(connection, finished_seq),
+        )
+        self._finished_seq = finished_seq
+
+    def _ensure_consumer(self, connection: BlockingConnection) -> dict[str, Any]:
+        options = self._options
+        try:
+            config = call_api(connection, f"{options.api_prefix}.CONSUMER.INFO.{self._consumer_path}")[
+                "config"
+            ]
+        except StreamError:
+            config = self._create_consumer(connection)
+        if config.get("deliver_subject") or config.get("ack_policy") != "explicit":
+            raise OptionError(
+                f"consumer {options.consumer!r} cannot speak for a query: it has to be a pull consumer with "
+                "explicit acknowledgement; delete it, or name another one in option `consumer`"
+            )
+        self._check_filters(config)
+        return dict(config)
+
+    def _check_filters(self, config: dict[str, Any]) -> None:
+        """A consumer that takes more would acknowledge what nobody has read; one that takes less, not all that was."""
+        filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
+        if {each or ">" for each in filters} != {self._options.subject or ">"}:
+            raise OptionError(
+                f"consumer {self._options.consumer!r} takes {', '.join(filter(None, filters)) or 'everything'}, the query "
+                f"reads {self._options.subject or 'everything'}: give both the same subject, or name another one in "
+                "option `consumer`"
+            )
+
+    def _create_consumer(self, connection: BlockingConnection) -> dict[str, Any]:
+        options = self._options
+        config: dict[str, Any] = {
+            "durable_name": options.consumer,
+            "name": options.consumer,
+            "ack_policy": "explicit",
+            "ack_wait": _ACK_WAIT_NS,
+            "deliver_policy": "all",
+            "headers_only": True,
+            "max_ack_pending": -1,
+            "description": "what a Spark query has finished",
+        }
+        subject = f"{options.api_prefix}.CONSUMER.CREATE.{self._consumer_path}"
+        if options.subject and options.subject != ">":
+            config["filter_subject"] = options.subject
+            subject = f"{subject}.{options.subject}"
+        response = call_api(connection, subject, {"stream_name": options.stream, "config": config})
+        return dict(response["config"])
+
+    def _ack_waiting(self, connection: BlockingConnection, finished_seq: int) -> None:
+        """Take what is waiting, acknowledge what is below the horizon, give back what is not."""
+        deadline = time.monotonic() + self._options.reconnect_s
+        while True:
+            replies = list(self._pull(connection))
+            to_ack = [reply for reply in replies if _parse_stream_seq(reply) < finished_seq]
+            to_nak = [reply for reply in replies if _parse_stream_seq(reply) >= finished_seq]
+            connection.send(b"".join(b"PUB %s 4\r\n-NAK\r\n" % reply for reply in to_nak))
+            connection.send(b"".join(b"PUB %s 4\r\n+ACK\r\n" % reply for reply in to_ack[:-1]))
+            if to_ack:
+                # The last one asks for an answer; those before it went the same way.
+                connection.request(to_ack[-1].decode(), b"+ACK")
+            if to_nak or (len(replies) < self._pull_batch and not self._has_more(connection)):
+                return
+            if replies:
+                deadline = time.monotonic() + self._options.reconnect_s
+            elif time.monotonic() > deadline:
+                raise StreamError(
+                    f"consumer {self._options.consumer!r} hands out no more than {self._pending_max} messages "
+                    "(max_ack_pending), and others hold as many without acknowledging them: let nobody else use it"
+                )
+
+    @property
+    def _pull_batch(self) -> int:
+        """A pull for more than the consumer may hand out would not end."""
+        return min(_BATCH_MAX, self._pending_max or _BATCH_MAX)
+
+    def _has_more(self, connection: BlockingConnection) -> bool:
+        """Whether a pull may have ended because too much of what was handed out before is not acknowledged."""
+        if not self._pending_max:
+            return False
+        return bool(
+            call_api(connection, f"{self._options.api_prefix}.CONSUMER.INFO.{self._consumer_path}")[
+                "num_pending"
+            ]
+        )
+
+    def _pull(self, connection: BlockingConnection) -> Iterator[bytes]:
+        """The reply subjects of what is waiting, a batch at most."""
+        inbox = connection.new_inbox()
+        # What others hold counts too, so that a consumer with a limit may keep a pull waiting.
+        expires_ns = _EXPIRES_NS if self._pending_max else 0
+        body = b'{"batch":%d,"no_wait":true,"expires":%d}' % (self._pull_batch, expires_ns)
+        subject = f"{self._options.api_prefix}.CONSUMER.MSG.NEXT.{self._consumer_path}"
+        connection.send(b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), inbox, len(body), body))
+        count = 0
+        for message in connection.iter_messages(connection.address.timeout_s, subject):
+            # Messages come under their own subjects, statuses under that of the inbox.
+            if message.subject == inbox and _is_end_of_pull(message, subject):
+                return
+            if not message.reply.startswith(b"$JS.ACK."):
+                continue
+            yield message.reply
+            count += 1
+            if count == self._pull_batch:
+                return
+
+
+def _is_end_of_pull(message: Msg, subject: str) -> bool:
+    """Whether this is the status that ends a pull and no message."""
+    if message.reply or message.header[8:9] != b" ":
+        return False
+    code = message.header[9:12]
+    if code in (b"404", b"408", b"409"):
+        return True
+    text = message.header.partition(b"\r\n")[0].decode(errors="replace")
+    raise StreamError(f"{subject} is refused: {text}")
+
+
+def _parse_stream_seq(reply: bytes) -> int:
+    """The stream sequence in an acknowledgement's subject, in its short and in its long form."""
+    tokens = reply.split(b".")
+    return int(tokens[5] if len(tokens) == 9 else tokens[7])

@@ -1,0 +1,1 @@
+"""The Spark sink: rows become messages, stored exactly once."""

@@ -1,0 +1,215 @@
+"""What a sink keeps on record in the stream that it writes to.
+
+Owns the records and who may use them: one of each partition, stored together with the rows that it speaks of, and one of
+the epoch that is written as a whole, stored by the driver. Invariants: a record is read from the stream's leader; nobody
+goes on from a record of another query; an epoch is called whole only if all that is on record of it belongs to it.
+Must not know Spark.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from headrace.reader.blocking_connection import BlockingConnection, ServerAddress
+from headrace.reader.stream_admin import StreamError, call_api, with_retry
+from headrace.spark.write.write_batches import WriteError
+
+if TYPE_CHECKING:
+    from headrace.spark.write.claim_upload import ClaimUploadConfig, ClaimUploader
+
+WRONG_SEQUENCE = {10071, 10164}
+_NO_MESSAGE = 10037
+#: In the header of a record, so that nobody takes it for a message.
+PROGRESS_HEADER = b"Headrace-Progress: spark\r\n"
+
+
+@dataclass(frozen=True)
+class WriteTarget:
+    """Where a task writes, and as whom. The same task of a repeated epoch has the same name and number.
+
+    `owner` is the id of a streaming query whose records go under a name that it was given.
+    """
+
+    address: ServerAddress
+    api_prefix: str
+    stream: str
+    progress_prefix: str
+    query: str
+    epoch: int
+    partition: int
+    batch_messages: int = 1000
+    reconnect_s: float = 30.0
+    claim_upload: ClaimUploadConfig | None = None
+    owner: str = ""
+
+    @property
+    def progress_subject(self) -> str:
+        return f"{self.progress_prefix}.{self.query}.{self.partition}"
+
+    @property
+    def commit_subject(self) -> str:
+        return f"{self.progress_prefix}.{self.query}.committed"
+
+    @property
+    def task_id(self) -> str:
+        """The task, in ids of its messages and claims."""
+        return f"{self.owner or self.query}:{self.epoch}:{self.partition}"
+
+    def make_claim_uploader(self) -> ClaimUploader | None:
+        """Who puts large payloads away; None where they stay in their messages."""
+        if self.claim_upload is None:
+            return None
+        from headrace.spark.write.claim_upload import ClaimUploader
+
+        return ClaimUploader(self.claim_upload, self.task_id)
+
+
+@dataclass(frozen=True)
+class PartitionProgress:
+    """How far the task of a partition has come: in which epoch, how many rows, and what they were."""
+
+    seq: int = 0
+    epoch: int = -1
+    rows: int = 0
+    crc: int = 0
+    owner: str = ""
+
+    def encode(self) -> bytes:
+        """The record without its sequence, which the server gives."""
+        fields = {"epoch": self.epoch, "rows": self.rows, "crc": self.crc}
+        return json.dumps({**fields, "owner": self.owner} if self.owner else fields).encode()
+
+
+def load_progress(connection: BlockingConnection, target: WriteTarget) -> PartitionProgress:
+    """What is on record of the target's partition."""
+    return _load(connection, target, target.progress_subject)
+
+
+def load_committed_epoch(connection: BlockingConnection, target: WriteTarget) -> PartitionProgress:
+    """The last epoch of the target's query that is written as a whole."""
+    return _load(connection, target, target.commit_subject)
+
+
+def _load(connection: BlockingConnection, target: WriteTarget, subject: str) -> PartitionProgress:
+    """A record; read from the stream's leader, never from a copy."""
+    api_subject, request = _make_request(target, subject)
+    return _parse_progress(connection.request(api_subject, request).payload, target, subject)
+
+
+def _make_request(target: WriteTarget, subject: str) -> tuple[str, dict[str, str]]:
+    return f"{target.api_prefix}.STREAM.MSG.GET.{target.stream}", {"last_by_subj": subject}
+
+
+def _parse_progress(payload: bytes, target: WriteTarget, subject: str) -> PartitionProgress:
+    response = json.loads(payload)
+    if "error" in response:
+        if response["error"].get("err_code") == _NO_MESSAGE:
+            return PartitionProgress()
+        raise StreamError(f"the progress on {subject} cannot be read: {response['error']}")
+    message = response["message"]
+    found = PartitionProgress(seq=message["seq"], **json.loads(base64.b64decode(message["data"])))
+    _check_owner(found, target)
+    return found
+
+
+def _check_owner(found: PartitionProgress, target: WriteTarget) -> None:
+    """Records of earlier versions do not say whose they are; one that is ahead of a named query is not its own."""
+    is_foreign = (
+        found.owner != target.owner if found.owner else bool(target.owner) and found.epoch > target.epoch
+    )
+    if is_foreign:
+        raise WriteError(
+            f"what is on record under writeId {target.query!r} is of another query, which has come to epoch "
+            f"{found.epoch}, and this one begins anew at {target.epoch}: its rows would be taken for written. Go on from "
+            "the checkpoint of that query, or give this one a `writeId` of its own, or none"
+        )
+
+
+def commit_epoch(target: WriteTarget, partitions: int) -> None:
+    """All tasks of an epoch are done, so many; from now on a repetition of it has nothing to do."""
+    with_retry(
+        target.address, target.reconnect_s, lambda connection: _commit_epoch(connection, target, partitions)
+    )
+
+
+def _commit_epoch(connection: BlockingConnection, target: WriteTarget, partitions: int) -> None:
+    while True:
+        found = load_committed_epoch(connection, target)
+        if found.epoch >= target.epoch:
+            return
+        check_partitions(connection, target, partitions)
+        record = replace(found, epoch=target.epoch, owner=target.owner)
+        response = _publish_record(connection, target.commit_subject, record.encode(), found.seq)
+        error = response.get("error")
+        if error is None:
+            return
+        if error.get("err_code") not in WRONG_SEQUENCE:
+            raise WriteError(f"stream {target.stream!r} refuses the record of epoch {target.epoch}: {error}")
+
+
+def check_partitions(connection: BlockingConnection, target: WriteTarget, partitions: int) -> None:
+    """Refuse an epoch of which an earlier attempt wrote a partition that this one does not have.
+
+    A task sees what its own partition has on record, and nobody tells it how many there are; the driver knows at the end.
+    """
+    removed_partitions = [
+        partition for partition in _list_recorded_partitions(connection, target) if partition >= partitions
+    ]
+    for partition, progress in _load_partitions(connection, target, removed_partitions):
+        if progress.epoch == target.epoch:
+            raise WriteError(
+                f"epoch {target.epoch} of {target.query} has {partitions} partitions now, and an earlier attempt wrote "
+                f"{progress.rows} rows as partition {partition}: they are in stream {target.stream!r} twice, or are wanted "
+                "no more. Writing once needs the same partitions when an epoch is repeated: keep their number, with "
+                "repartition or minPartitions. To go on with what is there, purge subject "
+                f"{target.progress_prefix}.{target.query}.{partition} and start again"
+            )
+
+
+def _load_partitions(
+    connection: BlockingConnection, target: WriteTarget, partitions: list[int]
+) -> Iterator[tuple[int, PartitionProgress]]:
+    """What is on record of some partitions; asked at once, for a query may have had a thousand."""
+    pending_targets = {
+        connection.new_inbox(): replace(target, partition=partition) for partition in partitions
+    }
+    requests = bytearray()
+    for inbox, partition_target in pending_targets.items():
+        api_subject, request = _make_request(target, partition_target.progress_subject)
+        body = json.dumps(request).encode()
+        requests += b"PUB %s %s %d\r\n%s\r\n" % (api_subject.encode(), inbox, len(body), body)
+    if pending_targets:
+        connection.send(requests)
+    while pending_targets:
+        message = next(
+            connection.iter_messages(
+                connection.address.timeout_s, f"what is on record in stream {target.stream!r}"
+            )
+        )
+        found = pending_targets.pop(message.subject, None)
+        if found is not None:
+            yield found.partition, _parse_progress(message.payload, found, found.progress_subject)
+
+
+def _list_recorded_partitions(connection: BlockingConnection, target: WriteTarget) -> list[int]:
+    """The partitions that have records, of whatever epoch."""
+    request = {"subjects_filter": f"{target.progress_prefix}.{target.query}.*"}
+    state = call_api(connection, f"{target.api_prefix}.STREAM.INFO.{target.stream}", request)["state"]
+    names = (subject.rpartition(".")[2] for subject in state.get("subjects") or ())
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _publish_record(
+    connection: BlockingConnection, subject: str, payload: bytes, expected: int
+) -> dict[str, Any]:
+    """Store a record if its predecessor has this sequence."""
+    header = b"NATS/1.0\r\n%sNats-Expected-Last-Subject-Sequence: %d\r\n\r\n" % (PROGRESS_HEADER, expected)
+    reply, size = connection.new_inbox(), len(header)
+    line = (subject.encode(), reply, size, size + len(payload), header, payload)
+    connection.send(b"HPUB %s %s %d %d\r\n%s%s\r\n" % line)
+    response: dict[str, Any] = json.loads(connection.receive_reply(reply, subject).payload)
+    return response

@@ -1,0 +1,198 @@
+"""Rows of a DataFrame become messages.
+
+Owns the sink's columns and the bytes of a publish. Invariant: the same rows give the same bytes, which is how a repeated
+task recognises what it has already written. Must not know batches, progress or connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegralType,
+    MapType,
+    NullType,
+    StringType,
+    StructType,
+)
+
+from headrace.spark.schema import SchemaError
+
+#: Columns of the source that a row may still carry; they speak of the message that it was read from.
+_IGNORED_COLUMNS = {"seq", "time", "expires_at", "claim"}
+_COLUMNS = {"subject", "data", "headers", "ttl", "msg_id"}
+#: Headers that a server interprets at publishing; those of a message that was read must not act again.
+_RESERVED_HEADERS = ("nats-batch-", "nats-expected-", "nats-msg-id", "nats-ttl", "nats-rollup")
+
+_COLUMN_TYPES = {
+    "data": (BinaryType, StringType),
+    "subject": (StringType,),
+    "msg_id": (StringType, IntegralType, NullType),
+}
+
+RawMessage = tuple[bytes, bytes, bytes]
+BinaryColumn = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Which columns the rows have; `subject` is what all rows without one are sent to."""
+
+    names: tuple[str, ...]
+    subject: str = ""
+
+
+def make_row_layout(schema: StructType, subject: str) -> RowLayout:
+    """The columns of what is to be written, checked."""
+    names = tuple(field.name for field in schema.fields)
+    unknown = [name for name in names if name not in _COLUMNS | _IGNORED_COLUMNS]
+    if unknown:
+        raise SchemaError(
+            f"column {unknown[0]!r} cannot be sent; there are {', '.join(sorted(_COLUMNS))}. Put the rest into `data`, "
+            "for example with to_json(struct(...))"
+        )
+    if "data" not in names:
+        raise SchemaError("there is no column `data`, which is what is sent")
+    if "subject" not in names and not subject:
+        raise SchemaError("there is no column `subject`; add one, or say option `subject`")
+    for name, allowed_types in _COLUMN_TYPES.items():
+        if name in names and not isinstance(schema[name].dataType, allowed_types):
+            raise SchemaError(f"column {name!r} is {schema[name].dataType.simpleString()}; cast it to string")
+    if "headers" in names and not _is_headers_type(schema["headers"].dataType):
+        raise SchemaError(
+            f"column 'headers' is {schema['headers'].dataType.simpleString()}; it has to be map<string, string> or "
+            "map<string, array<string>>"
+        )
+    return RowLayout(names, subject)
+
+
+def _is_headers_type(data_type: DataType) -> bool:
+    if not isinstance(data_type, MapType):
+        return isinstance(data_type, NullType)
+    values = (
+        data_type.valueType.elementType if isinstance(data_type.valueType, ArrayType) else data_type.valueType
+    )
+    # Spark gives an empty map, and one of nulls, no type of its own.
+    return all(isinstance(each, (StringType, NullType)) for each in (data_type.keyType, values))
+
+
+@dataclass(frozen=True)
+class MessageColumns:
+    """Messages in columns, all of Arrow's `binary`; `lines` is None where no message has headers of its own."""
+
+    subjects: pa.Array
+    header_lines: pa.Array | None
+    payloads: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+    def slice(self, start: int, stop: int) -> MessageColumns:
+        """Some of them; nothing is copied."""
+        header_lines = None if self.header_lines is None else self.header_lines[start:stop]
+        return MessageColumns(self.subjects[start:stop], header_lines, self.payloads[start:stop])
+
+    def to_buffers(self) -> tuple[BinaryColumn, BinaryColumn, BinaryColumn]:
+        """(offsets, bytes) of subjects, lines and payloads; () for lines that are not there."""
+        header_lines: BinaryColumn = (
+            () if self.header_lines is None else get_offsets_and_bytes(self.header_lines)
+        )
+        return get_offsets_and_bytes(self.subjects), header_lines, get_offsets_and_bytes(self.payloads)
+
+
+def get_offsets_and_bytes(array: pa.Array) -> tuple[Any, Any]:
+    """What a `binary` array is made of: its offsets, and the bytes they refer to."""
+    _, ends, data = array.buffers()
+    offsets = np.frombuffer(ends, np.int32)[array.offset : array.offset + len(array) + 1]
+    return offsets, np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+
+
+def make_message_columns(messages: Sequence[RawMessage]) -> MessageColumns:
+    """Messages that came one by one, as columns."""
+    subjects, header_lines, payloads = zip(*messages, strict=True)
+    return MessageColumns(*(pa.array(each, pa.binary()) for each in (subjects, header_lines, payloads)))
+
+
+def find_header(header_lines: bytes, name: bytes) -> bytes | None:
+    """The first value of a header among a row's lines; part of a line is no header."""
+    start = b"%s: " % name
+    return next((line[len(start) :] for line in header_lines.split(b"\r\n") if line.startswith(start)), None)
+
+
+def any_has_header(columns: MessageColumns, name: bytes) -> bool:
+    """Whether any of the messages has a header of its own by this name."""
+    if columns.header_lines is None:
+        return False
+    is_first, is_later = (
+        pc.starts_with(columns.header_lines, b"%s: " % name),
+        pc.match_substring(columns.header_lines, b"\r\n%s: " % name),
+    )
+    return bool(pc.any(pc.or_(is_first, is_later)).as_py())
+
+
+def encode_batch(batch: pa.RecordBatch, layout: RowLayout) -> MessageColumns:
+    """The messages that the rows of a batch are."""
+    header_lines = _encode_headers(batch, layout)
+    return MessageColumns(
+        _get_subjects(batch, layout),
+        None if header_lines is None else pa.array(header_lines, pa.binary()),
+        _to_binary(batch.column(layout.names.index("data")), b""),
+    )
+
+
+def _get_subjects(batch: pa.RecordBatch, layout: RowLayout) -> pa.Array:
+    if "subject" not in layout.names:
+        return pa.repeat(pa.scalar(layout.subject.encode(), pa.binary()), batch.num_rows)
+    found = _to_binary(batch.column(layout.names.index("subject")), layout.subject.encode())
+    if pc.any(pc.equal(pc.binary_length(found), 0)).as_py():
+        raise SchemaError("a row has no subject; set one, or filter such rows out")
+    return found
+
+
+def _to_binary(column: pa.Array, default: bytes) -> pa.Array:
+    """A column of strings or bytes as bytes, without nulls."""
+    raw = column.cast(pa.binary())
+    return pc.fill_null(raw, default) if raw.null_count else raw
+
+
+def _get_column(batch: pa.RecordBatch, layout: RowLayout, name: str) -> list[Any] | None:
+    return batch.column(layout.names.index(name)).to_pylist() if name in layout.names else None
+
+
+def _encode_headers(batch: pa.RecordBatch, layout: RowLayout) -> list[bytes] | None:
+    """The headers of each row as lines; None when no row can have any."""
+    maps = _get_column(batch, layout, "headers")
+    ttls, ids = _get_column(batch, layout, "ttl"), _get_column(batch, layout, "msg_id")
+    if maps is None and ttls is None and ids is None:
+        return None
+    empty: list[Any] = [None] * batch.num_rows
+    return [
+        _encode_header_lines(*row) for row in zip(maps or empty, ttls or empty, ids or empty, strict=True)
+    ]
+
+
+def _encode_header_lines(pairs: Any, ttl: Any, msg_id: str | int | None) -> bytes:
+    found = []
+    for name, values in pairs or ():
+        if not name.lower().startswith(_RESERVED_HEADERS):
+            for value in [values] if isinstance(values, str) else values or ():
+                if value is not None:
+                    found.append(f"{name}: {value}\r\n")
+    if ttl is not None:
+        # The client's package brings much that a sink without TTLs does not need.
+        from headrace.client.durations import format_ttl
+
+        found.append(f"Nats-TTL: {format_ttl(ttl)}\r\n")
+    if msg_id is not None and msg_id != "":
+        found.append(f"Nats-Msg-Id: {msg_id}\r\n")
+    if any(line.count("\n") > 1 or line.count("\r") > 1 for line in found):
+        raise SchemaError(f"a header contains a line break: {found}")
+    return "".join(found).encode()

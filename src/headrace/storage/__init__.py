@@ -1,0 +1,26 @@
+"""How streams are kept: a journal that is the truth, segments written behind it, checkpoints; see
+docs/store.md.
+"""
+
+from headrace.clock import Clock
+from headrace.storage.damage_report import Damage, RecoveryReport
+from headrace.storage.io.disk import Disk, FileDisk
+from headrace.storage.log.filters import Filter
+from headrace.storage.log.log import SEQ_MAX, StreamLog
+from headrace.storage.metadata_store import MetadataStore
+from headrace.storage.options import StoreOptions
+from headrace.storage.store import Store
+
+__all__ = [
+    "SEQ_MAX",
+    "Clock",
+    "Damage",
+    "Disk",
+    "FileDisk",
+    "Filter",
+    "MetadataStore",
+    "RecoveryReport",
+    "Store",
+    "StoreOptions",
+    "StreamLog",
+]

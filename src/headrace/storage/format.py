@@ -1,0 +1,255 @@
+"""Byte formats of frames, blocks, segments and checkpoint trailers, as `docs/store.md` has them.
+
+Pure functions between values and bytes. Invariant: what `seal_*` made, `open_*` accepts at the same place of
+the same file and nowhere else. Must not know disks, logs or time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from headrace._native import crc32
+
+ALIGN = 512
+FRAME_MAGIC = 0x72665248  # "HRfr"
+BLOCK_MAGIC = 0x6B625248  # "HRbk"
+SEGMENT_MAGIC = b"HRseg001"
+TRAILER_MAGIC = b"HRckpt01"
+
+COMMIT, IDLE, SHUTDOWN = 1, 2, 3
+
+CREATE_STREAM, RECORDS, LARGE, REMOVALS, TRIM, ADVANCE = 1, 2, 3, 4, 5, 6
+PUT, MERGE, DELETE_KEY, DELETE_STREAM, CHECKPOINT, WATERMARKS = 7, 8, 9, 10, 11, 12
+
+FRAME_KINDS = frozenset({COMMIT, IDLE, SHUTDOWN})
+ENTRY_KINDS = frozenset(range(CREATE_STREAM, WATERMARKS + 1))
+
+FRAME_HEADER_BYTES = 48
+ENTRY_HEADER_BYTES = 16
+BLOCK_HEADER_BYTES = 32
+SEGMENT_HEADER_BYTES = 512
+TRAILER_BYTES = 48
+
+_FRAME = struct.Struct("<IHHQQQIIII")
+_ENTRY = struct.Struct("<HHIQ")
+_BLOCK = struct.Struct("<IIQQII")
+_SEGMENT = struct.Struct("<8sQII")
+_IDENTITY = struct.Struct("<QII")
+_TRAILER = struct.Struct("<8sQQQQII")
+_LARGE = struct.Struct("<IIQQQ")
+_U64 = struct.Struct("<Q")
+_U32 = struct.Struct("<I")
+
+
+def align_up(length: int) -> int:
+    """The next multiple of ALIGN."""
+    return (length + ALIGN - 1) & ~(ALIGN - 1)
+
+
+class FrameHeader(NamedTuple):
+    """The head of a frame that was found good; its body lies at `offset` + FRAME_BYTES."""
+
+    offset: int
+    kind: int
+    store_id: int
+    file_number: int
+    number: int
+    length: int
+    prev_crc: int
+    crc: int
+
+
+def encode_frame_header(
+    kind: int, store_id: int, file_number: int, number: int, body: Sequence[Any], prev_crc: int
+) -> tuple[bytes, int]:
+    """The 48 bytes before a body, which comes in pieces, and the frame's checksum."""
+    length = sum(len(piece) for piece in body)
+    head = _FRAME.pack(FRAME_MAGIC, kind, 0, store_id, file_number, number, length, prev_crc, 0, 0)[:-4]
+    crc = crc32(head)
+    for piece in body:
+        crc = crc32(piece, crc)
+    return head + _U32.pack(crc), crc
+
+
+def parse_frame_header(data: memoryview, offset: int) -> FrameHeader | None:
+    """What the head of a frame at an offset says, true or not."""
+    if offset + FRAME_HEADER_BYTES > len(data):
+        return None
+    magic, kind, _, store_id, file_number, number, length, prev_crc, _, crc = _FRAME.unpack_from(data, offset)
+    return (
+        FrameHeader(offset, kind, store_id, file_number, number, length, prev_crc, crc)
+        if magic == FRAME_MAGIC
+        else None
+    )
+
+
+def parse_frame(data: memoryview, offset: int) -> FrameHeader | None:
+    """The frame at an offset if it is whole, whatever file it says it belongs to."""
+    frame = parse_frame_header(data, offset)
+    if frame is None:
+        return None
+    start = offset + FRAME_HEADER_BYTES
+    if start + frame.length > len(data):
+        return None
+    crc = crc32(data[start : start + frame.length], crc32(data[offset : start - 4]))
+    return frame if crc == frame.crc else None
+
+
+def encode_entry(kind: int, ident: int, body: bytes) -> bytes:
+    """One entry of a frame."""
+    return _ENTRY.pack(kind, 0, ident, len(body)) + body
+
+
+def encode_keyed_entry(kind: int, key: bytes, value: bytes) -> bytes:
+    """An entry about a fact: put or note."""
+    return _ENTRY.pack(kind, 0, 0, 4 + len(key) + len(value)) + _U32.pack(len(key)) + key + value
+
+
+def decode_keyed(body: memoryview) -> tuple[bytes, bytes]:
+    """Key and value of a put or a note."""
+    (length,) = _U32.unpack_from(body)
+    return bytes(body[4 : 4 + length]), bytes(body[4 + length :])
+
+
+def decode_entries(body: memoryview) -> list[tuple[int, int, memoryview]]:
+    """(kind, ident, bytes) of each entry of a frame's body; ValueError where they are not exactly the whole of it."""
+    found, at = [], 0
+    while at < len(body):
+        if len(body) - at < ENTRY_HEADER_BYTES:
+            raise ValueError("an entry of a frame is cut short")
+        kind, _, ident, length = _ENTRY.unpack_from(body, at)
+        at += ENTRY_HEADER_BYTES
+        if length > len(body) - at:
+            raise ValueError("an entry of a frame is longer than the frame")
+        found.append((kind, ident, body[at : at + length]))
+        at += length
+    return found
+
+
+def unknown_kind(data: memoryview, frame: FrameHeader) -> str:
+    """Name what this version does not know about a frame; empty if it knows everything."""
+    _, _, reserved, _, _, _, _, _, also, _ = _FRAME.unpack_from(data, frame.offset)
+    if frame.kind not in FRAME_KINDS or reserved or also:
+        return f"a frame of kind {frame.kind} ({reserved}, {also})"
+    at, end = frame.offset + FRAME_HEADER_BYTES, frame.offset + FRAME_HEADER_BYTES + frame.length
+    while at < end:
+        kind, reserved, _, length = _ENTRY.unpack_from(data, at)
+        if kind not in ENTRY_KINDS or reserved:
+            return f"an entry of kind {kind} ({reserved})"
+        at += ENTRY_HEADER_BYTES + length
+    return ""
+
+
+def encode_u64(value: int) -> bytes:
+    """A u64, as trim, advance and checkpoint entries carry it."""
+    return _U64.pack(value)
+
+
+def decode_u64(body: memoryview) -> int:
+    value: int = _U64.unpack_from(body)[0]
+    return value
+
+
+def encode_large_entry(ident: int, segment: int, offset: int, length: int, seq: int) -> bytes:
+    """Refers to a one-record block that was synced before this frame."""
+    return encode_entry(LARGE, ident, _LARGE.pack(segment, 0, offset, length, seq))
+
+
+def decode_large_entry(body: memoryview) -> tuple[int, int, int, int]:
+    """(segment, offset, length, seq) of a large entry."""
+    segment, _, offset, length, seq = _LARGE.unpack_from(body)
+    return segment, offset, length, seq
+
+
+def compute_segment_seed(store_id: int, ident: int, segment: int) -> int:
+    """Where the checksums of a segment's blocks start from."""
+    return crc32(_IDENTITY.pack(store_id, ident, segment))
+
+
+class BlockHeader(NamedTuple):
+    """The head of a good block; its records lie at `offset` + BLOCK_BYTES."""
+
+    offset: int
+    length: int
+    first_seq: int
+    records: int
+
+
+def encode_block_header(seed: int, offset: int, first_seq: int, records: int, data: Any) -> bytes:
+    """The 32 bytes before the records of a block; `seed` is the segment's `identity`."""
+    head = _BLOCK.pack(BLOCK_MAGIC, len(data), offset, first_seq, records, 0)[:-4]
+    return head + _U32.pack(crc32(data, crc32(head, seed)))
+
+
+def parse_block(data: Any, at: int, seed: int, offset: int) -> BlockHeader | None:
+    """The block at `at` of some bytes, if it is the whole block that belongs at `offset` of that segment."""
+    if at + BLOCK_HEADER_BYTES > len(data):
+        return None
+    magic, length, stored_offset, first_seq, records, crc = _BLOCK.unpack_from(data, at)
+    start = at + BLOCK_HEADER_BYTES
+    if magic != BLOCK_MAGIC or stored_offset != offset or start + length > len(data):
+        return None
+    view = memoryview(data)
+    if crc32(view[start : start + length], crc32(view[at : start - 4], seed)) != crc:
+        return None
+    return BlockHeader(offset, length, first_seq, records)
+
+
+def encode_segment_header(store_id: int, ident: int, segment: int) -> bytes:
+    """The first 512 bytes of a segment file."""
+    head = _SEGMENT.pack(SEGMENT_MAGIC, store_id, ident, segment)
+    return (head + _U32.pack(crc32(head))).ljust(SEGMENT_HEADER_BYTES, b"\0")
+
+
+def is_segment_header(data: bytes, store_id: int, ident: int, segment: int) -> bool:
+    """Whether a file that begins so is that segment."""
+    return data[:SEGMENT_HEADER_BYTES] == encode_segment_header(store_id, ident, segment)
+
+
+def encode_trailer(store_id: int, checkpoint: int, root_offset: int, root: bytes) -> bytes:
+    """The last 48 bytes of a checkpoint file."""
+    crc = compute_section_crc(store_id, root)
+    head = _TRAILER.pack(TRAILER_MAGIC, store_id, checkpoint, root_offset, len(root), crc, 0)[:-4]
+    return head + _U32.pack(crc32(head))
+
+
+def parse_trailer(data: bytes) -> tuple[int, int, int, int, int] | None:
+    """(store, checkpoint, root offset, root length, root crc), or None if the bytes are no good trailer."""
+    if len(data) != TRAILER_BYTES:
+        return None
+    magic, store_id, checkpoint, offset, length, root_crc, crc = _TRAILER.unpack(data)
+    if magic != TRAILER_MAGIC or crc32(data[:-4]) != crc:
+        return None
+    return store_id, checkpoint, offset, length, root_crc
+
+
+def compute_section_crc(store_id: int, data: Any) -> int:
+    """The checksum in a reference to a section; it knows the store, so that no other store's file passes."""
+    return crc32(data, crc32(_U64.pack(store_id)))
+
+
+def journal_path(file_number: int) -> str:
+    return f"journal/{file_number:016x}.jnl"
+
+
+def checkpoint_path(checkpoint: int, copy: str) -> str:
+    return f"checkpoints/{checkpoint:016x}.{copy}"
+
+
+def stream_folder(ident: int) -> str:
+    return f"streams/{ident:08x}"
+
+
+def segment_path(ident: int, segment: int) -> str:
+    return f"streams/{ident:08x}/{segment:08x}.seg"
+
+
+def columns_path(ident: int, segment: int, generation: int) -> str:
+    """Columns of another generation have another name: ids mean something else there."""
+    return f"streams/{ident:08x}/{segment:08x}.{generation}.col"
+
+
+def subjects_path(ident: int, generation: int) -> str:
+    return f"streams/{ident:08x}/subjects.{generation}"

@@ -1,0 +1,1 @@
+"""Checking a store offline, and accepting a loss."""

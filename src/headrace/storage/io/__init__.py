@@ -1,0 +1,1 @@
+"""File I/O: the `Disk` protocol, its implementations, open files and commit latency."""

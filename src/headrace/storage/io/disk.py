@@ -1,0 +1,343 @@
+"""The only door between the store and a file system: the protocol `Disk`, and `FileDisk` on real files.
+
+Owns files, folders and the two lanes of background work. Invariant: submissions of one lane run
+in order, the first failing operation ends its submission, and `done` is called on the core's thread only. It
+must not know what the bytes mean, and it repeats nothing but the opening of a file for which there was no
+descriptor: whoever submitted decides what an error means.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from headrace.errors import StoreError
+from headrace.storage.io.file_handles import FileHandleCache
+from headrace.storage.io.latency import LatencyHistogram
+from headrace.storage.io.readonly_disk import RootFolder, map_whole_file
+
+Op = tuple[Any, ...]
+DoneCallback = Callable[[OSError | None], None]
+
+VECTORS_MAX = 512
+QUEUES = ("commit", "behind")
+
+
+class Disk(Protocol):
+    """Files under one root; paths are relative and '/'-separated.
+
+    Operations: ("create", path, size), ("write", path, offset, data or list of data), ("sync", path),
+    ("syncdir", folder), ("mkdir", folder), ("link", path, new), ("rename", path, new), ("unlink", path),
+    ("rmdir", folder), ("copy", source, source_offset, target, target_offset, length).
+
+    An operation that finds no room, or a quota used up, fails with `OutOfSpace`; a sync that fails never does.
+    """
+
+    def list(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; empty if there is no such folder."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        """Short at the end of the file."""
+
+    def map(self, path: str) -> memoryview:
+        """A read-only view of the whole file as it is now."""
+
+    def prefetch(self, path: str, offset: int, length: int) -> None:
+        """A hint that this will be read soon."""
+
+    def free(self) -> int:
+        """Bytes that can still be allocated."""
+
+    def run(self, ops: Sequence[Op]) -> None:
+        """Now, blocking; raises OSError."""
+
+    def submit(self, queue_name: str, ops: Sequence[Op], done: DoneCallback) -> None:
+        """Queued behind what the lane already has; `done` runs later on the core's thread."""
+
+    def drain(self) -> None:
+        """Blocks until all that was submitted, also meanwhile, is complete and its `done` was called."""
+
+    def close(self) -> None: ...
+
+
+class OutOfSpace(OSError):
+    """An operation found no room, and may be done again later; those before it in its submission are done."""
+
+    op: Op = ()
+
+
+def translate_error(op: Op, error: OSError) -> OSError:
+    """The error of an operation as its owner is to see it. A failed sync is never for want of room: nobody knows
+    what the disk has then.
+    """
+    if op[0] in ("sync", "syncdir"):
+        return OSError(errno.EIO, f"sync failed: {error.strerror}", error.filename)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    found = OutOfSpace(errno.ENOSPC, error.strerror, error.filename)
+    found.op = op
+    return found
+
+
+class FileDisk(RootFolder):
+    """Real files. One thread for each queue; `call_soon_threadsafe` brings completions to the core's thread."""
+
+    def __init__(
+        self, root: str | Path, call_soon_threadsafe: Callable[[Callable[[], None]], object] | None = None
+    ) -> None:
+        super().__init__(root)
+        self._call_soon_threadsafe = call_soon_threadsafe
+        self._handles = FileHandleCache(self.root, lambda: threading.current_thread() in self._threads)
+        self._completed: deque[tuple[DoneCallback, OSError | None]] = deque()
+        self._condition = threading.Condition()
+        self._running_count = 0
+        self._queues: dict[str, SimpleQueue[tuple[Sequence[Op], DoneCallback] | None]] = {}
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self.latency = {queue_name: LatencyHistogram() for queue_name in QUEUES}
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._lock_fd = self._acquire_lock()
+
+    def _acquire_lock(self) -> int:
+        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise StoreError(
+                f"{self.root} is in use by another process; stop it or use another folder"
+            ) from None
+        return fd
+
+    # Reading
+
+    def list(self, folder: str) -> list[str]:
+        return self._handles.with_retry(lambda: super(FileDisk, self).list(folder))
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        with self._handles.acquired(path) as handle:
+            fd = handle.fd
+            data = os.pread(fd, length, offset)
+            if len(data) == length:
+                return data
+            parts = [data]
+            got = len(data)
+            while data and got < length:
+                data = os.pread(fd, length - got, offset + got)
+                parts.append(data)
+                got += len(data)
+            return b"".join(parts)
+
+    def map(self, path: str) -> memoryview:
+        with self._handles.acquired(path) as handle:
+            return map_whole_file(handle.fd)
+
+    def prefetch(self, path: str, offset: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with self._handles.acquired(path) as handle:
+                os.posix_fadvise(handle.fd, offset, length, os.POSIX_FADV_WILLNEED)
+
+    # Writing
+
+    def run(self, ops: Sequence[Op]) -> None:
+        for op in ops:
+            try:
+                _HANDLERS[op[0]](self, *op[1:])
+            except OSError as error:
+                raise translate_error(op, error) from None
+
+    def submit(self, queue_name: str, ops: Sequence[Op], done: DoneCallback) -> None:
+        queue = self._queues.get(queue_name) or self._start_queue(queue_name)
+        with self._condition:
+            self._running_count += 1
+        queue.put((ops, done))
+
+    def drain(self) -> None:
+        while True:
+            with self._condition:
+                while self._running_count and not self._completed:
+                    self._condition.wait()
+            if not self._completed:
+                return
+            self._run_callbacks()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for queue in self._queues.values():
+            queue.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._handles.close()
+        os.close(self._lock_fd)
+
+    def _start_queue(self, queue_name: str) -> SimpleQueue[tuple[Sequence[Op], DoneCallback] | None]:
+        if queue_name not in QUEUES:
+            raise ValueError(f"no such lane: {queue_name}")
+        queue = self._queues[queue_name] = SimpleQueue()
+        thread = threading.Thread(
+            target=self._run_queue,
+            args=(queue, self.latency[queue_name]),
+            name=f"headrace-{queue_name}",
+            daemon=True,
+        )
+        self._threads.append(thread)
+        thread.start()
+        return queue
+
+    def _run_queue(
+        self, queue: SimpleQueue[tuple[Sequence[Op], DoneCallback] | None], latency: LatencyHistogram
+    ) -> None:
+        while (item := queue.get()) is not None:
+            error: OSError | None = None
+            started_ns = time.perf_counter_ns()
+            try:
+                self.run(item[0])
+            except OSError as failed:
+                error = failed
+            except (
+                Exception
+            ) as failed:  # a lane that dies silently would hang the server: report it as an I/O error
+                error = OSError(errno.EIO, f"{type(failed).__name__}: {failed}")
+            latency.record(time.perf_counter_ns() - started_ns)
+            self._completed.append((item[1], error))
+            with self._condition:
+                self._running_count -= 1
+                self._condition.notify()
+            if self._call_soon_threadsafe is not None:
+                self._call_soon_threadsafe(self._run_callbacks)
+
+    def _run_callbacks(self) -> None:
+        while self._completed:
+            done, error = self._completed.popleft()
+            try:
+                done(error)
+            except BaseException:
+                if self._completed and self._call_soon_threadsafe is not None:
+                    self._call_soon_threadsafe(
+                        self._run_callbacks
+                    )  # one broken callback must not hold up the others
+                raise
+
+    # Operations
+
+    def _create(self, path: str, size: int) -> None:
+        self._handles.evict(path)
+        with self._handles.acquired(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as handle:
+            if size:
+                try:
+                    _reserve(handle.fd, size)
+                except OSError:
+                    self._unlink(path)  # it is there as it was asked for, or not at all
+                    raise
+
+    def _write(self, path: str, offset: int, data: Any) -> None:
+        # Twice a commit: without the context manager it takes half the time.
+        handle = self._handles.acquire(path)
+        try:
+            if isinstance(data, bytes) and os.pwrite(handle.fd, data, offset) == len(data):
+                return
+            for part in [data] if not isinstance(data, list) else _split_vectors(data):
+                offset += _write_all(handle.fd, part, offset)
+        finally:
+            self._handles.release_written(handle)
+
+    def _sync(self, path: str) -> None:
+        handle = self._handles.acquire(path)
+        try:
+            handle.sync()
+        finally:
+            self._handles.release(handle)
+
+    def _syncdir(self, folder: str) -> None:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        fd = self._handles.with_retry(lambda: os.open(self.root / folder, flags))
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _mkdir(self, folder: str) -> None:
+        os.mkdir(self.root / folder)
+
+    def _link(self, path: str, new: str) -> None:
+        os.link(self.root / path, self.root / new)
+
+    def _rename(self, path: str, new: str) -> None:
+        if os.path.lexists(self.root / new):
+            raise FileExistsError(errno.EEXIST, "the store never renames over a file", new)
+        self._handles.evict(path)
+        os.rename(self.root / path, self.root / new)
+
+    def _unlink(self, path: str) -> None:
+        self._handles.evict(path)
+        os.unlink(self.root / path)
+
+    def _rmdir(self, folder: str) -> None:
+        os.rmdir(self.root / folder)
+
+    def _copy(self, source: str, source_offset: int, target: str, target_offset: int, length: int) -> None:
+        with self._handles.acquired(source) as from_file, self._handles.acquired(target) as to_file:
+            while length > 0:
+                done = _copy_chunk(from_file.fd, source_offset, to_file.fd, target_offset, length)
+                if done == 0:
+                    raise OSError(errno.EIO, f"{source} ends before the range to copy", source)
+                source_offset += done
+                target_offset += done
+                length -= done
+                to_file.unsynced = True
+
+
+def _split_vectors(parts: Sequence[Any]) -> list[Any]:
+    return [parts[i : i + VECTORS_MAX] for i in range(0, len(parts), VECTORS_MAX)]
+
+
+def _write_all(fd: int, data: Any, offset: int) -> int:
+    """Writes a buffer, or a list of them, whole; returns how many bytes that were."""
+    buffers = [memoryview(part).cast("B") for part in (data if isinstance(data, list) else [data])]
+    total = sum(len(part) for part in buffers)
+    done = 0
+    while done < total:
+        written = os.pwritev(fd, buffers, offset + done)
+        done += written
+        while buffers and written >= len(buffers[0]):
+            written -= len(buffers.pop(0))
+        if written:
+            buffers[0] = buffers[0][written:]
+    return total
+
+
+def _reserve(fd: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.ftruncate(fd, size)
+
+
+def _copy_chunk(fd_in: int, at_in: int, fd_out: int, at_out: int, length: int) -> int:
+    if hasattr(os, "copy_file_range"):
+        try:
+            return os.copy_file_range(fd_in, fd_out, length, at_in, at_out)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+    return _write_all(fd_out, os.pread(fd_in, min(length, 1 << 20), at_in), at_out)
+
+
+_HANDLERS: dict[str, Callable[..., None]] = {
+    name: getattr(FileDisk, f"_{name}")
+    for name in ("create", "write", "sync", "syncdir", "mkdir", "link", "rename", "unlink", "rmdir", "copy")
+}

@@ -1,0 +1,176 @@
+"""Open files, shared by the lanes and the core.
+
+Owns descriptors: how many there are, and which of them may be closed. Invariant: one in use is never closed, and
+one that was written through stays open until it is synced, because the kernel tells a failed write-back only to
+those who have the file open, and only once: what it told is kept until the file goes. Must not know what is in a
+file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+DESCRIPTORS_MAX = 256
+#: So long a lane waits for a descriptor when the process, or the machine, has none left.
+DESCRIPTOR_TIMEOUT_S = 10.0
+RETRY_PAUSE_S = 0.02
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+class FileHandle:
+    """An open file, how many use it now, whether it was written through since its last sync, and what a sync of
+    it failed with.
+    """
+
+    __slots__ = ("evicted", "fd", "sync_error", "sync_lock", "unsynced", "use_count")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.use_count = 0
+        self.unsynced = False  # to be set after a write: a sync during it may have come too early
+        self.evicted = False
+        self.sync_error: OSError | None = None
+        self.sync_lock = threading.Lock()
+
+    def sync(self) -> None:
+        """Whoever comes after a failure is told of it, too."""
+        with self.sync_lock:
+            if self.sync_error is not None:
+                raise self.sync_error
+            self.unsynced = False
+            try:
+                _fdatasync(self.fd)
+            except OSError as error:
+                self.sync_error = error
+                raise
+
+
+class FileHandleCache:
+    """The open files under a root. `may_wait` tells whether this thread has time to wait for a descriptor."""
+
+    def __init__(self, root: Path, may_wait: Callable[[], bool]) -> None:
+        self._root = root
+        self._may_wait = may_wait
+        self._handles: OrderedDict[str, FileHandle] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    @contextlib.contextmanager
+    def acquired(self, path: str, flags: int = os.O_RDWR) -> Iterator[FileHandle]:
+        """A file in use."""
+        handle = self.acquire(path, flags)
+        try:
+            yield handle
+        finally:
+            self.release(handle)
+
+    def acquire(self, path: str, flags: int = os.O_RDWR) -> FileHandle:
+        """`acquired` for those in a hurry; to be given back."""
+        try:
+            return self._acquire_once(path, flags)
+        except OSError as error:
+            if error.errno not in _OUT_OF_DESCRIPTORS:
+                raise
+        return self.with_retry(lambda: self._acquire_once(path, flags))
+
+    def _acquire_once(self, path: str, flags: int) -> FileHandle:
+        with self._lock:
+            handle = self._handles.pop(path, None)
+            if handle is None:
+                handle = FileHandle(os.open(self._root / path, flags | os.O_CLOEXEC, 0o644))
+            self._handles[path] = handle  # most recently used last
+            handle.use_count += 1
+        return handle
+
+    def release(self, handle: FileHandle) -> None:
+        with self._lock:
+            handle.use_count -= 1
+            if handle.evicted and not handle.use_count:
+                os.close(handle.fd)
+        if len(self._handles) > DESCRIPTORS_MAX:
+            self._close_oldest()
+
+    def release_written(self, handle: FileHandle) -> None:
+        """`release` after a write. Only who writes waits for a sync in passing: the core's thread does not."""
+        handle.unsynced = True
+        self.release(handle)
+        if len(self._handles) > DESCRIPTORS_MAX:
+            self._sync_oldest()
+
+    def evict(self, path: str) -> None:
+        """The file is about to go, or to have another name."""
+        with self._lock:
+            handle = self._handles.pop(path, None)
+            if handle is not None:
+                handle.evicted = True
+                if not handle.use_count:
+                    os.close(handle.fd)
+
+    def close(self) -> None:
+        for path in list(self._handles):
+            self.evict(path)
+
+    def _close_oldest(self) -> bool:
+        """Closes a file that nobody uses and that needs no sync; returns whether there was one."""
+        with self._lock:
+            for path, handle in self._handles.items():
+                if not (handle.use_count or handle.unsynced or handle.sync_error):
+                    del self._handles[path]
+                    os.close(handle.fd)
+                    return True
+        return False
+
+    def _sync_oldest(self) -> bool:
+        """Syncs a file that nobody uses, which can then be closed; returns whether there was one. If that fails it
+        stays open: whoever syncs it next is told, and not who happens to be here.
+        """
+        with self._lock:
+            idle = (each for each in self._handles.values() if not (each.use_count or each.sync_error))
+            handle = next((each for each in idle if each.unsynced), None)
+            if handle is None:
+                return False
+            handle.use_count += 1
+        try:
+            with contextlib.suppress(OSError):
+                handle.sync()
+        finally:
+            self.release(handle)
+        return True
+
+    def with_retry(self, attempt: Callable[[], T]) -> T:
+        """What opens a file has changed nothing when no descriptor is left (those of connections count, too), and is
+        tried again: at once where a file of ours can make way, and for a while where there is time to wait.
+        """
+        deadline = time.monotonic() + DESCRIPTOR_TIMEOUT_S
+        while True:
+            try:
+                return attempt()
+            except OSError as error:
+                if error.errno not in _OUT_OF_DESCRIPTORS:
+                    raise
+                if self._close_oldest():
+                    continue
+                if time.monotonic() > deadline or not self._may_wait():
+                    raise
+            if not self._sync_oldest():
+                time.sleep(RETRY_PAUSE_S)
+
+
+def _fdatasync(fd: int) -> None:
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(fd)

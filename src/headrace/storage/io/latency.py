@@ -1,0 +1,37 @@
+"""How long the disk takes: a histogram with bounds that double, cheap enough to note every commit.
+
+One thread notes, others read whenever they like; a reader may miss the newest note, never see a broken one.
+"""
+
+from __future__ import annotations
+
+#: Upper bounds in microseconds: 32 us to about 4 s; longer ones are counted in the last place.
+BOUNDS_US = tuple(32 << power for power in range(18))
+
+
+class LatencyHistogram:
+    """Counts by duration, the number of notes and their sum."""
+
+    __slots__ = ("count", "counts", "sum_us")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_US) + 1)
+        self.count = 0
+        self.sum_us = 0
+
+    def record(self, duration_ns: int) -> None:
+        """One more took this long."""
+        us = duration_ns // 1000
+        bucket = max((us - 1) >> 5, 0).bit_length() if us > 0 else 0
+        self.counts[min(bucket, len(BOUNDS_US))] += 1
+        self.count += 1
+        self.sum_us += us
+
+    def quantile_us(self, share: float) -> int:
+        """The bound that this share of all notes stayed within; 0 when there are none."""
+        target_count, seen = share * self.count, 0
+        for bucket, count in enumerate(self.counts):
+            seen += count
+            if count and seen >= target_count:
+                return BOUNDS_US[min(bucket, len(BOUNDS_US) - 1)]
+        return 0

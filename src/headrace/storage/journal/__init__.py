@@ -1,0 +1,1 @@
+"""The journal (write-ahead log): its files, the sync marker, and scanning after a crash."""

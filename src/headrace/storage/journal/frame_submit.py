@@ -1,0 +1,50 @@
+"""The way of a frame to the disk, also where there is no room for it now.
+
+Owns the submission of lane "commit" that is under way. Invariant: a frame is over once, when all its operations
+are done or one has failed for good. One that finds no room is kept, and goes on with the operation that found
+none: nothing that was synced is written again, for a crash would then find it half written. Must not know what is
+in a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.storage.io.disk import Disk, DoneCallback, Op, OutOfSpace
+
+
+class FrameSubmission:
+    """`short` is the error of a frame that has found no room, until it is over."""
+
+    def __init__(self, disk: Disk, on_no_space: Callable[[OSError], None]) -> None:
+        self._disk = disk
+        self._on_no_space = on_no_space
+        self._ops: list[Op] = []
+        self._done: DoneCallback = lambda error: None
+        self._busy = False
+        self.no_space_error: OSError | None = None
+
+    def submit(self, ops: list[Op], done: DoneCallback) -> None:
+        """Only when the one before is over."""
+        self._ops, self._done = ops, done
+        self._submit()
+
+    def retry(self) -> None:
+        """There may be room now for the frame that waits for it."""
+        if self.no_space_error is not None and not self._busy:
+            self._submit()
+
+    def _submit(self) -> None:
+        self._busy = True
+        self._disk.submit("commit", self._ops, self._on_done)
+
+    def _on_done(self, error: OSError | None) -> None:
+        self._busy = False
+        if isinstance(error, OutOfSpace):
+            self._ops = self._ops[next(at for at, op in enumerate(self._ops) if op is error.op) :]
+            self.no_space_error = error
+            self._on_no_space(error)
+            return
+        self.no_space_error = None
+        self._ops = []
+        self._done(error)

@@ -1,0 +1,273 @@
+"""The journal's files while the store lives: where the next frame goes, and which files are ready or
+done with.
+
+Owns file numbers, frame numbers and the chain of checksums. Invariant: a frame is written once, at the
+place and under the identity its checksum covers, and a file is used again only under a new number. Must
+not know what is in a frame.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from headrace.code_probes import sometimes
+from headrace.storage.format import (
+    COMMIT,
+    FRAME_HEADER_BYTES,
+    FrameHeader,
+    align_up,
+    encode_frame_header,
+    journal_path,
+)
+from headrace.storage.io.disk import Disk, Op
+from headrace.storage.journal import sync_marker
+from headrace.storage.journal.scan import ScannedFile
+from headrace.storage.options import StoreOptions
+
+_ZERO_CHUNK = bytes(1 << 20)
+#: As many spares are kept, at most, where frames come faster than files can be made.
+SPARES_MAX = 4
+
+#: Such a part of each file is left free until the disk is full and no other file is there.
+RESERVED_PART = 8
+
+
+class JournalFile(NamedTuple):
+    """A file of the journal; `last` is the number of its last frame."""
+
+    number: int
+    size: int
+    last_frame: int
+
+
+def _make_zeros(size: int) -> list[bytes]:
+    full_chunks, rest = divmod(size, len(_ZERO_CHUNK))
+    return [_ZERO_CHUNK] * full_chunks + ([_ZERO_CHUNK[:rest]] if rest else [])
+
+
+class Journal:
+    """`number` is that of the newest frame, sealed or durable."""
+
+    def __init__(
+        self, disk: Disk, store_id: int, options: StoreOptions, on_error: Callable[[OSError], None]
+    ) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._options = options
+        self._standard_size = align_up(options.journal_bytes)
+        self._reserve = self._standard_size // RESERVED_PART
+        self._on_error = on_error
+        self.last_frame = 0
+        self.next_file = 1
+        self.no_space = False  # no space for another file
+        self.is_cramped = False  # the disk is full
+        self.is_tight = False  # a spare was given up for a checkpoint: none is made before that is proven
+        self.bytes_since_checkpoint = 0  # written since the checkpoint before last was asked for
+        self.spares: deque[tuple[int, int]] = deque()
+        self.closed_files: list[JournalFile] = []
+        self._free_files: deque[JournalFile] = deque()
+        self._busy = False
+        self._spares_wanted = options.journal_spares
+        self._prev_crc = 0
+        self._current_file = 0
+        self._current_size = 0
+        self._write_offset = 0
+
+    def start(self, number: int) -> None:
+        """After recovery: the next frame is `number` + 1, in the first spare, or a file made now."""
+        self.last_frame = number
+        self._disk.run(sync_marker.create_ops(self._disk))
+        if not self.spares:
+            file, size = self.next_file, self._standard_size
+            self._disk.run(_create_ops(file, size))
+            self.next_file += 1
+            self.spares.append((file, size))
+        self._current_file, self._current_size = self.spares.popleft()
+        self._write_offset = 0
+
+    def resume(self, number: int, current: tuple[FrameHeader, ScannedFile] | None) -> None:
+        """After recovery in place: frames follow number `number`, in the file that has it, or in a spare."""
+        self.last_frame = number
+        ops = sync_marker.create_ops(self._disk)
+        if current is None:
+            self._current_file, self._current_size = self.spares.popleft() if self.spares else (0, 0)
+        else:
+            frame, scanned = current
+            self._current_file, self._current_size, self._prev_crc = (
+                scanned.file_number,
+                len(scanned.data),
+                frame.crc,
+            )
+            self._write_offset = align_up(frame.offset + FRAME_HEADER_BYTES + frame.length)
+            ops.append(("sync", journal_path(scanned.file_number)))
+        self._disk.run([*ops, ("syncdir", "journal")])
+
+    @property
+    def _end(self) -> int:
+        """Where frames in the current file end. Its last part is for a full disk without another file, so that
+        something can still be removed.
+        """
+        last = self.is_cramped and not self.spares and not self._free_files
+        return self._current_size if last else self._current_size - self._reserve
+
+    def needs_spare(self, free: int) -> bool:
+        """Whether no file is ready after the current one, and one can be had with so many free bytes."""
+        return not self.spares and (bool(self._free_files) or free >= self._standard_size)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether no file is ready after the current one, and there is no space for one."""
+        return self.no_space and not self.spares
+
+    def get_guaranteed_bytes(self) -> int:
+        """Bytes that the next frame can have for certain, whatever happens to the disk."""
+        largest_spare = max((size for _, size in self.spares), default=0)
+        return (
+            max(self._current_size - self._write_offset, largest_spare) - self._reserve - FRAME_HEADER_BYTES
+        )
+
+    def make_frame_ops(self, kind: int, body: list[Any], watermarks: bytes = b"") -> list[Op]:
+        """Operations that make one more frame durable, and then bear witness to it unless it is a mere mark.
+
+        Its body comes in pieces; `watermarks` are its own watermarks.
+        """
+        length = align_up(FRAME_HEADER_BYTES + sum(len(piece) for piece in body))
+        ops = self._switch_file(length) if self._write_offset + length > self._end else []
+        self.last_frame += 1
+        head, self._prev_crc = encode_frame_header(
+            kind, self._store_id, self._current_file, self.last_frame, body, self._prev_crc
+        )
+        path = journal_path(self._current_file)
+        ops += [("write", path, self._write_offset, [head, *body]), ("sync", path)]
+        if kind == COMMIT:
+            ops.append(sync_marker.write_op(self._store_id, self.last_frame, watermarks))
+        self._write_offset += length
+        self.bytes_since_checkpoint += length
+        return ops
+
+    def _switch_file(self, length: int) -> list[Op]:
+        """Goes on to another file: a spare, or one had on the spot where none is ready or large enough."""
+        if self._current_size:
+            self.closed_files.append(JournalFile(self._current_file, self._current_size, self.last_frame))
+        self._write_offset = 0
+        spare = next((each for each in self.spares if each[1] >= length), None)
+        if spare is not None:
+            self.spares.remove(spare)
+            self._current_file, self._current_size = spare
+            return []
+        if length <= self._standard_size:  # they are used up faster than they are made
+            self._spares_wanted = min(self._spares_wanted + 1, SPARES_MAX)
+        self._current_file = self.next_file
+        self.next_file += 1
+        old = next((file for file in self._free_files if file.size >= length), None)
+        if old is not None:
+            self._free_files.remove(old)
+            self._current_size = old.size
+            sometimes("an old journal file is taken on the spot")
+            return _rename_ops(old, self._current_file)
+        sometimes("a journal file is made on the spot")
+        self._current_size = max(self._standard_size, length)
+        return [("create", journal_path(self._current_file), self._current_size), ("syncdir", "journal")]
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether at most one file is left after the current one, half of which is used, and a checkpoint would
+        give others back.
+        """
+        few = len(self.spares) <= 1 and not self._free_files
+        return few and bool(self.closed_files) and 2 * self._write_offset > self._current_size
+
+    def give_up_spare(self, needed: int, done: Callable[[OSError | None], None]) -> None:
+        """Frees the space of a spare for a checkpoint of `needed` bytes, if that will fit then and release another
+        file, and the current file has room for frames until then.
+        """
+        has_room = 4 * (self._current_size - self._write_offset) >= self._current_size
+        if self._busy or not self.spares or not self.closed_files or not has_room:
+            return
+        if self._disk.free() + self.spares[-1][1] < needed:
+            return
+        sometimes("a spare is given up for a checkpoint")
+        self.is_tight = True
+        file, _ = self.spares.pop()
+        self._disk.submit("behind", [("unlink", journal_path(file))], done)
+
+    def release_through(self, frame: int) -> None:
+        """A proven checkpoint holds everything up to this frame: older files are free."""
+        self.is_tight = False
+        self._free_files.extend(file for file in self.closed_files if file.last_frame <= frame)
+        self.closed_files = [file for file in self.closed_files if file.last_frame > frame]
+        self.replenish_spares()
+
+    def replenish_spares(self) -> None:
+        """Keeps spares ready: an old file under a new number, or a new one; what is of no use goes."""
+        if self._busy or self.is_tight:
+            return
+        surplus = self._take_surplus()
+        if surplus:
+            sometimes("journal files are too many")
+            self._submit([("unlink", journal_path(file.number)) for file in surplus])
+        elif len(self.spares) < self._spares_wanted:
+            self._make_spare()
+
+    def _take_surplus(self) -> list[JournalFile]:
+        """Free files of another size, and more than a checkpoint's worth of them."""
+        usable = [file for file in self._free_files if file.size == self._standard_size]
+        usable_max = usable[: self._options.checkpoint_bytes // self._standard_size + 2]
+        surplus = [file for file in self._free_files if file not in usable_max]
+        self._free_files = deque(usable_max)
+        return surplus
+
+    def _make_spare(self) -> None:
+        number = self.next_file
+        self.next_file += 1
+        if self._free_files:
+            sometimes("an old journal file becomes a spare")
+            old = self._free_files.popleft()
+            self._submit(_rename_ops(old, number), (number, old.size), old)
+        else:
+            self._submit(_create_ops(number, self._standard_size), (number, self._standard_size))
+
+    def _submit(
+        self, ops: list[Op], spare: tuple[int, int] | None = None, old: JournalFile | None = None
+    ) -> None:
+        self._busy = True
+        self._disk.submit("behind", ops, lambda error: self._on_done(spare, old, error))
+
+    def _on_done(self, spare: tuple[int, int] | None, old: JournalFile | None, error: OSError | None) -> None:
+        self._busy = False
+        if error is None:
+            self.no_space = False
+            if spare is not None:
+                self.spares.append(spare)
+            self.replenish_spares()
+        elif error.errno == errno.ENOSPC and spare is not None:
+            sometimes("no room for a spare journal file")
+            self.no_space = True
+            path = journal_path(spare[0])
+            if old is not None:
+                self._free_files.appendleft(old)  # it has its old name
+            elif self._disk.exists(path):
+                self._disk.submit("behind", [("unlink", path)], lambda error: None)
+        else:
+            self._on_error(error)
+
+
+def _rename_ops(old: JournalFile, number: int) -> list[Op]:
+    """A file that is done with, under a new number."""
+    return [("rename", journal_path(old.number), journal_path(number)), ("syncdir", "journal")]
+
+
+def _create_ops(number: int, size: int) -> list[Op]:
+    """A new file, reserved and written once, so that later syncs need no change of the file system's
+    own data.
+    """
+    path = journal_path(number)
+    return [
+        ("create", path, size),
+        ("write", path, 0, _make_zeros(size)),
+        ("sync", path),
+        ("syncdir", "journal"),
+    ]

@@ -1,0 +1,113 @@
+"""Reads the journal's files as a crash or a rotten disk may have left them.
+
+Owns the search for frames. Invariant: it only reads, a frame counts only under its own file's identity,
+and no valid frame is overlooked because something before it is damaged. Must not know what is in a
+frame.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headrace.storage.format import (
+    ALIGN,
+    FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
+    FrameHeader,
+    align_up,
+    journal_path,
+    parse_frame,
+    parse_frame_header,
+)
+from headrace.storage.io.disk import Disk
+
+FILE_NAME = re.compile(r"([0-9a-f]{16})\.jnl")
+
+
+@dataclass(slots=True)
+class ScannedFile:
+    """One file: its own valid frames above the checkpoint, in order of place, and what follows the last."""
+
+    file_number: int
+    data: memoryview
+    frames: list[FrameHeader] = field(default_factory=list)
+    newest_frame: int = 0  # highest number of an own frame, also of those the checkpoint holds
+    torn_tail: tuple[int, int] | None = None  # (offset, length) of an unfinished frame
+    #: Numbers, above the checkpoint, of own heads without a whole frame.
+    incomplete_frames: list[int] = field(default_factory=list)
+    misplaced_frames: list[FrameHeader] = field(
+        default_factory=list
+    )  # valid, above the checkpoint, but of another file
+
+
+def scan_journal(disk: Disk, store_id: int, after: int) -> list[ScannedFile]:
+    """All files; frames numbered above `after`."""
+    found = []
+    for name in disk.list("journal"):
+        match = FILE_NAME.fullmatch(name)
+        if match:
+            file_number = int(match[1], 16)
+            found.append(
+                _scan_file(ScannedFile(file_number, disk.map(journal_path(file_number))), store_id, after)
+            )
+    return found
+
+
+def _scan_file(scanned: ScannedFile, store_id: int, after: int) -> ScannedFile:
+    data, offset = scanned.data, 0
+    candidates = _find_candidates(data)
+    while offset < len(data):
+        frame = parse_frame(data, offset)
+        if frame is not None and _record_own_frame(scanned, frame, store_id, after):
+            offset += align_up(FRAME_HEADER_BYTES + frame.length)
+            continue
+        if frame is None:
+            _record_bad_frame(scanned, offset, store_id, after)
+        later = candidates[np.searchsorted(candidates, offset + 1) :]
+        if not len(later):
+            break
+        offset = int(later[0])
+    return scanned
+
+
+def _record_own_frame(scanned: ScannedFile, frame: FrameHeader, store_id: int, after: int) -> bool:
+    if frame.store_id != store_id:
+        return False
+    if frame.file_number != scanned.file_number:
+        if frame.number > after:
+            scanned.misplaced_frames.append(frame)
+        return False
+    scanned.newest_frame = max(scanned.newest_frame, frame.number)
+    scanned.torn_tail = None  # a valid frame later: whatever was bad before it is no tear
+    if frame.number > after:
+        scanned.frames.append(frame)
+    return True
+
+
+def _find_candidates(data: memoryview) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Offsets at which a frame may begin."""
+    words = np.frombuffer(data, "<u4", len(data) // 4)[:: ALIGN // 4]
+    return np.flatnonzero(words == FRAME_MAGIC) * ALIGN
+
+
+def has_frames(data: memoryview) -> bool:
+    """Whether a file has any whole frame, of whatever identity."""
+    return any(parse_frame(data, offset) is not None for offset in _find_candidates(data).tolist())
+
+
+def _record_bad_frame(scanned: ScannedFile, offset: int, store_id: int, after: int) -> None:
+    """Notes what is left of a frame that says it is of this file, but is not whole."""
+    header = parse_frame_header(scanned.data, offset)
+    if (
+        header is None
+        or header.store_id != store_id
+        or header.file_number != scanned.file_number
+        or header.number <= after
+    ):
+        return
+    scanned.incomplete_frames.append(header.number)
+    if scanned.torn_tail is None:
+        scanned.torn_tail = offset, min(FRAME_HEADER_BYTES + header.length, len(scanned.data) - offset)

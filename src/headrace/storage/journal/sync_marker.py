@@ -1,0 +1,76 @@
+"""The witness beside the journal: which frame was the newest that a sync has returned for.
+
+Owns `journal/synced`: two slots, written in turn after the sync of a frame and never synced themselves.
+Invariant: what a slot says is true whenever it can be read, because it is written after the fact; so it may
+be old after a power loss, but after the end of a process it knows every frame that was acknowledged. Must
+not know what is in a frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from headrace._native import crc32
+from headrace.storage.io.disk import Disk, Op
+
+PATH = "journal/synced"
+SLOT_BYTES = 512
+SLOTS = 2
+MAGIC = 0x79735248  # "HRsy"
+#: In place of their length: the watermarks of this frame do not fit.
+WATERMARKS_OMITTED = 0xFFFFFFFF
+
+_SLOT = struct.Struct("<IIQQII")
+
+
+class SyncMarker(NamedTuple):
+    """`watermarks` are the watermarks of frame `number`, None where they did not fit."""
+
+    frame_number: int
+    watermarks: bytes | None
+
+
+def create_ops(disk: Disk) -> list[Op]:
+    """Operations that make the file where there is none yet, so that writing to it never needs space."""
+    if disk.exists(PATH):
+        return []
+    size = SLOTS * SLOT_BYTES
+    return [("create", PATH, size), ("write", PATH, 0, bytes(size)), ("sync", PATH), ("syncdir", "journal")]
+
+
+def write_op(store_id: int, frame_number: int, watermarks: bytes) -> Op:
+    """The operation that bears witness to a frame; to be run when its sync has returned."""
+    fits = _SLOT.size + len(watermarks) <= SLOT_BYTES
+    stored_watermarks = watermarks if fits else b""
+    head = _SLOT.pack(MAGIC, len(watermarks) if fits else WATERMARKS_OMITTED, store_id, frame_number, 0, 0)[
+        :-4
+    ]
+    crc = crc32(stored_watermarks, crc32(head))
+    return (
+        "write",
+        PATH,
+        frame_number % SLOTS * SLOT_BYTES,
+        head + crc.to_bytes(4, "little") + stored_watermarks,
+    )
+
+
+def read_latest(disk: Disk, store_id: int | None = None) -> SyncMarker | None:
+    """The newest witness that can be read, of this store or of any."""
+    if not disk.exists(PATH):
+        return None
+    data = disk.read(PATH, 0, SLOTS * SLOT_BYTES)
+    slots = [_parse_slot(data[at : at + SLOT_BYTES], store_id) for at in range(0, len(data), SLOT_BYTES)]
+    return max((slot for slot in slots if slot is not None), default=None, key=lambda slot: slot.frame_number)
+
+
+def _parse_slot(data: bytes, store_id: int | None) -> SyncMarker | None:
+    if len(data) < _SLOT.size:
+        return None
+    magic, length, slot_store_id, frame_number, _, crc = _SLOT.unpack_from(data)
+    watermarks = data[_SLOT.size :][: 0 if length == WATERMARKS_OMITTED else length]
+    if magic != MAGIC or crc32(watermarks, crc32(data[: _SLOT.size - 4])) != crc:
+        return None
+    if store_id is not None and slot_store_id != store_id:
+        return None
+    return SyncMarker(frame_number, None if length == WATERMARKS_OMITTED else watermarks)

@@ -1,0 +1,1 @@
+"""Logs: one stream's messages on disk or in memory, with their index and filters."""

@@ -1,0 +1,231 @@
+"""A log on disk: which segment a block goes to, and how a large message gets there first.
+
+Owns the numbering of a stream's segments and what is known of its folder. Invariant: a segment number is used
+once. Must not know when things are written: it hands blocks to its shelf.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+
+from headrace.code_probes import sometimes
+from headrace.errors import CorruptData
+from headrace.storage.checkpoint_schema import SegmentState, StreamCheckpoint
+from headrace.storage.damage_report import Damage
+from headrace.storage.format import (
+    BLOCK_HEADER_BYTES,
+    columns_path,
+    encode_large_entry,
+    stream_folder,
+    subjects_path,
+)
+from headrace.storage.log.log import StreamLog
+from headrace.storage.log.log_context import LogContext
+from headrace.storage.native_records import RecordBlock, SegmentIndex
+from headrace.storage.segments.segment import SEQ_SPAN_MAX, FileSegment, FileState, Segment
+
+SPARSE_FACTOR = 4  # rows for one that lives, from which on a growing segment is sparse
+
+
+class FileLog(StreamLog):
+    """See `StreamLog`; `saved_frame` is the tick whose state the newest checkpoint section of this log holds."""
+
+    def __init__(
+        self, context: LogContext, ident: int, name: str, first_seq: int = 1, next_segment: int = 0
+    ) -> None:
+        options = context.options
+        self.context = context
+        self.next_segment = next_segment
+        self.generation = 0
+        self.loaded_generation = 0  # when the store was opened
+        self.next_generation = 1  # how many were ever begun; a number is not used again
+        self.subjects_saved = 0
+        self.subjects_file_end = 0
+        self.folder_state = FileState.NEW
+        self.folder_synced = False
+        self.saved_frame = -1
+        self.is_deleted = False
+        self.deleted_in_frame = 0  # the frame in which it was deleted
+        super().__init__(
+            context.open_frame,
+            ident,
+            name,
+            block_bytes=options.block_bytes,
+            segment_bytes=options.segment_bytes,
+            segment_rows=options.segment_rows,
+            large_bytes=options.large_bytes,
+            subjects_min=options.subjects_min,
+            journaled=True,
+            first_seq=first_seq,
+        )
+
+    def make_segment(self, number: int, columns: SegmentIndex) -> FileSegment:
+        """A segment of this log."""
+        context = self.context
+        return FileSegment(context.disk, context.block_cache, context.store_id, self.ident, number, columns)
+
+    def allocate_segment_number(self) -> int:
+        """A segment number that was never used."""
+        self.next_segment += 1
+        return self.next_segment - 1
+
+    def make_active_segment(self) -> Segment:
+        return self.make_segment(self.allocate_segment_number(), self.columns)
+
+    def list_segments(self) -> list[FileSegment]:
+        """All segments in order of sequence, the active one last."""
+        return cast("list[FileSegment]", [*self.sealed_segments, self.active_segment])
+
+    # Large messages
+
+    def append_large(
+        self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int, flags: int
+    ) -> int:
+        """Straight to the segment, once, and synced before the frame that refers to it."""
+        size = 32 + len(subject) + len(header) + len(payload)
+        self.context.check_space(size)
+        if self.columns.rows and self.last_seq + 1 - self.columns.base > SEQ_SPAN_MAX:
+            self.split_segment()  # before the segment is chosen that the frame refers to
+        self.finish_block()
+        segment = cast("FileSegment", self.active_segment)
+        direct = segment.state in (FileState.READY, FileState.RESERVED) or (
+            segment.state is FileState.NEW and self.folder_state is not FileState.CREATING
+        )
+        if direct and segment.state is FileState.NEW:
+            # From here on it is not for lane "behind" to make: that would come too late for this frame.
+            segment.state = FileState.RESERVED
+            self.folder_state = (
+                FileState.RESERVED if self.folder_state is FileState.NEW else self.folder_state
+            )
+        seq = self.append_unchecked(subject, header, payload, time_ns, ttl_s, flags)
+        block = self.finish_block(direct)
+        if direct:
+            assert block is not None
+            sometimes("a large message goes straight to its segment")
+            self.open_frame.pending_bytes -= size
+            self.reference_block(
+                encode_large_entry(
+                    self.ident, segment.number, block.offset, BLOCK_HEADER_BYTES + block.used, seq
+                )
+            )
+            self.context.large_writes.append((self, segment, block))
+            self.context.large_pending_bytes += size
+        return seq
+
+    # What happens to blocks and segments
+
+    def on_block_added(self, segment: Segment, block: RecordBlock) -> None:
+        if not block.direct:
+            self.context.flush_block(self, cast("FileSegment", segment), block)
+
+    def on_segment_sealed(self, segment: Segment) -> None:
+        self.context.flush_columns(self, cast("FileSegment", segment))
+
+    def on_segment_dropped(self, segment: Segment) -> None:
+        assert isinstance(segment, FileSegment)
+        self.saved_frame = -1  # a section may name it as the growing one, without a live row
+        self.context.bury(self, segment)
+        self.context.discard_file(self.get_columns_path(segment))
+
+    def replaced(self, segment: FileSegment) -> None:
+        """Another segment has its live rows, or none ever will; only a checkpoint can say so."""
+        self.context.discard_file(segment.path)
+        self.context.discard_file(self.get_columns_path(segment))
+
+    def on_rows_removed(self, segment: Segment) -> None:
+        self.context.maybe_compact(self, cast("FileSegment", segment))
+
+    def on_corrupt(self, segment: Segment, error: CorruptData) -> None:
+        assert isinstance(segment, FileSegment)
+        columns = segment.columns
+        description = str(error)
+        self.context.report_damage(
+            Damage(description, self.name, columns.base, segment.last_seq, segment.path, True)
+        )
+
+    def columns_written(self, segment: FileSegment) -> None:
+        """The columns of a sealed segment are in a file now, for the next opening and for readers with a pin.
+
+        Those in memory go on serving. What a file says later, rotten or cut short, decides about no removal.
+        """
+        segment.columns.seal()
+        segment.columns_saved = True
+
+    def get_columns_path(self, segment: FileSegment) -> str:
+        """Where the columns of a segment are, or will be."""
+        return columns_path(self.ident, segment.number, self.generation)
+
+    # Rows
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the growing segment has many rows and most of them are dead: they take memory until it is sealed."""
+        columns = self.columns
+        return (
+            columns.rows >= self.context.options.sparse_rows and columns.alive * SPARSE_FACTOR <= columns.rows
+        )
+
+    def seal_early(self) -> None:
+        """Seals the growing segment before it is full. Not while a message is being appended."""
+        segment = self.active_segment
+        self.split_segment()
+        if segment.columns.alive:
+            self.on_rows_removed(segment)
+
+    # Subjects
+
+    def start_generation(self) -> None:
+        """From here on subjects have other ids: what was saved of them and of columns says nothing any more."""
+        self.generation = self.next_generation
+        self.next_generation += 1
+        self.subjects_saved = self.subjects_file_end = 0
+
+    def drop_dead_subjects(self) -> None:
+        super().drop_dead_subjects()
+        sealed = self.list_segments()[:-1]
+        self.context.discard_file(subjects_path(self.ident, self.generation))
+        for segment in sealed:
+            self.context.discard_file(self.get_columns_path(segment))
+        self.start_generation()
+        for segment in sealed:
+            # Columns that were scanned around damage would pass for those of a whole segment.
+            is_undamaged = segment.columns_saved or not segment.damaged
+            segment.columns_saved = False
+            if is_undamaged:
+                self.on_segment_sealed(segment)
+
+    # Checkpoints
+
+    def encode_state(self) -> bytes:
+        """This log as of now, as a section of a checkpoint."""
+        tail = bytes(memoryview(self.tail)[: self.tail_used])
+        state = StreamCheckpoint(
+            name=self.name,
+            ident=self.ident,
+            last_seq=self.last_seq,
+            last_time_ns=self.last_time_ns,
+            next_segment=self.next_segment,
+            generation=self.generation,
+            segments=[
+                self._make_segment_state(segment) for segment in self.list_segments() if len(segment.blocks)
+            ],
+            tail=tail,
+            tail_live=self.columns.live_bits(self.tail_row, self.columns.rows),
+        )
+        return msgspec.msgpack.encode(state)
+
+    def _make_segment_state(self, segment: FileSegment) -> SegmentState:
+        columns = segment.columns
+        if segment is not self.active_segment:
+            return SegmentState(
+                segment.number, columns.base, segment.last_seq, columns.rows, segment.end, segment.live_bits()
+            )
+        rows = self.tail_row
+        last = columns.seq(rows - 1)
+        return SegmentState(segment.number, columns.base, last, rows, segment.end, columns.live_bits(0, rows))
+
+    @property
+    def folder_path(self) -> str:
+        return stream_folder(self.ident)

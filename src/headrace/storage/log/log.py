@@ -1,0 +1,308 @@
+"""One stream's log: how it grows and shrinks, and the way to a message.
+
+Owns the changes. Invariant: `messages`, `bytes`, first and last sequence and the counts of subjects
+agree with the live rows at any time, and every change is noted for the frame under construction. Must
+not know files:
+`FileLog` and `MemoryLog` say where blocks go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from headrace.errors import CorruptData, StoreError
+from headrace.storage.log.log_index import LogIndex
+from headrace.storage.native_records import BLOCK_HEADER_BYTES, Array, OpenFrame, RecordBlock, decode_record
+from headrace.storage.segments.segment import Buffer, Segment
+
+ROWS_PER_DEAD_SUBJECT = 64  # looked at for each subject that is forgotten, at most
+SHORT_RUN_MAX = 64  # removals of fewer sequences are replayed one by one, in the kernel
+
+
+#: Sequences end here, far away, so that no arithmetic on them overflows.
+SEQ_MAX = 1 << 62
+#: No sequence that a store writes is above; the kernel has the same limit.
+SEQ_END = (1 << 63) - 1
+
+
+class StreamLog(LogIndex):
+    """The interface that file and memory logs share; `LogWriter` has `append`, `LogIndex` what can be
+    asked.
+    """
+
+    def __init__(
+        self,
+        open_frame: OpenFrame,
+        ident: int,
+        name: str,
+        *,
+        block_bytes: int,
+        segment_bytes: int,
+        segment_rows: int,
+        large_bytes: int,
+        subjects_min: int,
+        journaled: bool,
+        first_seq: int,
+    ) -> None:
+        self.name = name
+        self.segment_bytes = segment_bytes
+        self.segment_rows = segment_rows
+        self.subjects_min = subjects_min
+        self.lost_ranges: list[
+            tuple[int, int]
+        ] = []  # sequences (inclusive) that were acknowledged and cannot be read
+        super().__init__(open_frame, ident, block_bytes, large_bytes, journaled, first_seq)
+
+    # What a kind of log decides
+
+    def on_block_added(self, segment: Segment, block: RecordBlock) -> None:
+        """A block was cut."""
+
+    def on_segment_sealed(self, segment: Segment) -> None:
+        """A segment was sealed."""
+
+    def on_segment_dropped(self, segment: Segment) -> None:
+        """Nothing of a segment lives any more; the log does not know it any longer."""
+
+    def on_rows_removed(self, segment: Segment) -> None:
+        """Some rows of a sealed segment died."""
+
+    def on_corrupt(self, segment: Segment, error: CorruptData) -> None:
+        """A block could not be read."""
+
+    # Growing
+
+    def on_block_finished(self, block: RecordBlock) -> None:
+        self.blocks.clear()
+        segment = self.active_segment
+        segment.add_block(block)
+        self.on_block_added(segment, block)
+        if self.block_offset >= self.segment_bytes or self.columns.rows >= self.segment_rows:
+            self.roll_segment()
+
+    def roll_segment(self) -> None:
+        """Seals the active segment, if it has rows, and starts another; the tail must be empty."""
+        segment = self.active_segment
+        if not segment.columns.rows:
+            return
+        self.start_segment()
+        self.active_segment = self.make_active_segment()
+        if segment.columns.alive:
+            self.sealed_segments.append(segment)
+            self._first_seqs.append(segment.columns.base)
+            self.on_segment_sealed(segment)
+        else:
+            self.on_segment_dropped(segment)
+
+    def split_segment(self) -> None:
+        self.finish_block()
+        self.roll_segment()
+
+    def advance(self, seq: int) -> None:
+        """The next append gets `seq` + 1; what is skipped counts as deleted."""
+        if seq <= self.last_seq:
+            return
+        if seq > SEQ_MAX:
+            raise StoreError(f"sequence {seq} is beyond what a log can count to ({SEQ_MAX})")
+        self.last_seq = seq
+        if not self.messages:
+            self.first_seq = seq + 1
+        self.record_advance(seq)
+        self.mark_dirty()
+
+    # Removing
+
+    def remove(self, seq: int) -> bool:
+        segment = self._segment_for(seq)
+        if segment is None:
+            return False
+        row = segment.columns.find_live_row(seq)
+        if row < 0:
+            return False
+        self.subtract_rows(segment.columns, row, row + 1)
+        self.record_removals(seq, seq)
+        self._after_removal(segment)
+        self.mark_dirty()
+        return True
+
+    def remove_many(self, seqs: Iterable[int] | Array) -> int:
+        remaining = seqs if isinstance(seqs, np.ndarray) else np.fromiter(seqs, np.uint64)
+        remaining = np.unique(remaining.astype(np.uint64, copy=False))
+        remaining = remaining[np.searchsorted(remaining, np.uint64(self.first_seq)) :]
+        removed = 0
+        while len(remaining):
+            segment, end = self._locate(int(remaining[0]))
+            end_index = int(np.searchsorted(remaining, np.uint64(end))) if end else len(remaining)
+            if segment is not None:
+                dead_count = self.subtract_seqs(segment.columns, np.ascontiguousarray(remaining[:end_index]))
+                removed += dead_count
+                if dead_count:
+                    self._after_removal(segment)
+            remaining = remaining[end_index:]
+        if removed:
+            self.mark_dirty()
+        return removed
+
+    def replay_removals(self, runs: Array) -> None:
+        """Replay of removals: pairs of first and last sequence."""
+        lengths = runs[:, 1] - runs[:, 0]
+        short = runs[lengths < SHORT_RUN_MAX]
+        steps = (short[:, 1] - short[:, 0] + np.uint64(1)).astype(np.int64)
+        starts = np.repeat(short[:, 0], steps)
+        run_offsets = np.arange(len(starts)) - np.repeat(np.cumsum(steps) - steps, steps)
+        self.remove_many(starts + run_offsets.astype(np.uint64))
+        for first, last in runs[lengths >= SHORT_RUN_MAX].tolist():
+            for segment in list(self._iter_segments_from(first)):
+                columns = segment.columns
+                if columns.base > last:
+                    break
+                self.subtract_rows(columns, columns.lower_bound(first), columns.lower_bound(last + 1))
+                self._after_removal(segment)
+
+    def remove_below(self, seq: int) -> int:
+        """Everything below goes; an empty log continues at `seq` if that is further on."""
+        if seq <= self.first_seq:
+            return 0
+        before = self.messages
+        if seq > self.last_seq:
+            self._remove_all(seq)
+        else:
+            self._remove_before(seq)
+        self.record_trim(seq)
+        self.mark_dirty()
+        return before - self.messages
+
+    def _remove_all(self, seq: int) -> None:
+        self.subject_index.clear()
+        self.messages = self.bytes = 0
+        for segment in self.sealed_segments:
+            self._filters.drop_segment(segment.number)
+            self.on_segment_dropped(segment)
+        self.sealed_segments, self._first_seqs = [], []
+        if self.columns.rows:
+            self.columns.tombstone_all()
+        self.last_seq = max(self.last_seq, seq - 1)
+        self.first_seq = self.last_seq + 1
+
+    def _remove_before(self, seq: int) -> None:
+        for segment in list(self._iter_segments_from(self.first_seq)):
+            columns = segment.columns
+            if columns.base >= seq:
+                break
+            self.subtract_rows(columns, columns.lower_bound(self.first_seq), columns.lower_bound(seq))
+            self._after_removal(segment)
+        if self.messages and self.first_seq < seq:
+            self.first_seq = self._find_first_live(seq)
+
+    def _after_removal(self, segment: Segment) -> None:
+        """Rows of a segment died: find the new first, and let go of what is empty."""
+        if not self.messages:
+            self.first_seq = self.last_seq + 1
+        elif self._find_live_segment(self.first_seq) is None:
+            self.first_seq = self._find_first_live(self.first_seq + 1)
+        if segment is self.active_segment:
+            return
+        if segment.columns.alive:
+            self.on_rows_removed(segment)
+        else:
+            self.replace_segments([segment], [])
+            self.on_segment_dropped(segment)
+
+    @property
+    def has_many_dead_subjects(self) -> bool:
+        """Whether most of the subjects it knows are those of messages that are gone, and many enough to be worth a
+        look at every row.
+        """
+        dead_count = len(self.subject_index) - self.num_subjects
+        if dead_count < self.subjects_min or dead_count <= self.num_subjects:
+            return False
+        rows = sum(segment.columns.rows for segment in (*self.sealed_segments, self.active_segment))
+        return dead_count * ROWS_PER_DEAD_SUBJECT >= rows
+
+    def drop_dead_subjects(self) -> None:
+        """Those without a live message; the others get new ids. Not while a message is being appended."""
+        self._filters.refresh()
+        new_ids = self.subject_index.drop_empty()
+        for segment in (*self.sealed_segments, self.active_segment):
+            segment.columns.remap_subjects(new_ids)
+        self._filters.on_subjects_remapped()
+
+    def replace_segments(self, old: list[Segment], new: list[Segment]) -> None:
+        """Sealed segments, which must be neighbours, are replaced by others of the same sequences."""
+        at = self.sealed_segments.index(old[0])
+        self.sealed_segments[at : at + len(old)] = new
+        self._first_seqs[at : at + len(old)] = [segment.columns.base for segment in new]
+        for segment in old:
+            self._filters.drop_segment(segment.number)
+
+    # One message
+
+    def get(self, seq: int) -> tuple[int, bytes, bytes, bytes, int] | None:
+        """(time_ns, subject, header, payload, ttl_s); None if absent; `Corrupt` if it is there but
+        unreadable.
+        """
+        found = self.locate_record(seq)
+        if found is None:
+            return None
+        try:
+            return decode_record(*found)
+        except ValueError:
+            raise CorruptData(
+                f"sequence {seq} of stream {self.name} is not where its row says; run headrace fsck"
+            ) from None
+
+    def locate_record(self, seq: int) -> tuple[Buffer, int] | None:
+        """The bytes that hold a record, and where in them it begins; None if it is absent."""
+        segment = self._segment_for(seq)
+        row = segment.columns.find_live_row(seq) if segment is not None else -1
+        if segment is None or row < 0:
+            self._raise_if_lost(seq)
+            return None
+        offset = segment.columns.get_offset(row)
+        data, start = self._read_block_at(segment, offset)
+        return data, offset - start
+
+    def read_view(self, seq: int, max_bytes: int) -> tuple[memoryview, int]:
+        """Raw records from that of `seq` on, as far as they lie together, and how many; dead ones included.
+
+        At least one record whatever its size; empty if `seq` has no live record.
+        """
+        segment = self._find_live_segment(seq)
+        if segment is None:
+            self._raise_if_lost(seq)
+            return memoryview(b""), 0
+        columns = segment.columns
+        row = columns.find_row(seq)
+        offset = columns.get_offset(row)
+        data, base_offset = self._read_block_at(segment, offset)
+        rows = columns.rows
+        in_tail = segment is self.active_segment and offset >= self.block_offset
+        # Not `len(data)`: a buffer that was cut early is larger than its records.
+        end_row = (
+            rows
+            if in_tail
+            else row + int(np.searchsorted(columns.offset[row:rows], segment.find_block_end(offset)))
+        )
+        ends = columns.offset[row:end_row].astype(np.int64) + columns.size[row:end_row].astype(np.int64)
+        count = max(int(np.searchsorted(ends, offset + max_bytes, side="right")), 1)
+        return memoryview(data)[offset - base_offset : int(ends[count - 1]) - base_offset], count
+
+    def read_active_block(self, offset: int) -> tuple[Buffer, int]:
+        """(bytes, place of their first byte) of the block of the active segment that holds an offset."""
+        return self._read_block_at(self.active_segment, offset)
+
+    def _read_block_at(self, segment: Segment, offset: int) -> tuple[Buffer, int]:
+        if segment is self.active_segment and offset >= self.block_offset:
+            return self.tail, self.block_offset + BLOCK_HEADER_BYTES
+        try:
+            return segment.read_block_at(offset)
+        except CorruptData as error:
+            self.on_corrupt(segment, error)
+            raise
+
+    def _raise_if_lost(self, seq: int) -> None:
+        for first, last in self.lost_ranges:
+            if first <= seq <= last:
+                raise CorruptData(f"sequence {seq} of stream {self.name} was lost; headrace fsck says more")

@@ -1,0 +1,87 @@
+"""A log that lives in memory only: the same interface, nothing on disk, gone with the process.
+
+Owns its blocks. Invariant: dead records do not hold memory for long: a segment of which less than half
+lives is packed again, together with a small neighbour. Must not know disks.
+"""
+
+from __future__ import annotations
+
+from headrace.storage.log.log import StreamLog
+from headrace.storage.native_records import BlockBuilder, OpenFrame, RecordBlock
+from headrace.storage.options import StoreOptions
+from headrace.storage.segments.segment import Segment, fits_one_segment
+
+SEGMENT_BYTES_MAX = 4 << 20  # packed again in one go, so small
+
+
+class MemoryLog(StreamLog):
+    """Changes join the tick like those of files, but need no write: their frame may be empty."""
+
+    def __init__(
+        self, open_frame: OpenFrame, ident: int, name: str, options: StoreOptions, first_seq: int
+    ) -> None:
+        self.next_segment = 0
+        self._block_bytes = options.block_bytes
+        super().__init__(
+            open_frame,
+            ident,
+            name,
+            block_bytes=options.block_bytes,
+            segment_bytes=min(options.segment_bytes, SEGMENT_BYTES_MAX),
+            segment_rows=options.segment_rows,
+            large_bytes=1 << 62,
+            subjects_min=options.subjects_min,
+            journaled=False,
+            first_seq=first_seq,
+        )
+
+    def make_active_segment(self) -> Segment:
+        self.next_segment += 1
+        return Segment(self.next_segment, self.columns)
+
+    def _remove_all(self, seq: int) -> None:
+        super()._remove_all(seq)
+        self._maybe_drop_dead_subjects()
+
+    def _after_removal(self, segment: Segment) -> None:
+        super()._after_removal(segment)
+        self._maybe_drop_dead_subjects()
+
+    def _maybe_drop_dead_subjects(self) -> None:
+        """After a removal, never when a segment is dropped because it is full: then a message is being appended."""
+        if self.has_many_dead_subjects:
+            self.drop_dead_subjects()
+
+    def on_rows_removed(self, segment: Segment) -> None:
+        if segment.columns.alive_bytes * 2 >= segment.end:
+            return
+        at = self.sealed_segments.index(segment)
+        run = [segment]
+        previous = self.sealed_segments[at - 1] if at else segment
+        small = previous.columns.alive_bytes * 2 < self.segment_bytes
+        if previous is not segment and small and fits_one_segment(previous, segment):
+            run.insert(0, previous)
+        self.replace_segments(run, [self._repack(run)])
+
+    def _repack(self, run: list[Segment]) -> Segment:
+        """One segment with the live rows of several."""
+        builder = BlockBuilder(self.subject_index, self._block_bytes)
+        for old in run:
+            columns, row = old.columns, 0
+            for offset in old.blocks:
+                block = old.pending[offset]
+                data, base_offset = old.read_block(offset)
+                builder.copy_rows(columns, row, row + block.records, data, base_offset)
+                row += block.records
+        builder.finish_block()
+        self.next_segment += 1
+        repacked = Segment(self.next_segment, builder.columns)
+        for block in builder.blocks:
+            repacked.add_block(_shrink_block(block))
+        return repacked
+
+
+def _shrink_block(block: RecordBlock) -> RecordBlock:
+    """A block whose buffer is no larger than its records."""
+    data = bytearray(block.view)
+    return RecordBlock(block.offset, data, block.used, block.first_seq, block.records, False)

@@ -1,0 +1,1 @@
+"""Background work on segments: flushing blocks, compaction, garbage collection of files."""

@@ -1,0 +1,244 @@
+"""Merges sparse segments into new ones, a few blocks at a time.
+
+Owns the job under way. Invariant: the old segments serve until the new one is written and synced; they
+go when a checkpoint that does not name them is proven. What dies meanwhile is dead in the new one too.
+Must not know frames.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from headrace.code_probes import sometimes
+from headrace.errors import CorruptData
+from headrace.storage.io.disk import Op
+from headrace.storage.log.file_log import FileLog
+from headrace.storage.maintenance.flush import create_segment_ops, encode_block
+from headrace.storage.native_records import BlockBuilder
+from headrace.storage.segments.segment import FileSegment, FileState, Segment, fits_one_segment
+
+if TYPE_CHECKING:
+    from headrace.storage.store import Store
+
+LARGER_FACTOR = 4  # times; such a neighbour is copied only if it is sparse itself
+BLOCKS_PER_STEP = 8  # read on the core's thread in one go
+
+
+class Compactor:
+    """One job at a time, driven by the completions of its own writes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._candidates: dict[str, tuple[FileLog, FileSegment]] = {}
+        self._job: _CompactionJob | None = None
+        self.stopped = False
+
+    @property
+    def busy(self) -> bool:
+        return self._job is not None
+
+    def is_compacting(self, log: FileLog) -> bool:
+        """Whether rows of this log are being copied, with the ids that its subjects have."""
+        return self._job is not None and self._job.log is log
+
+    def maybe_compact(self, log: FileLog, segment: FileSegment) -> None:
+        """Rows of a sealed segment died."""
+        if segment.columns.alive_bytes < self._store.options.compact_live_ratio * segment.end:
+            self._candidates[segment.path] = (log, segment)
+
+    def rewrite(self, log: FileLog, segment: FileSegment) -> None:
+        """Its live rows are to be in another file, whatever their share; blocks without live rows are not read."""
+        segment.damaged = False
+        self._candidates[segment.path] = (log, segment)
+        self.start_next()
+
+    def add_candidates(self, log: FileLog) -> None:
+        """After opening: what was sparse is still so, and every restart may have left a small segment."""
+        small = self._store.options.segment_bytes // 4
+        before = None
+        for segment in log.list_segments()[:-1]:
+            self.maybe_compact(log, segment)
+            if before is not None and segment.end + before.end < small:
+                self._candidates[segment.path] = (log, segment)
+            before = segment
+
+    def start_next(self) -> None:
+        """Starts the next job, if none is under way."""
+        while self._job is None and not (self.stopped or self._store.full or self._store.poisoned):
+            found = self._take_candidate()
+            if found is None:
+                return
+            log, segment = found
+            self._job = _CompactionJob(
+                self._store, log, self._select_run(log, segment), self._on_job_finished
+            )
+            self._job.copy_next()
+
+    def _take_candidate(self) -> tuple[FileLog, FileSegment] | None:
+        """What is wanted and can be read; the blocks of others have yet to reach their files."""
+        for path, (log, segment) in list(self._candidates.items()):
+            obsolete = log.is_deleted or segment not in log.sealed_segments or segment.damaged
+            if obsolete or _is_readable(segment):
+                del self._candidates[path]
+            if not obsolete and _is_readable(segment):
+                return log, segment
+        return None
+
+    def _select_run(self, log: FileLog, segment: FileSegment) -> list[FileSegment]:
+        """A segment and the neighbours that are sparse too, or not much larger, as far as all fit into one."""
+        at = log.sealed_segments.index(segment)
+        lo = hi = at
+        total = segment.columns.alive_bytes
+        while (
+            lo > 0
+            and self._is_mergeable(log.sealed_segments[lo - 1], total)
+            and fits_one_segment(log.sealed_segments[lo - 1], segment)
+        ):
+            lo -= 1
+            total += log.sealed_segments[lo].columns.alive_bytes
+        first = log.sealed_segments[lo]
+        while hi + 1 < len(log.sealed_segments) and self._is_mergeable(log.sealed_segments[hi + 1], total):
+            if not fits_one_segment(first, log.sealed_segments[hi + 1]):
+                break
+            hi += 1
+            total += log.sealed_segments[hi].columns.alive_bytes
+        return cast("list[FileSegment]", log.sealed_segments[lo : hi + 1])
+
+    def _is_mergeable(self, segment: Segment, total: int) -> bool:
+        """Whether a neighbour is to be merged with what has `total` bytes alive; a large one is not copied for little."""
+        assert isinstance(segment, FileSegment)
+        options = self._store.options
+        alive = segment.columns.alive_bytes
+        if (
+            not _is_readable(segment)
+            or alive + total > options.segment_bytes
+            or alive >= options.segment_bytes // 2
+        ):
+            return False
+        return alive <= LARGER_FACTOR * total or alive < options.compact_live_ratio * segment.end
+
+    def _on_job_finished(self) -> None:
+        self._job = None
+        self.start_next()
+
+
+def _is_readable(segment: FileSegment) -> bool:
+    return segment.state is FileState.READY and not segment.pending and not segment.damaged
+
+
+class _CompactionJob:
+    def __init__(
+        self, store: Store, log: FileLog, run: list[FileSegment], on_finished: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self.log = log
+        self._run = run
+        self._on_finished = on_finished
+        self._builder = BlockBuilder(log.subject_index, store.options.block_bytes)
+        self._target = log.make_segment(log.allocate_segment_number(), self._builder.columns)
+        self._blocks = [
+            (segment, offset, end)
+            for segment in run
+            for offset, end in pairwise([*segment.blocks, segment.end])
+        ]
+        self._next_block = 0
+
+    def copy_next(self) -> None:
+        """Copies some blocks and writes what became full."""
+        if self.log.is_deleted or self._store.poisoned is not None:
+            self._abort()
+            return
+        try:
+            for place in self._blocks[self._next_block : self._next_block + BLOCKS_PER_STEP]:
+                self._copy_block(*place)
+        except (CorruptData, OSError, ValueError):
+            # What cannot be read, or is not what its row says, stays where it is.
+            self._abort()
+            return
+        self._next_block += BLOCKS_PER_STEP
+        last = self._next_block >= len(self._blocks)
+        if last:
+            self._builder.finish_block()
+        ops = self._take_write_ops()
+        if last and self._target.state is not FileState.NEW:
+            ops.append(("sync", self._target.path))
+        self._store.disk.submit("behind", ops, self._on_complete if last else self._on_written)
+
+    def _copy_block(self, segment: FileSegment, offset: int, end: int) -> None:
+        columns = segment.columns
+        rows = np.searchsorted(columns.offset[: columns.rows], [offset, end])
+        lo, hi = int(rows[0]), int(rows[1])
+        if columns.next(self.log.subject_index, None, lo, hi) < 0:
+            return
+        data, place = segment.read_block(offset)
+        self._builder.copy_rows(columns, lo, hi, data, place)
+
+    def _take_write_ops(self) -> list[Op]:
+        ops: list[Op] = []
+        if self._builder.blocks:
+            ops += create_segment_ops(self.log, self._target, self._store.disk)
+        for block in self._builder.blocks:
+            ops.append(("write", self._target.path, block.offset, encode_block(self._target, block)))
+            self._target.add_block(block)
+        self._builder.blocks.clear()
+        return ops
+
+    def _on_written(self, error: OSError | None) -> None:
+        if error is None:
+            self._target.pending.clear()
+            self.copy_next()
+        else:
+            self._on_error(error)
+
+    def _on_error(self, error: OSError) -> None:
+        if error.errno == errno.ENOSPC:
+            sometimes("no room to merge")
+            self._abort()
+            self._store.on_out_of_space(error)
+        else:
+            self._store.fail(error)
+
+    def _abort(self) -> None:
+        self.log.replaced(self._target)
+        self._on_finished()
+
+    def _on_complete(self, error: OSError | None) -> None:
+        if error is not None:
+            self._on_error(error)
+            return
+        log, target = self.log, self._target
+        target.pending.clear()
+        old: list[Segment] = [segment for segment in self._run if segment in log.sealed_segments]
+        if log.is_deleted or not old or not target.columns.rows:
+            sometimes("a merge comes too late")
+            self._abort()
+            return
+        sometimes("segments are merged")
+        self._tombstone_removed(old)
+        target.state = FileState.READY
+        log.replace_segments(old, [target] if target.columns.alive else [])
+        log.saved_frame = -1  # the section must be taken again: it names other files now
+        for segment in old:
+            log.replaced(cast("FileSegment", segment))
+        if target.columns.alive:
+            self._store.flusher.unsynced_segments[target.path] = (log, target)
+            self._store.flusher.add_columns(log, target)
+            self._store.flusher.submit_next()
+        else:
+            log.replaced(target)
+        self._on_finished()
+
+    def _tombstone_removed(self, old: list[Segment]) -> None:
+        """What died since it was copied is dead in the copy."""
+        table, columns = self.log.subject_index, self._target.columns
+        parts = [segment.columns.seqs(table, None, 0, segment.columns.rows) for segment in old]
+        alive = np.concatenate(parts)
+        copied = columns.seqs(table, None, 0, columns.rows)
+        for row in np.flatnonzero(~np.isin(copied, alive, assume_unique=True)).tolist():
+            sometimes("a message dies while it is merged")
+            columns.tombstone(row)

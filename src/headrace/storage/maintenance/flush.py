@@ -1,0 +1,312 @@
+"""Writes full blocks, columns and subjects to their files, behind the journal.
+
+Owns the queue of lane "behind" towards segments. Invariant: what is queued is written in order, and a
+block leaves memory only when its file has it. A full disk stops the queue until `resume` has succeeded;
+nothing is lost, for the journal has it all. Must not know frames or checkpoints.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.code_probes import sometimes
+from headrace.storage.format import (
+    BLOCK_HEADER_BYTES,
+    align_up,
+    encode_block_header,
+    encode_segment_header,
+    subjects_path,
+)
+from headrace.storage.io.disk import Disk, Op
+from headrace.storage.log.file_log import FileLog
+from headrace.storage.native_records import RecordBlock
+from headrace.storage.options import StoreOptions
+from headrace.storage.segments.column_file import ColumnFileId, encode_columns, encode_subjects
+from headrace.storage.segments.segment import FileSegment, FileState
+
+
+class _FlushItem(NamedTuple):
+    log: FileLog
+    segment: FileSegment
+    block: RecordBlock | None  # None: the segment's columns
+
+
+def create_folder_ops(log: FileLog, disk: Disk) -> list[Op]:
+    """Operations that make a stream's folder, if it has none yet."""
+    if log.folder_state not in (FileState.NEW, FileState.RESERVED):
+        return []
+    log.folder_state = FileState.CREATING
+    return [] if disk.exists(log.folder_path) else [("mkdir", log.folder_path)]
+
+
+def create_segment_ops(log: FileLog, segment: FileSegment, disk: Disk) -> list[Op]:
+    """Operations that make a segment's file, if it has none yet."""
+    if segment.state not in (FileState.NEW, FileState.RESERVED):
+        return []
+    segment.state = FileState.CREATING
+    header = encode_segment_header(log.context.store_id, log.ident, segment.number)
+    ops: list[Op] = [] if disk.exists(segment.path) else [("create", segment.path, 0)]
+    return [*ops, ("write", segment.path, 0, header)]
+
+
+def encode_block(segment: FileSegment, block: RecordBlock) -> list[bytes | memoryview]:
+    """A block's bytes as they lie in the file."""
+    view = block.view
+    return [encode_block_header(segment.seed, block.offset, block.first_seq, block.records, view), view]
+
+
+def large_message_ops(large_writes: list[tuple[FileLog, FileSegment, RecordBlock]], disk: Disk) -> list[Op]:
+    """Operations that make large messages durable, with their files and names, before the frame that refers to them."""
+    ops: list[Op] = []
+    touched: dict[str, tuple[FileLog, FileSegment]] = {}
+    for log, segment, block in large_writes:
+        ops += create_folder_ops(log, disk) + create_segment_ops(log, segment, disk)
+        ops.append(("write", segment.path, block.offset, encode_block(segment, block)))
+        touched[segment.path] = (log, segment)
+    for path, (log, segment) in touched.items():
+        ops.append(("sync", path))
+        if not log.folder_synced:
+            ops.append(("syncdir", "streams"))
+        if not segment.folder_synced:
+            ops.append(("syncdir", log.folder_path))
+    return ops
+
+
+class SegmentFlusher:
+    """The queue. One submission is under way at a time, so that everything else on the lane gets its turn."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        options: StoreOptions,
+        on_progress: Callable[[], None],
+        on_no_space: Callable[[OSError], None],
+        on_error: Callable[[OSError], None],
+    ) -> None:
+        self._disk = disk
+        self._options = options
+        self._on_progress = on_progress
+        self._on_no_space = on_no_space
+        self._on_error = on_error
+        self._queue: deque[_FlushItem] = deque()
+        self._busy = False
+        #: Generation, saved, end of the file: once the columns under way are written.
+        self._subjects_after_write = (0, 0, 0)
+        self.out_of_space = False
+        self.pending_bytes = 0
+        self.added_count = 0
+        self.finished_count = 0
+        self._waiters: list[tuple[int, Callable[[], None]]] = []
+        self.unsynced_segments: dict[str, tuple[FileLog, FileSegment]] = {}
+
+    def add_block(self, log: FileLog, segment: FileSegment, block: RecordBlock) -> None:
+        self._queue.append(_FlushItem(log, segment, block))
+        self.added_count += 1
+        self.pending_bytes += block.used
+
+    def add_columns(self, log: FileLog, segment: FileSegment) -> None:
+        self._queue.append(_FlushItem(log, segment, None))
+        self.added_count += 1
+
+    def call_when_flushed(self, done: Callable[[], None]) -> None:
+        """Calls `done` when everything added so far is written."""
+        self._waiters.append((self.added_count, done))
+        self._notify_waiters()
+
+    def _notify_waiters(self) -> None:
+        while self._waiters and self._waiters[0][0] <= self.finished_count:
+            self._waiters.pop(0)[1]()
+
+    def submit_next(self) -> None:
+        """Submits the next part of the queue, if nothing is under way."""
+        if not self.out_of_space:
+            self._submit()
+
+    def _submit(self) -> bool:
+        """Whether something is under way now."""
+        batch, ops = self._take_batch() if not self._busy else ([], [])
+        if batch:
+            self._busy = True
+            self._disk.submit("behind", ops, lambda error: self._on_written(batch, error))
+        return self._busy
+
+    def flush_now(self) -> None:
+        """Everything queued, blocking; for recovery."""
+        while True:
+            batch, ops = self._take_batch()
+            if not batch:
+                return
+            self._disk.run(ops)
+            self._mark_finished(batch)
+
+    def resume(self) -> None:
+        """There may be space again: what is next is tried, and the queue is stuck until that is written."""
+        if self.out_of_space:
+            self.out_of_space = self._submit()
+
+    def hold(self) -> None:
+        """Nothing is written before there is space for it: see `resume`."""
+        self.out_of_space = bool(self._queue)
+
+    def drop_released(self) -> None:
+        """Blocks of segments whose files are gone are not written; they keep their turn, which is counted."""
+        for at, item in enumerate(self._queue):
+            if item.block is not None and item.segment.released:
+                self.pending_bytes -= item.block.used
+                self._queue[at] = item._replace(block=None)
+
+    def _take_batch(self) -> tuple[list[_FlushItem], list[Op]]:
+        batch: list[_FlushItem] = []
+        ops: list[Op] = []
+        size = 0
+        while self._queue and size < self._options.flush_bytes:
+            item = self._queue[0]
+            if (
+                item.log.is_deleted
+                or item.segment.released
+                or (item.block is None and not self._needs_columns(item))
+            ):
+                if batch:
+                    sometimes("something useless waits for its turn")
+                    break  # `finished` counts in order: what is before it is not written yet
+                self._skip(self._queue.popleft())
+                continue
+            if _is_created_by_commit(item, batch):
+                sometimes("a block waits for a large message")
+                break  # by the commit lane, for a large message: its file is not there yet
+            if item.block is None:
+                if not batch:
+                    return self._take_columns(self._queue.popleft())
+                break
+            previous = batch[-1].block if batch else None
+            batch.append(self._queue.popleft())
+            created = create_folder_ops(item.log, self._disk) + create_segment_ops(
+                item.log, item.segment, self._disk
+            )
+            ops += created
+            _append_write(ops, item.segment, item.block, None if created else previous)
+            size += item.block.used
+        return batch, ops
+
+    def _skip(self, item: _FlushItem) -> None:
+        self.finished_count += 1
+        if item.block is not None:
+            self.pending_bytes -= item.block.used
+
+    def _take_columns(self, item: _FlushItem) -> tuple[list[_FlushItem], list[Op]]:
+        log, segment = item.log, item.segment
+        ops: list[Op] = []
+        total = len(log.subject_index)
+        self._subjects_after_write = (log.generation, log.subjects_saved, log.subjects_file_end)
+        if total > log.subjects_saved:
+            path = subjects_path(log.ident, log.generation)
+            if log.subjects_file_end == 0 and not self._disk.exists(path):
+                ops.append(("create", path, 0))
+            chunk = encode_subjects(log.subject_index, log.subjects_saved, total)
+            ops.append(("write", path, log.subjects_file_end, chunk))
+            self._subjects_after_write = (log.generation, total, log.subjects_file_end + len(chunk))
+        file_id = ColumnFileId(log.context.store_id, log.ident, segment.number, segment.end, log.generation)
+        path = log.get_columns_path(segment)
+        ops.append(("create", path, 0))
+        ops.append(("write", path, 0, encode_columns(file_id, segment.columns, segment.blocks, total)))
+        return [item], ops
+
+    def _needs_columns(self, item: _FlushItem) -> bool:
+        """Not if the segment is gone; and a bad file that is there already stays as it is, and is not used."""
+        return item.segment in item.log.sealed_segments and not self._disk.exists(
+            item.log.get_columns_path(item.segment)
+        )
+
+    def _on_written(self, batch: list[_FlushItem], error: OSError | None) -> None:
+        self._busy = False
+        if error is None:
+            self.out_of_space = False
+            self._mark_finished(batch)
+            self.submit_next()
+        elif error.errno == errno.ENOSPC:
+            self._requeue(batch)
+            self._on_no_space(error)
+        else:
+            self._busy = True  # for good: nothing is tried again
+            self._on_error(error)
+            return
+        self._notify_waiters()
+        self._on_progress()
+
+    def _mark_finished(self, batch: list[_FlushItem]) -> None:
+        for item in batch:
+            self.finished_count += 1
+            log, segment, block = item
+            if block is None:
+                generation, saved, end = self._subjects_after_write
+                if generation != log.generation:
+                    continue  # subjects were forgotten meanwhile
+                log.subjects_saved, log.subjects_file_end = saved, end
+                if not log.is_deleted and segment in log.sealed_segments:
+                    log.columns_written(segment)
+                continue
+            self.pending_bytes -= block.used
+            log.folder_state = segment.state = FileState.READY
+            segment.on_block_written(block)
+            if not log.is_deleted and not segment.released:
+                self.unsynced_segments[segment.path] = (log, segment)
+
+    def _requeue(self, batch: list[_FlushItem]) -> None:
+        """No space: blocks wait for it; columns, being a cache, are given up."""
+        if batch[0].block is None:
+            self.finished_count += 1
+            self.submit_next()
+            return
+        sometimes("no room behind the journal")
+        self.out_of_space = True
+        for item in batch:
+            if item.segment.state is FileState.CREATING:
+                item.segment.state = FileState.NEW
+            if item.log.folder_state is FileState.CREATING:
+                item.log.folder_state = FileState.NEW
+        self._queue.extendleft(reversed(batch))
+
+
+def _is_created_by_commit(item: _FlushItem, batch: list[_FlushItem]) -> bool:
+    """Whether the commit lane makes, or will make, the file or the folder that a block belongs to."""
+    if FileState.RESERVED in (item.segment.state, item.log.folder_state):
+        return True
+    if item.segment.state is FileState.CREATING and not any(item.segment is each.segment for each in batch):
+        return True
+    return item.log.folder_state is FileState.CREATING and not any(item.log is each.log for each in batch)
+
+
+def _append_write(
+    ops: list[Op], segment: FileSegment, block: RecordBlock, previous: RecordBlock | None
+) -> None:
+    """Adds a block to the operations, as part of the last write where it follows on that, which ends with `before`."""
+    parts = encode_block(segment, block)
+    last = ops[-1] if ops else None
+    if previous is not None and last is not None and last[0] == "write" and last[1] == segment.path:
+        end = previous.offset + BLOCK_HEADER_BYTES + previous.used
+        if align_up(end) == block.offset:
+            last[3].append(bytes(block.offset - end))
+            last[3].extend(parts)
+            return
+    ops.append(("write", segment.path, block.offset, parts))
+
+
+def sync_ops(unsynced: dict[str, tuple[FileLog, FileSegment]]) -> list[Op]:
+    """Operations that make all written blocks durable, with the names of their files."""
+    ops: list[Op] = [("sync", path) for path in unsynced]
+    folders = {log.folder_path: log for log, _ in unsynced.values() if not log.folder_synced}
+    if folders:
+        ops.append(("syncdir", "streams"))
+    unsynced_folders = {
+        log.folder_path: None for log, segment in unsynced.values() if not segment.folder_synced
+    }
+    return ops + [("syncdir", folder) for folder in unsynced_folders]
+
+
+def mark_synced(unsynced: dict[str, tuple[FileLog, FileSegment]]) -> None:
+    """`sync_ops` of these has been done."""
+    for log, segment in unsynced.values():
+        log.folder_synced = segment.folder_synced = True

@@ -1,0 +1,204 @@
+"""Files that nothing needs any more, as soon as a proven checkpoint agrees.
+
+Owns the list of what is to be unlinked. Invariant: a file goes only after a checkpoint begun after it
+was dropped is proven, or, on a full disk, after a frame is durable from which a replay learns that nothing of it
+lives. Must not know why a file was dropped.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.code_probes import sometimes
+from headrace.storage.format import REMOVALS, encode_entry
+from headrace.storage.io.disk import Op
+from headrace.storage.log.file_log import FileLog
+from headrace.storage.segments.segment import FileSegment
+
+if TYPE_CHECKING:
+    from headrace.storage.store import Store
+
+STORE_FILE_NAME = re.compile(r"[0-9a-f]{8}\.(seg|([0-9]+\.)?col)|subjects\.[0-9]+")
+
+_PAIR = struct.Struct("<QQ")
+
+
+class _GarbageFile(NamedTuple):
+    removable_at: int
+    path: str
+    is_folder: bool
+    size: int
+    ended: int = 0  # the frame in which a stream was deleted
+    #: A segment of which frames can say that nothing lives: its log, first and last sequence.
+    rows: tuple[FileLog, int, int] | None = None
+    segment: FileSegment | None = None
+
+
+class FileGarbageCollector:
+    """Fills as segments and streams are dropped; emptied by checkpoints.
+
+    On a full disk there may be no space for a checkpoint. Then a frame says of each dropped segment that all its
+    sequences are removed, and its file goes when that frame is durable: see `JournalSurvey.explains`.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._garbage: dict[str, _GarbageFile] = {}
+        #: After an opening in place: segments that frames above the checkpoint refer to -> ident, first, last of these.
+        self.referred: dict[str, tuple[int, int, int]] = {}
+        self._stated: list[_GarbageFile] = []  # by the frame in flight
+        self._going: set[str] = set()  # to be unlinked by a submission that is not over
+
+    def __len__(self) -> int:
+        return len(self._garbage)
+
+    def add(self, path: str) -> None:
+        size = self._get_size(path)
+        self._garbage.setdefault(path, _GarbageFile(self._store.checkpointer.next_number, path, False, size))
+
+    def add_dead(self, log: FileLog, segment: FileSegment) -> None:
+        """A segment of which every row was removed by frames, up to the one under construction."""
+        number, path = self._store.checkpointer.next_number, segment.path
+        rows = log, segment.columns.base, segment.last_seq
+        item = _GarbageFile(number, path, False, self._get_size(path), rows=rows, segment=segment)
+        self._garbage.setdefault(path, item)
+
+    def add_copied(self, log: FileLog, path: str, first: int, last: int, needed: int) -> None:
+        """A file that checkpoint `needed` does not name. Frames before it may refer to large messages in it, from
+        `first` to `last`, which were copied.
+        """
+        rows = (log, first, last) if last else None
+        self._garbage.setdefault(path, _GarbageFile(needed, path, False, self._get_size(path), rows=rows))
+
+    def add_folder(self, folder: str, ended: int) -> None:
+        """The folder of a stream that was deleted in frame `ended`."""
+        size = sum(self._get_size(f"{folder}/{name}") for name in self._store.disk.list(folder))
+        number = self._store.checkpointer.next_number
+        self._garbage.setdefault(folder, _GarbageFile(number, folder, True, size, ended))
+
+    def _get_size(self, path: str) -> int:
+        """Of a file that the other lane may be unlinking: one that is gone has none."""
+        try:
+            return self._store.disk.size(path)
+        except FileNotFoundError:
+            return 0
+
+    def should_checkpoint(self) -> bool:
+        """Whether a checkpoint is worth while for the space alone."""
+        if not self._garbage:
+            return False
+        waiting_bytes = sum(item.size for item in self._garbage.values())
+        return waiting_bytes >= self._store.options.checkpoint_bytes or (
+            self._store.full and waiting_bytes > 0
+        )
+
+    # Without a checkpoint
+
+    @property
+    def has_statements(self) -> bool:
+        """Whether a frame could let go of something before the next checkpoint."""
+        return any(item.size if item.is_folder else self._is_dead(item) for item in self._garbage.values())
+
+    def state(self) -> list[bytes]:
+        """Entries for the frame that is being closed: what is removed as a whole."""
+        runs: dict[int, list[bytes]] = {}
+        for item in self._garbage.values():
+            if item.rows is not None and self._is_dead(item):
+                log, first, last = self._span(item)
+                log.saved_frame = -1  # a later checkpoint must not rely on a section that names it
+                self._stated.append(item)
+                runs.setdefault(log.ident, []).append(_PAIR.pack(first, last))
+        return [encode_entry(REMOVALS, ident, b"".join(pairs)) for ident, pairs in runs.items()]
+
+    def release(self) -> None:
+        """A frame is durable: what it, or one before it, has said to be removed goes."""
+        store = self._store
+        stated, self._stated = self._stated, []
+        to_unlink: dict[str, None] = {}
+        for item in stated:
+            if item.rows is None or self._garbage.pop(item.path, None) is None:
+                continue
+            to_unlink[item.path] = None
+            if item.segment is not None:
+                item.segment.released = True
+                columns = item.rows[0].get_columns_path(item.segment)
+                self._garbage.pop(columns, None)
+                to_unlink[columns] = None
+        if stated:
+            store.flusher.drop_released()
+        if store.full:
+            to_unlink.update(dict.fromkeys(self._deleted_files()))
+        if to_unlink:
+            # After what is under way on the lane, which may be making one of these files.
+            store.disk.submit("behind", [], lambda error: self._unlink_present(list(to_unlink)))
+
+    def _unlink_present(self, paths: list[str]) -> None:
+        self._unlink([path for path in paths if self._store.disk.exists(path)], [])
+
+    def _deleted_files(self) -> list[str]:
+        """Files of streams that durable frames have deleted. Lane "behind" may still make some: the folder stays."""
+        committed = self._store.committed_frame
+        ended = [item for item in self._garbage.values() if item.is_folder and 0 < item.ended <= committed]
+        for item in ended:
+            self._garbage[item.path] = item._replace(size=0)
+        names = [f"{item.path}/{name}" for item in ended for name in self._store.disk.list(item.path)]
+        return [path for path in names if STORE_FILE_NAME.fullmatch(path.rpartition("/")[2])]
+
+    def collect(self, checkpoint: int) -> None:
+        """Unlinks what this proven checkpoint does not name."""
+        disk = self._store.disk
+        removable = {path: item for path, item in self._garbage.items() if item.removable_at <= checkpoint}
+        self._garbage = {path: item for path, item in self._garbage.items() if path not in removable}
+        files = [path for path, item in removable.items() if not item.is_folder and disk.exists(path)]
+        segments = [item.segment for item in removable.values() if item.segment is not None]
+        for segment in segments:
+            segment.released = True
+        if segments:
+            self._store.flusher.drop_released()
+        self._unlink(files, [path for path, item in removable.items() if item.is_folder])
+
+    def _unlink(self, files: list[str], folders: list[str]) -> None:
+        disk = self._store.disk
+        to_unlink = dict.fromkeys(files)
+        to_rmdir: list[str] = []
+        for folder in (path for path in folders if disk.exists(path)):
+            names = disk.list(folder)
+            own_names = [name for name in names if STORE_FILE_NAME.fullmatch(name)]
+            to_unlink.update({f"{folder}/{name}": None for name in own_names})
+            if len(own_names) == len(names):  # otherwise somebody put something else there: it stays
+                sometimes("a folder is removed")
+                to_rmdir.append(folder)
+        for path in to_unlink:
+            self._store.flusher.unsynced_segments.pop(path, None)
+        paths = [path for path in to_unlink if path not in self._going]
+        ops: list[Op] = [("unlink", path) for path in paths]
+        ops += [("rmdir", folder) for folder in to_rmdir if folder not in self._going]
+        if ops:
+            going = {op[1] for op in ops}
+            self._going |= going
+            disk.submit("behind", ops, lambda error: self._gone(going, error))
+
+    def _gone(self, going: set[str], error: OSError | None) -> None:
+        self._going -= going
+        self._store.on_files_removed(error)
+
+    def _span(self, item: _GarbageFile) -> tuple[FileLog, int, int]:
+        """All sequences that the file may be needed for, also of large messages beyond the rows of its segment."""
+        assert item.rows is not None
+        log, first, last = item.rows
+        _, low, high = self.referred.get(item.path, (0, first, last))
+        return log, min(first, low), max(last, high)
+
+    def _is_dead(self, item: _GarbageFile) -> bool:
+        if item.rows is None or item.rows[0].is_deleted:
+            return False
+        if item.segment is not None and item.path not in self.referred:
+            return True
+        log, first, last = self._span(item)
+        return not 0 < log.find_next(None, first) <= last
+
+    def folders(self) -> set[str]:
+        """Of which files wait to be removed."""
+        return {path.rpartition("/")[0] for path in self._garbage}

@@ -1,0 +1,157 @@
+"""Durable key -> value, and increments (notes) on top of a value.
+
+Owns the facts of the whole store, cut into shards so that a checkpoint can take them one at a time.
+Invariant: what `get`, `notes` and `items` say is what the frames up to and including the one under
+construction say. Must not know what a fact is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from zlib import crc32
+
+from headrace.code_probes import sometimes
+from headrace.storage.checkpoint_schema import MetadataEntryState
+from headrace.storage.format import DELETE_KEY, MERGE, PUT, encode_entry, encode_keyed_entry
+from headrace.storage.native_records import OpenFrame
+
+SHARDS = 64
+MetadataCompactor = Callable[[bytes], bytes]
+
+
+class _MetadataEntry:
+    __slots__ = ("has_operands", "operands", "value")
+
+    def __init__(self) -> None:
+        self.value: bytes | None = None
+        self.operands: list[bytes] = []
+        self.has_operands = False
+
+
+class MetadataShard:
+    """The facts whose key falls into it, and the frame that last changed one of them."""
+
+    __slots__ = ("changed_frame", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, _MetadataEntry] = {}
+        self.changed_frame = 0
+
+
+class MetadataStore:
+    """put, delete and note go into the frame under construction."""
+
+    def __init__(self, open_frame: OpenFrame) -> None:
+        self.shards = [MetadataShard() for _ in range(SHARDS)]
+        self.frame_entries: list[bytes] = []  # for the frame, in order
+        self._open_frame = open_frame
+        self._compactors: list[tuple[bytes, MetadataCompactor]] = []
+
+    def register_compactor(self, prefix: bytes, compactor: MetadataCompactor) -> None:
+        """`fold(key)` gives the value that stands for value and notes of a key; asked at checkpoints.
+
+        Notes on keys of this prefix are from now on not kept in memory.
+        """
+        self._compactors.append((prefix, compactor))
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._add_to_frame(encode_keyed_entry(PUT, key, value), self.apply_put(key, value))
+
+    def merge(self, key: bytes, operand: bytes) -> None:
+        shard = self.shards[crc32(key) % SHARDS]
+        self._add_operand(shard, key, operand, self._find_compactor(key) is None)
+        self._add_to_frame(encode_keyed_entry(MERGE, key, operand), shard)
+
+    def delete(self, key: bytes) -> None:
+        shard = self.shards[crc32(key) % SHARDS]
+        if shard.entries.pop(key, None) is not None:
+            self._add_to_frame(encode_entry(DELETE_KEY, 0, key), shard)
+
+    def get(self, key: bytes) -> bytes | None:
+        metadata_entry = self.shards[crc32(key) % SHARDS].entries.get(key)
+        return metadata_entry.value if metadata_entry is not None else None
+
+    def get_operands(self, key: bytes) -> list[bytes]:
+        """The notes since the value; complete only as long as nobody registered a fold for the key."""
+        metadata_entry = self.shards[crc32(key) % SHARDS].entries.get(key)
+        return list(metadata_entry.operands) if metadata_entry is not None else []
+
+    def items(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys with a value, in order."""
+        found = [
+            (key, metadata_entry.value)
+            for shard in self.shards
+            for key, metadata_entry in shard.entries.items()
+            if key.startswith(prefix) and metadata_entry.value is not None
+        ]
+        return iter(sorted(found))
+
+    def keys(self, prefix: bytes) -> Iterator[bytes]:
+        """Keys in order, those with notes only too."""
+        return iter(sorted(key for shard in self.shards for key in shard.entries if key.startswith(prefix)))
+
+    def _add_to_frame(self, encoded: bytes, shard: MetadataShard) -> None:
+        self.frame_entries.append(encoded)
+        self._open_frame.pending_bytes += len(encoded)
+        shard.changed_frame = self._open_frame.number
+
+    def _find_compactor(self, key: bytes) -> MetadataCompactor | None:
+        for prefix, compactor in self._compactors:
+            if key.startswith(prefix):
+                return compactor
+        return None
+
+    def _add_operand(self, shard: MetadataShard, key: bytes, operand: bytes, in_memory: bool) -> None:
+        metadata_entry = shard.entries.get(key)
+        if metadata_entry is None:
+            metadata_entry = shard.entries[key] = _MetadataEntry()
+        metadata_entry.has_operands = True
+        if in_memory:
+            metadata_entry.operands.append(operand)
+
+    # Replay and checkpoints
+
+    def apply_put(self, key: bytes, value: bytes) -> MetadataShard:
+        shard = self.shards[crc32(key) % SHARDS]
+        metadata_entry = shard.entries.get(key)
+        if metadata_entry is None:
+            metadata_entry = shard.entries[key] = _MetadataEntry()
+        elif metadata_entry.has_operands:
+            metadata_entry.operands, metadata_entry.has_operands = [], False
+        metadata_entry.value = value
+        return shard
+
+    def apply_merge(self, key: bytes, operand: bytes) -> None:
+        self._add_operand(self.shards[crc32(key) % SHARDS], key, operand, True)
+
+    def apply_delete(self, key: bytes) -> None:
+        self.shards[crc32(key) % SHARDS].entries.pop(key, None)
+
+    def capture_shard(self, number: int) -> list[MetadataEntryState]:
+        """A shard as it is now, with notes folded into values where somebody can."""
+        return [
+            self._capture_entry(key, metadata_entry)
+            for key, metadata_entry in sorted(self.shards[number].entries.items())
+        ]
+
+    def _capture_entry(self, key: bytes, metadata_entry: _MetadataEntry) -> MetadataEntryState:
+        compactor = self._find_compactor(key) if metadata_entry.has_operands else None
+        if compactor is not None:
+            sometimes("notes are folded")
+            metadata_entry.value, metadata_entry.operands, metadata_entry.has_operands = (
+                compactor(key),
+                [],
+                False,
+            )
+        return MetadataEntryState(key, metadata_entry.value, list(metadata_entry.operands))
+
+    def restore_shard(self, number: int, states: list[MetadataEntryState]) -> None:
+        """The opposite of `capture_shard`."""
+        entries = self.shards[number].entries
+        for state in states:
+            metadata_entry = entries[state.key] = _MetadataEntry()
+            metadata_entry.value, metadata_entry.operands, metadata_entry.has_operands = (
+                state.value,
+                list(state.operands),
+                bool(state.operands),
+            )

@@ -1,0 +1,1 @@
+"""Opening a store: checkpoint and journal become a running store again."""

@@ -1,0 +1,95 @@
+"""Reads what the frames above a checkpoint refer to and remove, before anything is replayed.
+
+Owns the answer to two questions: which segment files the journal needs, and whether a segment that is missing
+was removed on purpose. Invariant: it only reads. Must not know logs or facts.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from headrace.storage import format as fmt
+from headrace.storage.damage_report import Damage
+from headrace.storage.format import FrameHeader
+from headrace.storage.io.disk import Disk
+from headrace.storage.journal.scan import ScannedFile
+
+_PAIR = struct.Struct("<QQ")
+
+Placed = tuple[FrameHeader, ScannedFile]
+
+
+def sort_frames(files: Iterable[ScannedFile]) -> list[Placed]:
+    """Frames of all files in order of their number."""
+    frames = [(frame, scanned) for scanned in files for frame in scanned.frames]
+    frames.sort(key=lambda each: each[0].number)
+    return frames
+
+
+class JournalSurvey:
+    """The entries of some frames. `is_whole`: they follow `after` and each other without a gap."""
+
+    def __init__(self, disk: Disk, store: int, frames: list[Placed], after: int) -> None:
+        self._disk = disk
+        self._store = store
+        self.is_whole = True
+        self.bytes = 0
+        #: Segments with large messages that frames refer to: path -> ident, first and last of their sequences.
+        self.larges: dict[str, tuple[int, int, int]] = {}
+        self._unread: list[tuple[int, int]] = []  # ident and sequence of large messages that are not there
+        self.created: set[int] = set()
+        self._deleted: set[int] = set()
+        self._removed: dict[int, list[tuple[int, int]]] = {}
+        previous, crc = after, None
+        for frame, scanned in frames:
+            if frame.number <= previous:
+                continue
+            if frame.number != previous + 1 or (crc is not None and frame.prev_crc != crc):
+                self.is_whole = False
+            previous, crc = frame.number, frame.crc
+            start = frame.offset + fmt.FRAME_HEADER_BYTES
+            self._read(scanned.data[start : start + frame.length])
+        self.last = previous
+        if not all(self.is_removed(ident, seq, seq) for ident, seq in self._unread):
+            self.is_whole = False
+
+    def _read(self, body: memoryview) -> None:
+        self.bytes += len(body)
+        for kind, ident, data in fmt.decode_entries(body):
+            if kind == fmt.LARGE:
+                self._read_large(ident, data)
+            elif kind == fmt.CREATE_STREAM:
+                self.created.add(ident)
+            elif kind == fmt.DELETE_STREAM:
+                self._deleted.add(ident)
+            elif kind == fmt.TRIM:
+                self._removed.setdefault(ident, []).append((0, fmt.decode_u64(data) - 1))
+            elif kind == fmt.REMOVALS:
+                self._removed.setdefault(ident, []).extend(_PAIR.iter_unpack(data))
+
+    def _read_large(self, ident: int, data: memoryview) -> None:
+        number, offset, length, seq = fmt.decode_large_entry(data)
+        path = fmt.segment_path(ident, number)
+        _, first, _ = self.larges.get(path, (ident, seq, seq))
+        self.larges[path] = (ident, first, seq)
+        self.bytes += length
+        block = self._disk.read(path, offset, length) if self._disk.exists(path) else b""
+        if fmt.parse_block(block, 0, fmt.compute_segment_seed(self._store, ident, number), offset) is None:
+            self._unread.append((ident, seq))
+
+    def is_removed(self, ident: int, first: int, last: int) -> bool:
+        """Whether one of these frames has removed all these sequences."""
+        if ident in self._deleted:
+            return True
+        return any(low <= first and last <= high for low, high in self._removed.get(ident, ()))
+
+    def explains(self, damage: Damage) -> bool:
+        """Whether nothing is lost, because all sequences concerned were removed.
+
+        On a full disk the file of such a segment goes at once, also before all of it was written or synced; after a power
+        loss it may be back in any state.
+        """
+        if not damage.ident or not damage.first_seq or not damage.file.startswith("streams/"):
+            return False
+        return self.is_removed(damage.ident, damage.first_seq, damage.last_seq)

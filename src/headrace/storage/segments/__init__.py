@@ -1,0 +1,1 @@
+"""Segments: sealed and growing blocks of records, and their column files."""

@@ -1,0 +1,10 @@
+"""Arrays of sequences, as logs give them out."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Seqs = npt.NDArray[np.uint64]
+
+NO_SEQS: Seqs = np.empty(0, dtype=np.uint64)

@@ -1,0 +1,1 @@
+"""Snapshots: leases on a stream's files, and reading them as Arrow from other processes."""

@@ -1,0 +1,81 @@
+"""A pin without a broker: whoever has the store's lock makes it, and readers in other processes use it.
+
+Owns opening a store for just that. Invariant: what is done to the store is what a broker's start and stop would do, and
+the lock is free again on return. Must not know Arrow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.clock import SystemClock
+from headrace.errors import StoreError
+from headrace.storage.format_features import name_folder_in_errors
+from headrace.storage.io.disk import FileDisk
+from headrace.storage.snapshot import leases
+from headrace.storage.store import Store
+
+#: The folder inside a server's `store_dir` that is the store.
+_STORE_SUBFOLDER = "headrace"
+
+
+@dataclass(frozen=True, slots=True)
+class OfflinePin:
+    """A stream as a pin holds it."""
+
+    pin: str
+    created_ns: int
+    first_seq: int
+    last_seq: int
+    messages: int
+    bytes: int
+    config: dict[str, object]
+
+
+def find_store_folder(path: str | os.PathLike[str]) -> Path:
+    """The store in a folder: the folder itself, or the one that a server keeps below its `store_dir`."""
+    given = Path(path)
+    for folder in (given, given / _STORE_SUBFOLDER):
+        if (folder / "lock").exists():
+            return folder
+    raise StoreError(f"{given} holds no store; give the folder that the server was started with (-sd)")
+
+
+def pin_offline(path: str | os.PathLike[str], stream: str, lease_s: float) -> OfflinePin:
+    """Pin a stream of a store that no broker has open."""
+    folder = find_store_folder(path)
+    disk = FileDisk(folder)
+    try:
+        with name_folder_in_errors(folder):
+            store = Store.open(disk, SystemClock())
+        try:
+            return _pin_stream(store, folder, stream, lease_s)
+        finally:
+            store.close()
+    finally:
+        disk.close()
+
+
+def _pin_stream(store: Store, folder: Path, stream: str, lease_s: float) -> OfflinePin:
+    log = store.logs.get(stream)
+    if log is None:
+        raise StoreError(
+            f"there is no stream {stream} in {folder}; there are {', '.join(sorted(store.logs)) or 'none'}"
+        )
+    now = time.time_ns()
+    leases.sweep_expired(store, now)
+    new_pin = leases.create_pin(store, log, lease_s, now)
+    record = json.loads(store.metadata.get(b"stream/%d" % log.ident) or b"{}")
+    return OfflinePin(
+        new_pin.id,
+        int(record.get("created_ns", 0)),
+        log.first_seq,
+        log.last_seq,
+        log.messages,
+        log.bytes,
+        dict(record.get("config", {})),
+    )

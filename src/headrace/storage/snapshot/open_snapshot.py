@@ -1,0 +1,81 @@
+"""How a reader comes by a snapshot: through an existing pin, the store's lock, or within the owner's process.
+
+Owns these three ways and the release of what each holds. Invariant: once opened, a snapshot needs no name on
+disk and no lock any more. Imports pyarrow by way of `reader`; the broker never imports this module.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from headrace.clock import SystemClock
+from headrace.errors import CorruptData, StoreError, StoreFull
+from headrace.storage.format_features import name_folder_in_errors
+from headrace.storage.io.overlay_disk import OverlayDisk
+from headrace.storage.io.readonly_disk import ReadonlyDisk
+from headrace.storage.log.log import StreamLog
+from headrace.storage.options import StoreOptions
+from headrace.storage.snapshot import manifest as manifests
+from headrace.storage.snapshot.leases import create_pin, release_pin
+from headrace.storage.snapshot.reader import COLUMNS, ArrowLayout, Selection, StreamSnapshot
+from headrace.storage.store import Store
+
+__all__ = ["COLUMNS", "ArrowLayout", "Selection", "StreamSnapshot", "open_folder", "open_log", "open_pin"]
+
+_LEASE_S = 3600.0
+# Nothing is written for good, so the files that recovery prepares may be small.
+_OPTIONS = StoreOptions(journal_bytes=1 << 20, journal_spares=0, headroom_bytes=0)
+
+
+def open_pin(folder: str, stream: str, pin: str) -> StreamSnapshot:
+    """A pin that the store's owner made; it stays his to release."""
+    if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", pin):
+        raise StoreError(f"{pin!r} is not a name of a pin")
+    disk = ReadonlyDisk(folder, exclusive=False)
+    with name_folder_in_errors(folder):
+        manifest = manifests.load(disk, pin)
+    if manifest.stream != stream:
+        raise StoreError(f"pin {pin} is of stream {manifest.stream}, not of {stream}")
+    try:
+        return StreamSnapshot(disk, manifest)
+    except CorruptData:
+        # Its lease may have run out meanwhile; the owner removes the manifest first, so loading tells.
+        manifests.load(disk, pin)
+        raise
+
+
+def open_folder(folder: str, stream: str) -> StreamSnapshot:
+    """A snapshot of a store that no broker has open, without changing it: recovery runs over an overlay."""
+    base = ReadonlyDisk(folder, exclusive=True)
+    try:
+        disk = OverlayDisk(base)
+        with name_folder_in_errors(folder):
+            store = Store.open(disk, SystemClock(), _OPTIONS)
+        log = store.logs.get(stream)
+        if log is None:
+            raise _make_no_stream_error(store, folder, stream)
+        return StreamSnapshot(disk, create_pin(store, log, 0, time.time_ns()).manifest)
+    finally:
+        base.unlock()
+
+
+def open_log(store: Store, log: StreamLog, now_ns: int) -> StreamSnapshot:
+    """A snapshot within the process that owns the store; what it shows is durable. Blocks until it is."""
+    while log.changed_frame > store.committed_frame:
+        if not store.in_flight:
+            store.commit()
+        store.disk.drain()
+        if store.waiting_for_space:
+            raise StoreFull("the disk is full, and what is to be shown is not durable; free some space")
+    new_pin = create_pin(store, log, _LEASE_S, now_ns)
+    return StreamSnapshot(store.disk, new_pin.manifest, lambda: release_pin(store, new_pin))
+
+
+def _make_no_stream_error(store: Store, folder: str, stream: str) -> StoreError:
+    reason = store.report().offline_streams.get(stream)
+    if reason is not None:
+        return CorruptData(f"stream {stream} cannot be read: {reason}; `headrace fsck {folder}` says more")
+    return StoreError(
+        f"there is no stream {stream} in {folder}; there are {', '.join(sorted(store.logs)) or 'none'}"
+    )

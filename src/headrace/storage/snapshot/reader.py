@@ -1,0 +1,200 @@
+"""A pinned snapshot of a stream, read as Arrow record batches.
+
+Owns which runs a read visits and how rows are cut into batches. Invariant: all rows and only the rows that
+were live and committed at the snapshot's position, in sequence order, the same every time; what is damaged
+raises `Corrupt` and is never left out in silence. Imports pyarrow; the broker never imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import CorruptData, StoreError
+from headrace.storage.checkpoint_schema import SegmentState
+from headrace.storage.snapshot.arrow import (
+    COLUMNS,
+    Array,
+    ArrowLayout,
+    gather_headers,
+    make_batch,
+    make_subject_dictionary,
+)
+from headrace.storage.snapshot.manifest import Manifest
+from headrace.storage.snapshot.record_runs import (
+    ColumnCache,
+    RecordRun,
+    SegmentId,
+    TailRun,
+    open_segment,
+    read_subjects,
+)
+from headrace.storage.snapshot.selection import Selection
+
+__all__ = ["COLUMNS", "ArrowLayout", "MappableDisk", "Selection", "StreamSnapshot"]
+
+# Offsets of plain `binary` are 32-bit; this also bounds what one batch holds in memory.
+BATCH_BYTES_MAX = 256 << 20
+
+
+class MappableDisk(Protocol):
+    """What a snapshot needs of a disk."""
+
+    def map(self, path: str) -> memoryview: ...
+
+
+class _LazyRun:
+    """A run that is opened when first needed; its file is mapped already, so its name may vanish."""
+
+    def __init__(self, first: int, last: int, open_run: Callable[[], RecordRun]) -> None:
+        self.first_seq, self.last_seq = first, last
+        self._open_run = open_run
+        self._opened: tuple[RecordRun, pa.Array] | None = None
+
+    def open(self) -> tuple[RecordRun, pa.Array]:
+        """The run and its subjects as strings."""
+        if self._opened is None:
+            run = self._open_run()
+            self._opened = run, make_subject_dictionary(run.subjects)
+        return self._opened
+
+
+class StreamSnapshot:
+    """The rows of one manifest."""
+
+    def __init__(
+        self, disk: MappableDisk, manifest: Manifest, on_close: Callable[[], None] = lambda: None
+    ) -> None:
+        self.manifest = manifest
+        self._on_close: Callable[[], None] | None = on_close
+        self._subjects_file = (
+            disk.map(manifest.subjects_path) if manifest.generation >= 0 else memoryview(b"")
+        )
+        self._subjects: list[bytes] | None = None
+        lazy_runs = [self._make_segment_run(disk, state) for state in manifest.segments]
+        lazy_runs += [
+            _LazyRun(tail_records.first_seq, tail_records.last_seq, partial(TailRun, tail_records))
+            for tail_records in manifest.loose
+        ]
+        self._runs = sorted(lazy_runs, key=lambda lazy_run: lazy_run.first_seq)
+
+    def batches(
+        self, selection: Selection, layout: ArrowLayout, rows_max: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
+        """The chosen rows, in sequence order."""
+        if self._on_close is None:
+            raise StoreError(f"this reading of {self.manifest.stream} is closed")
+        self._raise_if_lost(selection)
+        for lazy_run in self._runs:
+            if _overlaps(lazy_run.first_seq, lazy_run.last_seq, selection):
+                run, dictionary = lazy_run.open()
+                yield from self._make_batches(run, dictionary, selection, layout, rows_max)
+
+    def find_last_per_subject(self, selection: Selection) -> Array:
+        """The sequences of the last chosen row of each subject, ascending."""
+        last: dict[bytes, int] = {}
+        for lazy_run in self._runs:
+            if _overlaps(lazy_run.first_seq, lazy_run.last_seq, selection):
+                run, _ = lazy_run.open()
+                low, high, mask = _select_rows(run, selection, self.manifest.as_of_ns)
+                rows = np.arange(low, high) if mask is None else low + np.flatnonzero(mask)
+                # Of several rows of a subject the last one stays, and rows ascend.
+                seqs = np.zeros(len(run.subjects), np.uint64)
+                seqs[run.rows.subject[rows]] = run.rows.seq[rows]
+                found = np.flatnonzero(seqs)
+                last.update(zip((run.subjects[each] for each in found), seqs[found].tolist(), strict=True))
+        return np.sort(np.fromiter(last.values(), np.uint64, len(last)))
+
+    def close(self) -> None:
+        """Release what keeps the snapshot on disk."""
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+    def _make_segment_run(self, disk: MappableDisk, state: SegmentState) -> _LazyRun:
+        manifest = self.manifest
+        path = manifest.segment_path(state.number)
+        name = f"stream {manifest.stream}, segment {state.number:08x} ({state.first_seq} to {state.last_seq})"
+        try:
+            data = disk.map(path)
+        except OSError as error:
+            raise CorruptData(f"{name} cannot be read: {error}") from error
+        columns = memoryview(b"")
+        if state.number in manifest.columns:
+            columns = disk.map(manifest.columns_path(state.number))
+        segment_id = SegmentId(manifest.store, manifest.ident, name)
+
+        def open_run() -> RecordRun:
+            return open_segment(
+                data, ColumnCache(columns, manifest.generation, self._get_subjects()), segment_id, state
+            )
+
+        return _LazyRun(state.first_seq, state.last_seq, open_run)
+
+    def _get_subjects(self) -> list[bytes]:
+        if self._subjects is None:
+            self._subjects = read_subjects(self._subjects_file)
+        return self._subjects
+
+    def _raise_if_lost(self, selection: Selection) -> None:
+        for damage in self.manifest.lost:
+            if _overlaps(damage.first_seq, damage.last_seq, selection):
+                raise CorruptData(
+                    f"stream {self.manifest.stream}: {damage.description} ({damage.first_seq} to {damage.last_seq} lost). "
+                    "Read around them, or let `headrace fsck --accept-loss` drop them"
+                )
+
+    def _make_batches(
+        self, run: RecordRun, dictionary: pa.Array, selection: Selection, layout: ArrowLayout, rows_max: int
+    ) -> Iterator[pa.RecordBatch]:
+        low, high, mask = _select_rows(run, selection, self.manifest.as_of_ns)
+        rows = np.arange(low, high) if mask is None else low + np.flatnonzero(mask)
+        for at in range(0, len(rows), rows_max):
+            selected = rows[at : at + rows_max]
+            # A run without gaps is sliced, not gathered.
+            index = slice(int(selected[0]), int(selected[-1]) + 1) if mask is None else selected
+            offsets = run.rows.offset[index].astype(np.intp)
+            run.verify(offsets)
+            found = gather_headers(run.data, offsets)
+            if not np.array_equal(found["seq"], run.rows.seq[index]):
+                raise CorruptData(f"stream {self.manifest.stream}: columns and records of a segment disagree")
+            ids = run.rows.subject[index]
+            for cut in _split_by_bytes(found["size"]):
+                yield make_batch(layout, run.data, offsets[cut], found[cut], ids[cut], dictionary)
+
+
+def _select_rows(run: RecordRun, selection: Selection, as_of_ns: int) -> tuple[int, int, Array | None]:
+    """The span of rows within the bounds, and which of them are wanted (None: all)."""
+    rows = run.rows
+    low, high = selection.seq_span(rows.seq)
+    masks = [] if run.live is None else [run.live[low:high]]
+    subject_mask = selection.subject_mask(run.subjects)
+    if subject_mask is not None:
+        masks.append(subject_mask[rows.subject[low:high]])
+    if selection.only_seqs is not None:
+        masks.append(np.isin(rows.seq[low:high], selection.only_seqs))
+    alive = selection.row_mask(rows.time[low:high], rows.ttl[low:high], as_of_ns)
+    if alive is not None:
+        masks.append(alive)
+    return low, high, np.logical_and.reduce(masks) if masks else None
+
+
+def _split_by_bytes(sizes: Array) -> Iterator[slice]:
+    """Slices of rows that hold at most BATCH_BYTES_MAX each, or one row."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + BATCH_BYTES_MAX, side="right")))
+        yield slice(start, stop)
+        start = stop
+
+
+def _overlaps(first: int, last: int, selection: Selection) -> bool:
+    below = selection.end_seq is not None and first >= selection.end_seq
+    above = selection.first_seq is not None and last < selection.first_seq
+    return not below and not above

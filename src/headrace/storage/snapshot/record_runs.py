@@ -1,0 +1,181 @@
+"""Runs: records that lie in one buffer, with their columns, as a reader sees them.
+
+Owns the way from a pinned segment (or the records behind the last one) to arrays of rows, and the check that
+the bytes are those that were written: each block once, before its first row is handed out. Invariant: a row
+comes out right or `Corrupt` is raised. Must not know pins, leases or Arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.errors import CorruptData
+from headrace.storage.checkpoint_schema import SegmentState
+from headrace.storage.format import (
+    BLOCK_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
+    align_up,
+    compute_segment_seed,
+    is_segment_header,
+    parse_block,
+)
+from headrace.storage.native_records import Array, SegmentIndex, SubjectIndex
+from headrace.storage.segments.column_file import ColumnFileId, decode_columns, decode_subjects, reader_of
+from headrace.storage.snapshot.manifest import TailRecords
+
+
+class Rows:
+    """The arrays of a run, one entry a record; `subject` holds ids, `blocks` the offset of each block."""
+
+    __slots__ = ("blocks", "offset", "seq", "subject", "time", "ttl")
+
+    def __init__(self, columns: SegmentIndex, blocks: Iterable[int]) -> None:
+        self.time, self.offset, _size, self.subject, self.ttl, _flags, delta = columns.to_arrays()
+        steps = np.arange(len(self.time), dtype=np.uint64) if delta is None else delta.astype(np.uint64)
+        self.seq: Array = np.uint64(columns.base) + steps
+        self.blocks = np.array(blocks, np.int64)
+
+
+class ColumnCache(NamedTuple):
+    """What a segment's file of columns holds (nothing: there is none), and the subjects its ids refer to."""
+
+    columns: memoryview
+    generation: int
+    subjects: list[bytes]
+
+
+class SegmentId(NamedTuple):
+    """Which segment of which stream of which store some bytes must belong to, and how to call it."""
+
+    store_id: int
+    ident: int
+    name: str
+
+
+def load_rows(cache: ColumnCache, segment_id: SegmentId, state: SegmentState) -> Rows | None:
+    """The rows of a segment, or None if the cache is not a whole, good and fitting set of columns."""
+    file_id = ColumnFileId(segment_id.store_id, segment_id.ident, state.number, state.end, cache.generation)
+    found = decode_columns(reader_of(cache.columns), len(cache.columns), file_id)
+    if found is None or found.columns.rows != state.rows or found.subject_count > len(cache.subjects):
+        return None
+    return Rows(found.columns, found.blocks)
+
+
+class RecordRun:
+    """Records in one buffer. `live` is None where every row lives; `subjects` is what its ids refer to."""
+
+    def __init__(self, data: memoryview, rows: Rows, live: Array | None, subjects: list[bytes]) -> None:
+        self.data = data
+        self.rows = rows
+        self.live = live
+        self.subjects = subjects
+
+    def verify(self, offsets: Array) -> None:
+        """Raises Corrupt unless the records at `offsets` are as they were written."""
+
+
+class TailRun(RecordRun):
+    """Records that were in no file yet; the manifest that carries them has its own checksum."""
+
+    def __init__(self, tail_records: TailRecords) -> None:
+        data = memoryview(tail_records.records)
+        rows, subjects = scan_records(
+            data, [(0, len(data))], f"the records {tail_records.first_seq} to {tail_records.last_seq}"
+        )
+        super().__init__(data, rows, unpack_live_bits(tail_records.live, len(rows.seq)), subjects)
+
+
+class SegmentRun(RecordRun):
+    """A segment up to its committed end; blocks are verified when first read from."""
+
+    def __init__(
+        self,
+        data: memoryview,
+        rows: Rows,
+        live: Array | None,
+        subjects: list[bytes],
+        seed: int,
+        name: str,
+    ) -> None:
+        super().__init__(data, rows, live, subjects)
+        self._seed = seed
+        self._name = name
+        self._verified = np.zeros(len(rows.blocks), bool)
+
+    def verify(self, offsets: Array) -> None:
+        blocks = self.rows.blocks
+        if len(offsets) == 0:
+            return
+        touched = np.searchsorted(blocks, offsets, side="right") - 1
+        blocks_read = touched[np.concatenate(([True], touched[1:] != touched[:-1]))]
+        for number in blocks_read[~self._verified[blocks_read]].tolist():
+            offset = int(blocks[number])
+            if parse_block(self.data, offset, self._seed, offset) is None:
+                raise CorruptData(
+                    f"{self._name}: the block at {offset} is damaged; `headrace fsck` says what is lost"
+                )
+            self._verified[number] = True
+
+
+def open_segment(
+    data: memoryview, cache: ColumnCache, segment_id: SegmentId, state: SegmentState
+) -> SegmentRun:
+    """A pinned segment. Columns are a cache: without good ones they are made again from the blocks."""
+    header = bytes(data[:SEGMENT_HEADER_BYTES])
+    if not is_segment_header(header, segment_id.store_id, segment_id.ident, state.number):
+        raise CorruptData(f"{segment_id.name} is not the segment it should be")
+    data = data[: state.end]
+    seed = compute_segment_seed(segment_id.store_id, segment_id.ident, state.number)
+    live = unpack_live_bits(state.live, state.rows)
+    subjects = cache.subjects
+    rows = load_rows(cache, segment_id, state)
+    if rows is None:
+        rows, subjects = _rebuild_rows(data, seed, state, segment_id.name)
+    return SegmentRun(data, rows, live, subjects, seed, segment_id.name)
+
+
+def _rebuild_rows(data: memoryview, seed: int, state: SegmentState, name: str) -> tuple[Rows, list[bytes]]:
+    spans, offset = [], SEGMENT_HEADER_BYTES
+    while offset < state.end:
+        block = parse_block(data, offset, seed, offset)
+        if block is None:
+            raise CorruptData(f"{name}: the block at {offset} is damaged; `headrace fsck` says what is lost")
+        spans.append((offset + BLOCK_HEADER_BYTES, block.length))
+        offset = align_up(offset + BLOCK_HEADER_BYTES + block.length)
+    rows, subjects = scan_records(data, spans, name)
+    if len(rows.seq) != state.rows:
+        raise CorruptData(f"{name} holds {len(rows.seq)} records instead of {state.rows}")
+    return rows, subjects
+
+
+def scan_records(data: memoryview, spans: list[tuple[int, int]], name: str) -> tuple[Rows, list[bytes]]:
+    """Rows and subject table of the records within some spans (start, length) of a buffer."""
+    subjects, columns = SubjectIndex(), SegmentIndex()
+    for start, length in spans:
+        if columns.index_block(subjects, data, start, length, start) < 0:
+            raise CorruptData(f"{name} holds something that is no record, near {start}")
+    return Rows(columns, [start - BLOCK_HEADER_BYTES for start, _ in spans]), _list_subjects(subjects)
+
+
+def unpack_live_bits(bits: bytes, rows: int) -> Array | None:
+    """Live bits as a mask; none at all means that every row lives."""
+    if not bits:
+        return None
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=rows).astype(bool)
+
+
+def read_subjects(table: memoryview) -> list[bytes]:
+    """The subjects in order of their id, as far as the chunks of a table are good."""
+    subjects = SubjectIndex()
+    try:
+        decode_subjects(table, subjects)
+    except ValueError as error:
+        raise CorruptData(f"the table of subjects is not one that a store wrote: {error}") from error
+    return _list_subjects(subjects)
+
+
+def _list_subjects(subjects: SubjectIndex) -> list[bytes]:
+    return [subjects.name(number) for number in range(len(subjects))]

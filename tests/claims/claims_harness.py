@@ -1,0 +1,171 @@
+"""What a test of claims plays with: a server, streams, a namespace, and time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nats.aio.client import Client as Connection
+from nats.aio.msg import Msg
+
+from conformance.servers import REFERENCE, Server, Setup
+from headrace.claims import ClaimConfig, Claims, FakeClock, MemoryStore, Metrics, Ttl
+from headrace.claims.jetstream_client import JetStreamClient
+from headrace.claims.registry import STREAM, due_subject
+from headrace.testing import HostedServer
+
+LARGE = b"0123456789abcdef" * 8192  # 128 KiB
+THRESHOLD = 64 * 1024
+#: How long answers are waited for where they must come: a machine that halts for some seconds is no defect.
+PATIENCE_S = 30.0
+
+
+@contextlib.contextmanager
+def reference_server(*, sync_always: bool = False) -> Iterator[str]:
+    """A real nats-server with JetStream, for as long as the block lasts; syncing its disk as it does, or always."""
+    config = "jetstream { sync_interval: always }" if sync_always else ""
+    with Server(REFERENCE, Setup(config=config)) as server:
+        yield server.url
+
+
+class MovedClock(FakeClock):
+    """The machine's time, which goes on, moved ahead: what a real server writes down is never later than it."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def now_ns(self) -> int:
+        return time.time_ns() + super().now_ns()
+
+
+class ClaimsHarness:
+    """One test's surroundings. `name` is unique: the namespace, and the prefix of streams and subjects."""
+
+    def __init__(
+        self, connection: Connection, url: str, server: HostedServer | None, folder: Path, name: str
+    ) -> None:
+        self.connection = connection
+        self.url = url
+        self.server = server
+        self.folder = folder
+        self.name = name
+        self.clock = FakeClock(server.server.now_ns()) if server else MovedClock()
+        self.wire = JetStreamClient(connection, timeout_s=PATIENCE_S)
+        self.opened: list[Claims] = []
+        #: Backend and settings of the store; a folder when empty. Memory is one for all who open it here.
+        self.backend: dict[str, Any] = {}
+        self.memory = MemoryStore(clock=self.clock)
+
+    @property
+    def is_ours(self) -> bool:
+        return self.server is not None
+
+    async def claims(
+        self,
+        *,
+        ttl: Ttl | None = None,
+        objects: Any = None,
+        clock: Any = None,
+        connection: Connection | None = None,
+        **settings: Any,
+    ) -> Claims:
+        """The namespace, opened; a folder store unless told otherwise."""
+        settings = {"threshold": THRESHOLD, **self.backend, **settings}
+        if objects is None and settings.get("backend") == "memory":
+            objects = self.memory
+        if objects is None and settings.get("backend", "folder") == "folder":
+            settings.setdefault("store", {"path": str(self.folder), "sync": False})
+        config = ClaimConfig(settings.pop("namespace", self.name), ttl=ttl or Ttl(), **settings)
+        made = await Claims.open(
+            connection or self.connection,
+            config,
+            store=objects,
+            clock=clock or self.clock,
+            metrics=Metrics(),
+            timeout_s=PATIENCE_S,
+            retry_s=0.01,
+        )
+        self.opened.append(made)
+        return made
+
+    async def stream(self, suffix: str = "", **config: Any) -> str:
+        """A stream with the subjects `name[suffix].>` that lets messages have TTLs."""
+        name = f"{self.name}{suffix}"
+        body = {"name": name, "subjects": [f"{name}.>"], "allow_msg_ttl": True, **config}
+        await self.wire.api_request(f"STREAM.CREATE.{name}", body)
+        return name
+
+    async def consumer(self, stream: str, name: str, **config: Any) -> str:
+        body = {"durable_name": name, "ack_policy": "explicit", "ack_wait": 3600 * 10**9, **config}
+        await self.wire.api_request(
+            f"CONSUMER.DURABLE.CREATE.{stream}.{name}", {"stream_name": stream, "config": body}
+        )
+        return name
+
+    async def next(self, stream: str, consumer: str) -> Msg:
+        """The next message of a consumer; it must be there, or come soon."""
+        (message,) = await self.wire.pull(stream, consumer, 1, expires_s=PATIENCE_S)
+        return message
+
+    async def settled(self, stream: str, consumer: str) -> None:
+        """Until nothing awaits an ack; nats-server takes acks a moment after they were sent."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (await self.wire.api_request(f"CONSUMER.INFO.{stream}.{consumer}"))["num_ack_pending"]:
+                await asyncio.sleep(0.01)
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass: for the program at once, for our server too."""
+        self.clock.advance(seconds)
+        if self.server is not None:
+            await asyncio.to_thread(self.server.advance, seconds)
+
+    async def fire(self, claims: Claims, claim_id: str) -> None:
+        """See that the claim's timer has run out. Ours fires by itself in virtual time; for nats-server, whose
+        time is real, the marker that it would place is published in its name.
+        """
+        if self.is_ours:
+            return
+        headers = {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1h", "Nats-Rollup": "sub"}
+        namespace = claims.config.namespace
+        await self.wire.publish(due_subject(namespace, claim_id), b"", headers)
+        while not (await self.wire.api_request(f"CONSUMER.INFO.{STREAM}.collectors-{namespace}"))[
+            "num_pending"
+        ]:
+            await asyncio.sleep(0.01)  # nats-server tells its consumers a moment after the publish
+
+    async def remove_message(self, stream: str, seq: int) -> None:
+        """What a message's TTL does, for nats-server, whose time is real."""
+        if not self.is_ours:
+            await self.wire.api_request(f"STREAM.MSG.DELETE.{stream}", {"seq": seq})
+
+    async def pass_ttl(self, claims: Claims, published: Any, seconds: float) -> None:
+        """Time passes beyond a claim's max_age: the message and the timer end."""
+        await self.advance(seconds)
+        await self.remove_message(published.stream, published.seq)
+        await self.fire(claims, published.reference.claim_id)
+
+    async def timer(self, claims: Claims, claim_id: str) -> tuple[str, float] | None:
+        """State and TTL in seconds of the claim's timer."""
+        found = await self.wire.get_last(STREAM, due_subject(claims.config.namespace, claim_id))
+        if found is None or not found.data:
+            return None
+        return found.data.decode(), float(found.headers["Nats-TTL"].rstrip("s"))
+
+    async def events(self, claims: Claims, claim_id: str) -> list[str]:
+        await self.connection.flush()
+        return [event.event async for event in claims.audit.events(claims.config.namespace, claim_id)]
+
+    async def close(self) -> None:
+        for claims in self.opened:
+            await claims.close()
+        await self.wire.close()
+
+
+def reference_of(message: Msg) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(message.data)
+    return found

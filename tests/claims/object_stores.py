@@ -1,0 +1,222 @@
+"""Starts the real object stores that the tests use: SeaweedFS for S3, Azurite for Azure, an emulator for Google.
+
+Each is one process a test session on free loopback ports, with its data in a temporary folder; buckets are unique.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from claims.gcs_xml_gateway import Door
+from support.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+AZURITE = ROOT / ".venv" / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+#: The account that every Azurite has; published by its authors, no secret.
+AZURITE_ACCOUNT = "devstoreaccount1"
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+_START_TIMEOUT_S = 40.0
+
+
+class Process:
+    """A store's process and its folder."""
+
+    def __init__(self, name: str, command: list[str], folder: Path, **environment: str) -> None:
+        self.name = name
+        self.folder = folder
+        self._log = (folder / "log").open("wb")
+        self._process = subprocess.Popen(
+            command,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=folder,
+            env={**os.environ, **environment},
+        )
+
+    def wait_for(self, url: str) -> None:
+        """Until something answers there, whatever it says."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                urllib.request.urlopen(url, timeout=5).close()
+                return
+            except urllib.error.HTTPError as error:
+                error.close()
+                return
+            except OSError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    text = (self.folder / "log").read_text(errors="replace")[-4000:]
+                    raise RuntimeError(f"{self.name} did not start:\n{text}") from None
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        """At once: what they hold is thrown away, and an orderly end takes some of them twenty seconds."""
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Weed(Process):
+    """SeaweedFS with an S3 door, and its lifecycle on demand."""
+
+    KEYS = {"access_key_id": "headrace", "secret_access_key": "headrace-secret"}
+
+    def __init__(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="claims-weed-"))
+        self.binary = Path(sys.executable).with_name("weed")
+        base = self._free_base()
+        names = ("master.port", "volume.port", "filer.port", "s3.port", "admin.port")
+        self.ports = {name: base + index for index, name in enumerate(names)}
+        flags = [f"-{name}={port}" for name, port in self.ports.items()]
+        flags += [
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-webdav=false",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+        ]
+        flags += ["-master.telemetry=false", "-admin.ui=false", f"-dir={folder}"]
+        super().__init__(
+            "weed mini",
+            [str(self.binary), "mini", *flags],
+            folder,
+            AWS_ACCESS_KEY_ID=self.KEYS["access_key_id"],
+            AWS_SECRET_ACCESS_KEY=self.KEYS["secret_access_key"],
+        )
+        self.endpoint = f"http://127.0.0.1:{self.ports['s3.port']}"
+        self.wait_for(self.endpoint)
+
+    @staticmethod
+    def _free_base() -> int:
+        """Five ports in a row whose gRPC twins (+10000) are free too."""
+        for base in range(13000 + os.getpid() % 500 * 20, 28000, 20):
+            with contextlib.ExitStack() as stack:
+                try:
+                    for port in (*range(base, base + 5), *range(base + 10000, base + 10005)):
+                        item = stack.enter_context(socket.socket())
+                        item.bind(("127.0.0.1", port))
+                except OSError:
+                    continue
+                return base
+        raise RuntimeError("no free ports")
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return {"endpoint": self.endpoint, **self.KEYS}
+
+    def close(self) -> None:
+        super().close()
+        for port in self.ports.values():  # its sockets for neighbours stay behind otherwise
+            for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                path.unlink(missing_ok=True)
+            for path in Path("/tmp").glob(f"seaweedfs-*-{port + 10000}.sock"):
+                path.unlink(missing_ok=True)
+
+    def run_lifecycle(self) -> str:
+        """Apply the buckets' lifecycle rules now."""
+        return self._shell(
+            f"s3.lifecycle.run-shard -shards 0-15 -s3 127.0.0.1:{self.ports['s3.port'] + 10000}"
+        )
+
+    def age(self, bucket: str, days: int, since: float) -> None:
+        """Make everything in a bucket that was written since then older: its entries are saved, their times moved
+        back, and loaded again. Times are varints in there, and those of a few days differ in no byte count.
+        """
+        path = self.folder / f"{bucket}.meta"
+        self._shell(f"fs.meta.save -o {path} /buckets/{bucket}")
+        entries = path.read_bytes()
+        for moment in range(int(since) - 1, int(time.time()) + 2):
+            entries = entries.replace(_varint(moment), _varint(moment - days * 86400))
+        path.write_bytes(entries)
+        self._shell(f"fs.meta.load {path}")
+
+    def _shell(self, command: str) -> str:
+        ports = self.ports
+        shell = [
+            str(self.binary),
+            "shell",
+            f"-master=127.0.0.1:{ports['master.port']}",
+            f"-filer=127.0.0.1:{ports['filer.port']}",
+        ]
+        done = subprocess.run(
+            shell,
+            input=f"{command}\n".encode(),
+            capture_output=True,
+            timeout=60,
+            cwd=self.folder,
+            check=True,
+        )
+        return done.stdout.decode() + done.stderr.decode()
+
+
+def _varint(number: int) -> bytes:
+    """A number as protocol buffers have it."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+class Azurite(Process):
+    """Azure's emulator, from npm."""
+
+    def __init__(self) -> None:
+        if not AZURITE.exists() or not shutil.which("node"):
+            raise RuntimeError(
+                "Azurite is missing: run `make test` (needs npm; on Debian: apt-get install nodejs npm)"
+            )
+        folder = Path(tempfile.mkdtemp(prefix="claims-azurite-"))
+        port = free_port()
+        flags = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
+        command = ["node", str(AZURITE), *flags, "--disableTelemetry", "--skipApiVersionCheck", "--silent"]
+        super().__init__("azurite", command, folder)
+        self.endpoint = f"http://127.0.0.1:{port}/{AZURITE_ACCOUNT}"
+        self.wait_for(self.endpoint)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return {"endpoint": self.endpoint, "account": AZURITE_ACCOUNT, "access_key": AZURITE_KEY}
+
+
+class GcsEmulator(Process):
+    """An emulator of Google's JSON API, from PyPI, and our door for XML. It is not the real thing: see docs/claims.md."""
+
+    def __init__(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="claims-gcs-"))
+        port = free_port()
+        code = (
+            "from gcp_storage_emulator.server import create_server as c; "
+            f"s = c('127.0.0.1', {port}, in_memory=True); s.run()"
+        )
+        super().__init__("gcp-storage-emulator", [sys.executable, "-W", "ignore", "-c", code], folder)
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self.wait_for(self.endpoint)
+        self.door = Door(self.endpoint)
+        self._serving = threading.Thread(target=self.door.serve_forever, args=(0.05,), daemon=True)
+        self._serving.start()
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Administration on the emulator itself, data through a door that speaks XML."""
+        data = f"http://127.0.0.1:{self.door.server_address[1]}"
+        return {"endpoint": data, "admin_endpoint": self.endpoint, "retries": 0}
+
+    def close(self) -> None:
+        self.door.shutdown()
+        self.door.server_close()
+        self._serving.join()
+        super().close()

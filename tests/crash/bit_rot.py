@@ -1,0 +1,159 @@
+"""A closed store whose bytes change on the medium, and what must hold then.
+
+Wrong bytes are never served; what cannot be read is reported; damage stays within one block or frame;
+sequences are never given again; recovery changes nothing, and deletes nothing of a damaged store.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+from typing import NamedTuple
+
+from headrace.errors import CorruptData
+from headrace.sim import DiskSnapshot, SimClock, SimDisk
+from headrace.sim.checkers.store_invariants import require
+from headrace.sim.checkers.store_model import ModelMessage, StoreState
+from headrace.sim.workloads.store_driver import StoreDriver
+from headrace.storage import Store, StreamLog
+from headrace.storage.damage_report import RecoveryReport
+
+from .store_sizes import TINY
+from .workloads import live, some
+
+#: No block and no frame of `build` holds more messages than this.
+TOGETHER = 24
+
+
+class Rotten(NamedTuple):
+    """A store to be damaged: its disk after a clean end, and what it holds."""
+
+    snapshot: DiskSnapshot
+    state: StoreState
+    files: dict[str, bytes]
+    ever: dict[tuple[str, int], ModelMessage]
+
+
+@cache
+def build(kind: str = "closed") -> Rotten:
+    """About 64 KiB: two streams with segments, tails, removals and facts.
+
+    "idle" ends without a shutdown, "killed" without an idle mark too.
+    """
+    disk = SimDisk(7)
+    driver = StoreDriver(disk, TINY)
+    rng = Random(7)
+    driver.create("A")
+    driver.create("B")
+    ever: dict[tuple[str, int], ModelMessage] = {}
+    for number in range(12):
+        some(driver, rng, "A", 6, 300)
+        some(driver, rng, "B", 1)
+        if number % 4 == 3:
+            remember(driver, ever)
+            driver.remove("A", rng.choice(live(driver, "A")))
+            driver.append("A", b"big", 6_000)
+        driver.put(b"k/%d" % (number % 3), b"%d" % number)
+        remember(driver, ever)
+        driver.commit_and_wait()
+        if number == 7:
+            driver.checkpoint()
+    driver.run_until_idle()
+    if kind == "closed":
+        driver.store.close()
+    elif kind == "idle":
+        driver.store.on_idle()
+        disk.drain()
+    frozen = driver.model.to_state()
+    disk = disk.kill()
+    files = {path: disk.read(path, 0, disk.size(path)) for path in disk.walk()}
+    return Rotten(disk.snapshot(), frozen, files, ever)
+
+
+def remember(driver: StoreDriver, ever: dict[tuple[str, int], ModelMessage]) -> None:
+    for name, log in driver.model.logs.items():
+        ever.update({(name, seq): message for seq, message in log.messages.items()})
+
+
+class Verdict(NamedTuple):
+    """What was found of a damaged store."""
+
+    refused: bool
+    unreadable: int
+    reported: bool
+
+
+def examine(rotten: Rotten, damaged: dict[str, bytes], *, confined: bool = True) -> Verdict:
+    """Opens the store with some files replaced and holds it to the promises."""
+    disk = SimDisk(snapshot=rotten.snapshot)
+    for path, content in damaged.items():
+        disk.corrupt(path, content)
+    kept = {**rotten.files, **damaged}
+    try:
+        store = Store.open(disk, SimClock(), TINY)
+    except CorruptData:
+        check_untouched(disk, kept)
+        return Verdict(True, 0, True)
+    check_untouched(disk, kept, store.report())
+    unreadable = _compare(store, rotten)
+    report = store.report()
+    reported = bool(report.damage or report.offline_streams)
+    require(not unreadable or reported, f"{unreadable} messages are gone without a word")
+    if confined:
+        require(unreadable <= TOGETHER, f"{unreadable} messages are gone through one damaged byte")
+    return Verdict(False, unreadable, reported)
+
+
+def check_untouched(disk: SimDisk, kept: dict[str, bytes], report: RecoveryReport | None = None) -> None:
+    """Demand that recovery changed nothing, and deleted nothing unless it found no damage.
+
+    In a sound store it removes what a crashed run left and nothing refers to; that every message is still there is
+    checked besides.
+    """
+    for path, content in kept.items():
+        if report is not None and report.healthy and not disk.exists(path):
+            continue
+        require(disk.exists(path), f"recovery deleted {path}")
+        require(disk.read(path, 0, disk.size(path)) == content, f"recovery changed {path}")
+
+
+def _compare(store: Store, rotten: Rotten) -> int:
+    """How many messages cannot be read; raises when one is wrong or a sequence could be given again.
+
+    One whose removal was in a damaged frame may be back, as it was: a fact is lost, not invented.
+    """
+    unreadable = 0
+    state = rotten.state
+    for name, (_, last_seq, messages) in state[0]:
+        log = store.logs.get(name)
+        if log is None:
+            require(bool(store.report().offline_streams), f"stream {name} is gone without a word")
+            unreadable += len(messages)
+            continue
+        require(log.last_seq >= last_seq, f"{name} would give sequence {log.last_seq + 1} again")
+        known = dict(messages)
+        for seq in range(min(known, default=1), last_seq + 1):
+            unreadable += not _right(log, seq, known.get(seq), rotten.ever.get((name, seq)))
+    for key, value in state[1]:
+        found = store.metadata.get(key)
+        if found != value:
+            require(bool(store.report().damage), f"fact {key!r} is {found!r}")
+            unreadable += 1
+    return unreadable
+
+
+def _right(log: StreamLog, seq: int, message: ModelMessage | None, ever: ModelMessage | None) -> bool:
+    try:
+        found = log.get(seq)
+    except CorruptData:
+        return False
+    if found is None:
+        return message is None
+    time_ns, subject, header, payload, ttl_s = found
+    read = (time_ns, bytes(subject), bytes(header), bytes(payload), ttl_s)
+    require(read == ever, f"{log.name} {seq} is wrong")
+    return message is not None
+
+
+def flipped(content: bytes, offset: int, bit: int) -> bytes:
+    return content[:offset] + bytes([content[offset] ^ 1 << bit]) + content[offset + 1 :]

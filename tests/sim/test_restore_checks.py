@@ -1,0 +1,89 @@
+"""Restores of archives with odd content: refused as a whole, or harmless."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.broker.commit.server_quota import ServerQuota
+from headrace.protocol import headers
+from headrace.protocol.backup_archive import ArchiveWriter, BackupEntry
+from headrace.sim import SimDisk
+from headrace.sim.sim_broker import SimBroker
+
+from .store_sizes import SIZES
+
+SECOND = 1_000_000_000
+
+
+def start() -> SimBroker:
+    broker = SimBroker(SimDisk(), SIZES[0])
+    broker.start()
+    broker.run_until_idle()
+    return broker
+
+
+def restored(broker: SimBroker, *entries: BackupEntry, **config: Any) -> Any:
+    """What a restore of these entries ends with."""
+    packer = ArchiveWriter()
+    data = b"".join(packer.add(entry) for entry in entries) + packer.finish()
+    wanted = {"name": "R", "subjects": ["r"], **config}
+    subject = broker.call("STREAM.RESTORE.R", config=wanted)["deliver_subject"]
+    broker.publish(subject, data)
+    number = broker.publish(subject, b"")
+    broker.run_until_idle()
+    return broker.replies[number].json
+
+
+def state(last_seq: int, consumers: int = 0) -> BackupEntry:
+    fields = {"first_seq": 1, "last_seq": last_seq, "messages": last_seq, "consumer_count": consumers}
+    return BackupEntry(b"state.json", 0, 0, b"", json.dumps(fields).encode())
+
+
+def test_a_message_that_cannot_be_stored_fails_the_restore() -> None:
+    broker = start()
+    answer = restored(
+        broker, state(2), BackupEntry(b"r" * 70_000, 1, 1, b"", b"lost?"), BackupEntry(b"r", 2, 2, b"", b"")
+    )
+    assert answer["error"]["err_code"] == 10062
+    assert broker.jetstream.streams == broker.jetstream.restores == broker.store.logs == {}
+
+
+@pytest.mark.parametrize("seq", ["²", "9" * 30, "9" * 5000])
+def test_a_copy_that_names_no_position_is_a_message_like_others(seq: str) -> None:
+    broker = start()
+    block = headers.build([(b"Nats-Stream-Source", f"S {seq} x > >".encode())])
+    assert "error" not in restored(broker, state(1), BackupEntry(b"r", 1, 1, block, b"x"))
+    number = broker.publish("r", b"more")
+    broker.run_until_idle()
+    assert broker.replies[number].json["seq"] == 2
+
+
+def test_a_schedule_that_asks_for_nonsense_does_not_stop_the_others() -> None:
+    broker = start()
+    bad = [(b"Nats-Schedule", b"@every 1s"), (b"Nats-Schedule-Target", b"r.t"), (b"Nats-Schedule-TTL", b"?")]
+    entry = BackupEntry(b"r.bad", broker.clock.now_ns(), 1, headers.build(bad), b"")
+    config = {
+        "subjects": ["r.>"],
+        "allow_msg_schedules": True,
+        "allow_msg_ttl": True,
+        "allow_rollup_hdrs": True,
+    }
+    assert "error" not in restored(broker, state(1), entry, **config)
+    broker.publish("r.good", b"", Nats_Schedule="@every 2s", Nats_Schedule_Target="r.told")
+    broker.advance(5 * SECOND)
+    assert broker.jetstream.streams["R"].log.get_subject_count(b"r.told") == 2
+
+
+def test_a_restore_stays_within_what_the_server_may_keep() -> None:
+    broker = start()
+    jetstream = broker.jetstream
+    jetstream.server_quota.remove_account(jetstream)
+    jetstream.server_quota = ServerQuota(storage=5000)
+    jetstream.server_quota.add_account(jetstream)
+    messages = [BackupEntry(b"r", seq, seq, b"", bytes(1000)) for seq in range(1, 11)]
+    assert restored(broker, state(10), *messages)["error"]["err_code"] == 10062
+    assert broker.store.logs == {}
+    assert "error" not in restored(broker, state(3), *messages[:3])

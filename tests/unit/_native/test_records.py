@@ -1,0 +1,306 @@
+"""Both twins of the records kernel: packing, columns, subject ids."""
+
+import struct
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace._native import records_pure
+
+try:
+    from headrace._native import records as compiled
+except ImportError:
+    compiled = None
+
+TWINS = [records_pure] + ([compiled] if compiled is not None else [])
+HEAD = struct.Struct("<IHHIIQQ")
+ENTRY = struct.Struct("<HHIQ")
+
+
+@pytest.fixture(params=TWINS, ids=lambda twin: twin.__name__.rsplit(".", 1)[1])
+def records(request: pytest.FixtureRequest) -> ModuleType:
+    return request.param
+
+
+def appender(records: ModuleType, block: int = 512, journaled: bool = True, first: int = 1):
+    return records.LogWriter(records.OpenFrame(), 7, records.SubjectIndex(), block, 1 << 40, journaled, first)
+
+
+def entries(body: bytes) -> list[tuple[int, int, bytes]]:
+    found, at = [], 0
+    while at < len(body):
+        kind, _, ident, length = ENTRY.unpack_from(body, at)
+        found.append((kind, ident, bytes(body[at + 16 : at + 16 + length])))
+        at += 16 + length
+    return found
+
+
+def gather(records: ModuleType, logs: list[Any]) -> tuple[bytes, bytes]:
+    """The body of a frame, whole, and its watermarks."""
+    pieces, marks = records.build_frame_body(logs)
+    return b"".join(pieces), marks
+
+
+def test_a_record_has_the_documented_bytes(records: ModuleType) -> None:
+    log = appender(records)
+    assert log.append(b"a.b", b"H: 1", b"payload", 123, 60, 5) == 1
+    body, marks = gather(records, log.open_frame.dirty_logs)
+    [(kind, ident, record)] = entries(body)
+    assert (kind, ident) == (2, 7)
+    assert HEAD.unpack_from(record) == (32 + 3 + 4 + 7, 3, 5 | 0x8000, 4, 60, 1, 123)
+    assert record[32:] == b"a.bH: 1payload"
+    assert marks == struct.pack("<IQ", 7, 1)
+    assert records.decode_record(record, 0) == (123, b"a.b", b"H: 1", b"payload", 60)
+
+
+def test_gather_takes_only_what_is_new(records: ModuleType) -> None:
+    log = appender(records)
+    gate = log.open_frame
+    log.append(b"a", b"", b"1", 1)
+    first, gate.dirty_logs = gate.dirty_logs, []
+    gather(records, first)
+    assert log.committed_seq == 0
+    records.mark_committed(first)
+    assert log.committed_seq == 1
+    log.append(b"a", b"", b"2", 2)
+    body, _ = gather(records, gate.dirty_logs)
+    assert [HEAD.unpack_from(data)[5] for _, _, data in entries(body)] == [2]
+
+
+def test_cut_blocks_and_the_tail_arrive_in_order(records: ModuleType) -> None:
+    log = appender(records, block=200)
+    for number in range(10):
+        log.append(b"a", b"", bytes([number]) * 50, number)
+    assert len(log.blocks) == 4
+    assert [block.offset for block in log.blocks] == [512, 1024, 1536, 2048]
+    body, _ = gather(records, log.open_frame.dirty_logs)
+    data = b"".join(record for _, _, record in entries(body))
+    assert [HEAD.unpack_from(data, at)[5] for at in range(0, len(data), 83)] == list(range(1, 11))
+
+
+def test_a_record_larger_than_a_block_gets_its_own(records: ModuleType) -> None:
+    log = appender(records, block=128)
+    log.append(b"a", b"", b"x", 1)
+    log.append(b"a", b"", b"y" * 1000, 1)
+    log.append(b"a", b"", b"z", 1)
+    assert [block.records for block in log.blocks] == [1, 1]
+    assert log.columns.row(2)[0] == log.block_offset + 32
+
+
+def test_much_of_one_log_and_little_of_another(records: ModuleType) -> None:
+    log, other = appender(records, block=20_000), appender(records)
+    for number in range(8):
+        log.append(b"a", b"", bytes([number]) * 9_000, number)
+    log.record_trim(2)
+    other.append(b"b", b"", b"little", 1)
+    body, marks = gather(records, [log, other])
+    found = entries(body)
+    data = b"".join(record for kind, _, record in found if kind == 2 and len(record) > 1_000)
+    assert [data[at + 33] for at in range(0, len(data), 9_033)] == list(range(8))
+    assert (5, 7, struct.pack("<Q", 2)) in found
+    assert [record[33:] for _, _, record in found if len(record) < 100 and len(record) > 8] == [b"little"]
+    assert marks == struct.pack("<IQ", 7, 8) + struct.pack("<IQ", 7, 1)
+    assert gather(records, [log])[0] == b""
+
+
+def test_a_frame_does_not_change_when_its_log_grows(records: ModuleType) -> None:
+    log = appender(records, block=100_000)
+    for number in range(5):
+        log.append(b"a", b"", bytes([number]) * 9_000, number)
+    pieces, _ = records.build_frame_body([log])
+    before = b"".join(pieces)
+    for number in range(20):
+        log.append(b"a", b"", bytes([number]) * 9_000, number)
+    assert b"".join(pieces) == before
+
+
+def test_views_of_a_tail_do_not_change_when_it_grows(records: ModuleType) -> None:
+    log = appender(records, block=65536)
+    log.append(b"a", b"", b"first", 1)
+    view = memoryview(log.tail)[: log.tail_used]
+    before = bytes(view)
+    for _ in range(500):
+        log.append(b"a", b"", b"x" * 100, 1)
+    assert bytes(view) == before
+
+
+def test_load_takes_records_verbatim_and_once(records: ModuleType) -> None:
+    source, target = appender(records), appender(records, block=300)
+    for number in range(20):
+        source.append(b"s.%d" % (number % 3), b"h" * (number % 2), b"p" * number, number)
+    body, _ = gather(records, source.open_frame.dirty_logs)
+    [*parts] = (data for _, _, data in entries(body))
+    assert sum(target.load(part) for part in parts) == 20
+    assert [target.load(part) for part in parts] == [0] * len(parts)
+    assert (target.messages, target.bytes, target.last_seq) == (source.messages, source.bytes, 20)
+    assert gather(records, [target])[0] == b""
+    assert target.load(b"\1" * 40) == -1
+
+
+def test_a_closed_or_full_frame_refuses_records(records: ModuleType) -> None:
+    class Refused(Exception):
+        pass
+
+    def refuse(size: int) -> None:
+        raise Refused(size)
+
+    log = appender(records)
+    log.open_frame.on_full = refuse
+    log.open_frame.max_bytes = 100
+    log.append(b"a", b"", b"x" * 60, 1)
+    with pytest.raises(Refused):
+        log.append(b"a", b"", b"x" * 60, 1)
+    log.open_frame.max_bytes, log.open_frame.closed = 1 << 40, True
+    with pytest.raises(Refused):
+        log.append_many([(b"a", b"", b"")], 1)
+    assert log.last_seq == 1
+    memory = records.LogWriter(log.open_frame, 8, records.SubjectIndex(), 512, 1 << 40, False)
+    assert memory.append(b"a", b"", b"", 1) == 1
+
+
+def test_bytes_follow_the_references_formula(records: ModuleType) -> None:
+    stored, memory = appender(records), appender(records, journaled=False)
+    for log in (stored, memory):
+        log.append_many([(b"abc", b"", b"12345"), (b"abc", b"hdr", b"12345")], 1)
+    assert stored.bytes == (30 + 3 + 5) + (30 + 3 + 5 + 4 + 3)
+    assert memory.bytes == (16 + 3 + 5) + (16 + 3 + 3 + 5)
+    stored.subtract_rows(stored.columns, 0, 2)
+    assert stored.bytes == 0
+
+
+def test_removals_are_runs(records: ModuleType) -> None:
+    log = appender(records)
+    log.append_many([(b"a", b"", b"")] * 10, 1)
+    gather(records, log.open_frame.dirty_logs)
+    for seq in (3, 4, 5, 9):
+        log.record_removals(seq, seq)
+    log.record_trim(2)
+    log.record_advance(20)
+    log.mark_dirty()
+    body, _ = gather(records, [log])
+    assert [(kind, data) for kind, _, data in entries(body)] == [
+        (4, struct.pack("<4Q", 3, 5, 9, 9)),
+        (5, struct.pack("<Q", 2)),
+        (6, struct.pack("<Q", 20)),
+    ]
+
+
+def test_gaps_make_columns_sparse(records: ModuleType) -> None:
+    log = appender(records)
+    for seq in (1, 2, 10, 11, 500):
+        log.last_seq = seq - 1
+        log.append(b"a", b"", b"", seq)
+    columns = log.columns
+    assert [columns.seq(row) for row in range(5)] == [1, 2, 10, 11, 500]
+    assert [columns.find_row(seq) for seq in (0, 1, 3, 10, 500, 501, 1 << 50)] == [-1, 0, -1, 2, 4, -1, -1]
+    assert [columns.lower_bound(seq) for seq in (0, 3, 11, 501)] == [0, 2, 3, 5]
+    far = 1 << 40
+    log.last_seq = far
+    log.append(b"a", b"", b"", 1)
+    assert log.columns.base == far + 1
+
+
+def test_live_bits_come_back(records: ModuleType) -> None:
+    log = appender(records)
+    log.append_many([(b"a", b"", b"")] * 21, 1)
+    assert log.columns.live_bits() == b""
+    for row in (0, 7, 8, 20):
+        assert log.columns.tombstone(row)
+        assert not log.columns.tombstone(row)
+    bits = log.columns.live_bits()
+    other = appender(records)
+    other.append_many([(b"a", b"", b"")] * 21, 1)
+    other.columns.apply_live_bits(bits)
+    assert other.columns.alive == 17
+    assert [other.columns.is_live(row) for row in (0, 1, 7, 8, 20)] == [False, True, False, False, False]
+    assert other.columns.live_bits(1, 7) == b""
+
+
+def test_a_block_is_scanned_into_rows(records: ModuleType) -> None:
+    log = appender(records, block=4096)
+    log.append_many([(b"s.%d" % number, b"h", b"p" * number) for number in range(30)], 5, 9, 3)
+    columns, subjects = records.SegmentIndex(), records.SubjectIndex()
+    data = b"pad" + bytes(log.tail[: log.tail_used])
+    assert columns.index_block(subjects, data, 3, log.tail_used, 1000) == 30
+    assert columns.row(4)[1:] == log.columns.row(4)[1:]
+    assert columns.row(0)[0] == 1000
+    assert subjects.name(29) == b"s.29"
+    assert columns.index_block(subjects, data, 3, log.tail_used, 1000) == -1  # not ascending
+    assert records.SegmentIndex().index_block(subjects, data, 3, 40, 0) == -1  # ends within a record
+
+
+def test_subjects_get_consecutive_ids(records: ModuleType) -> None:
+    subjects = records.SubjectIndex()
+    names = [b"a", b"a.b", b"a.b.c", b"b", b"b.x", b"x" * 300, b""]
+    assert [subjects.add(name) for name in names] == list(range(len(names)))
+    assert [subjects.add(name) for name in names] == list(range(len(names)))
+    assert subjects.find(b"a.b") == 1
+    assert subjects.find(b"zzz") == -1
+    assert subjects.match(b"a.*").tolist() == [1]
+    assert subjects.match(b"a.>").tolist() == [1, 2]
+    assert subjects.match(b"*").tolist() == [0, 3, 5]
+    assert subjects.match(b"*.*", 2).tolist() == [4]
+    assert subjects.match(b">").tolist() == [0, 1, 2, 3, 4, 5]
+    other = records.SubjectIndex()
+    assert other.load(subjects.dump(0, 7))
+    assert [other.name(sid) for sid in range(7)] == names
+    assert not other.load(b"\5\0abc")
+    with pytest.raises(IndexError):
+        subjects.name(7)
+    with pytest.raises(ValueError):
+        subjects.add(b"x" * 65536)
+
+
+def test_many_subjects_keep_their_ids(records: ModuleType) -> None:
+    subjects = records.SubjectIndex()
+    names = [b"devices.%d.state" % number for number in range(5000)]
+    for name in names:
+        subjects.add(name)
+    assert [subjects.find(name) for name in names] == list(range(5000))
+    assert len(subjects.counts) == 5000
+
+
+@pytest.mark.skipif(compiled is None, reason="no compiled kernel")
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"a", b"a.b", b"c.d.e", b"x"]),
+            st.binary(max_size=5),
+            st.binary(max_size=200),
+            st.integers(0, 3),
+        ),
+        max_size=40,
+    ),
+    st.lists(st.integers(0, 40)),
+)
+def test_the_twins_agree_byte_for_byte(messages, removals) -> None:
+    logs = [appender(twin, block=300) for twin in TWINS]
+    poured = []
+    for twin, log in zip(TWINS, logs, strict=True):
+        for number, (subject, header, payload, gap) in enumerate(messages):
+            log.last_seq += gap
+            log.append(subject, header, payload, number, number % 5, number % 7)
+        for row in removals:
+            if row < log.columns.rows:
+                log.subtract_rows(log.columns, row, row + 1)
+        poured.append(gather(twin, [log]))
+    one, two = logs
+    assert poured[0] == poured[1]
+    assert (one.messages, one.bytes, one.last_seq, one.num_subjects) == (
+        two.messages,
+        two.bytes,
+        two.last_seq,
+        two.num_subjects,
+    )
+    assert [block.view for block in one.blocks] == [block.view for block in two.blocks]
+    assert one.columns.live_bits() == two.columns.live_bits()
+    if one.columns.rows:
+        for left, right in zip(one.columns.to_arrays(), two.columns.to_arrays(), strict=True):
+            assert np.array_equal(left, right)
+    for name in ("counts", "firsts", "lasts"):
+        assert np.array_equal(getattr(one.subject_index, name), getattr(two.subject_index, name))

@@ -1,0 +1,58 @@
+"""Lifetimes follow the messages that there are, however far apart their sequences lie."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+
+from headrace.broker.streams.ttl import SECOND_NS, TTL_EXEMPT, MaxAgeIndex, TtlIndex
+from headrace.sim import SimClock, SimDisk
+from headrace.storage import Store, StreamLog
+
+GAP = 1 << 34
+MOST = 1_000
+
+
+def two_far_apart(memory: bool, first_ttl_s: int) -> StreamLog:
+    log = Store.open(SimDisk(), SimClock()).create("S", memory=memory)
+    log.append(b"s", b"", b"x", 1, first_ttl_s)
+    log.advance(GAP)
+    log.append(b"s", b"", b"x", 1, 60)
+    return log
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_what_is_due_is_found_on_both_sides_of_a_gap(memory: bool) -> None:
+    log = two_far_apart(memory, 60)
+    tracemalloc.start()
+    try:
+        deadlines = TtlIndex(log, 1)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 100_000
+    assert deadlines.pop_due(60 * SECOND_NS, MOST).tolist() == []
+    assert deadlines.pop_due(60 * SECOND_NS + 1, MOST).tolist() == [1, GAP + 1]
+    assert deadlines.next_ns() == 0
+
+
+def test_runs_without_messages_are_passed_over() -> None:
+    log = Store.open(SimDisk(), SimClock()).create("S", memory=True)
+    log.append_many([(b"s", b"", b"x")] * 200_000, 1)
+    last = log.append(b"s", b"", b"x", 1, 60)
+    log.remove_many(range(2, 200_001))
+    deadlines = TtlIndex(log, 1)
+    assert deadlines.pop_due(61 * SECOND_NS, MOST).tolist() == [last]
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_gap_behind_a_message_that_stays_is_crossed_at_once(memory: bool) -> None:
+    log = two_far_apart(memory, TTL_EXEMPT)
+    ages = MaxAgeIndex(log, 10)
+    assert ages.pop_due(100, MOST).tolist() == []
+    assert ages.pop_due(100, MOST).tolist() == [GAP + 1]
+    log.remove(GAP + 1)
+    assert ages.next_ns() == 0
+    log.append(b"s", b"", b"x", 200)
+    assert ages.next_ns() == 210

@@ -1,0 +1,154 @@
+"""Patience with clients: pings, silence before authentication, and what idle connections cost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headrace.net.timer_wheel import SLOT_S, TimerWheel
+from support.processes import serving
+from support.sockets import CONNECT, Start, Wire, listeners, until
+
+IDLE = 1000
+IDLE_BYTES_MAX = 8 * 1024
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    async with listeners() as begin:
+        yield begin
+
+
+class TestPings:
+    async def test_who_does_not_answer_is_stale(self, start: Start) -> None:
+        listener = await start(ping_interval_s=0.05)
+        wire = await Wire.dial(listener)
+        assert await wire.rest() == b"PING\r\nPING\r\n-ERR 'Stale Connection'\r\n"
+        assert listener.stale_connections == 1
+        await wire.close()
+
+    async def test_who_answers_stays(self, start: Start) -> None:
+        """More often than it may be silent; a pause of the machine takes away one of its chances, not all."""
+        listener = await start(ping_interval_s=0.05, ping_max=8)
+        wire = await Wire.dial(listener)
+        for _ in range(10):
+            assert await wire.line() == b"PING\r\n"
+            wire.send(b"PONG\r\n")
+        await wire.close()
+
+    async def test_who_never_says_anything_is_stale_too(self, start: Start) -> None:
+        wire = await Wire.dial(await start(ping_interval_s=0.05), b"")
+        assert await wire.rest() == b"PING\r\nPING\r\n-ERR 'Stale Connection'\r\n"
+        await wire.close()
+
+    async def test_who_is_active_is_not_asked_again(self, start: Start) -> None:
+        listener = await start(ping_interval_s=0.2)
+        wire = await Wire.dial(listener)
+        assert await wire.line() == b"PING\r\n"
+        wire.send(b"PONG\r\n")
+        session = next(iter(listener.connections.values())).session
+        loop, rounds = asyncio.get_running_loop(), 0
+        async with asyncio.timeout(60):
+            while rounds < 10:
+                begun = loop.time()
+                wire.send(b"PUB a 0\r\n\r\n")
+                await asyncio.sleep(0.05)
+                rounds += 1
+                if (
+                    loop.time() - begun > 0.1
+                ):  # the machine paused, so it was not active and may have been asked
+                    wire.send(b"PONG\r\n")
+                    rounds = 0
+        assert session.pings_out == 0
+        await wire.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"C", b"CONNECT {"])
+async def test_the_silent_and_unproven_are_cut(start: Start, said: bytes) -> None:
+    listener = await start(user="a", password="b", auth_timeout_s=0.1)
+    wire = await Wire.dial(listener, said)
+    assert await wire.rest() == b"-ERR 'Authentication Timeout'\r\n"
+    await until(lambda: not listener.connections)
+    await wire.close()
+
+
+async def test_the_unproven_hold_little(start: Start) -> None:
+    listener = await start(user="a", password="b")
+    wire = await Wire.dial(listener, b"CONNECT {" + b" " * 1_000_000)
+    assert (await wire.rest()) in (b"-ERR 'maximum control line exceeded'\r\n", b"reset")
+    await wire.close()
+
+
+class Patient:
+    def __init__(self, number: int) -> None:
+        self.timer_id = number
+        self.slot = 0
+        self.looked: list[float] = []
+
+    def on_timeout(self) -> None:
+        self.looked.append(asyncio.get_running_loop().time())
+
+
+class TestWheel:
+    async def test_never_early_and_only_the_last_appointment(self) -> None:
+        loop = asyncio.get_running_loop()
+        patients = {n: Patient(n) for n in range(3)}
+        wheel = TimerWheel(loop, patients.get)
+        begin = loop.time()
+        wheel.schedule(patients[0], 5.0)
+        wheel.schedule(patients[0], 0.05)
+        wheel.schedule(patients[1], 0.1)
+        wheel.schedule(patients[2], 0.02)
+        gone = patients.pop(2)
+        await until(lambda: bool(patients[1].looked))
+        assert len(patients[0].looked) == len(patients[1].looked) == 1
+        assert patients[0].looked[0] - begin >= 0.05
+        assert patients[1].looked[0] - begin >= 0.1
+        assert gone.looked == []
+        wheel.stop()
+
+    async def test_a_stopped_wheel_calls_nobody(self) -> None:
+        patient = Patient(1)
+        wheel = TimerWheel(asyncio.get_running_loop(), {1: patient}.get)
+        wheel.schedule(patient, 0.0)
+        wheel.stop()
+        await asyncio.sleep(3 * SLOT_S)
+        assert patient.looked == []
+
+
+def resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+def test_idle_connections_cost_little(tmp_path: Path) -> None:
+    """The full figure, with 5,000 of them and a publisher beside, is bench/idle.py."""
+    with serving(tmp_path, "-a", "127.0.0.1") as server:
+        clients: list[socket.socket] = []
+        try:
+            clients += greeted(server.port, 50)
+            before = resident(server.process.pid)
+            clients += greeted(server.port, IDLE)
+            assert (resident(server.process.pid) - before) / IDLE < IDLE_BYTES_MAX
+        finally:
+            for client in clients:
+                client.close()
+
+
+def greeted(port: int, count: int) -> list[socket.socket]:
+    """Clients that have said CONNECT and been answered."""
+    clients = []
+    for number in range(count):
+        client = socket.create_connection(("127.0.0.1", port), timeout=20)
+        client.sendall(CONNECT + b"SUB _INBOX.%d.* 1\r\nPING\r\n" % number)
+        seen = b""
+        while b"PONG\r\n" not in seen:
+            seen += client.recv(8192)
+        clients.append(client)
+    return clients
