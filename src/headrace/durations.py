@@ -1,4 +1,4 @@
-"""Durations and sizes as people and Go write them: "24h", "1m30s", "250ms"; "64MB", "8k"."""
+"""Parses durations and sizes as people and Go write them: "24h", "1m30s", "250ms"; "64MB", "8k"."""
 
 from __future__ import annotations
 

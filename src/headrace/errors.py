@@ -1,7 +1,7 @@
-"""Every error that Headrace raises on purpose: one root, few branches.
+"""Every error that Headrace raises on purpose: one base class, few branches.
 
-The core raises; the shell maps each branch to one answer in one place. A message says what was wrong, with the value,
-and what to do.
+The core raises; the outer layers map each branch to one response in one place. A message says what was wrong, with the
+value, and what to do.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """A broker inside this process: `async with headrace.Server(store_dir=...) as server`.
 
-Owns how the parts of a server are put together, started and stopped, in whatever event loop runs.
-`headrace serve` is this with a process around it. It must not know signals, command lines or the wire.
+Owns how the parts of a server are assembled, started and stopped, in any running event loop. `headrace serve` is this
+with a process around it. It must not know signals, command lines or the protocol.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A broker for tests: pytest fixtures, and a server in a thread for code that has no event loop.
+"""A broker for tests: pytest fixtures, and a server in a thread for code without an event loop.
 
-This module is a pytest plugin that every run with Headrace installed loads, so it imports nothing but pytest
-until a test asks for a server.
+This module is a pytest plugin that every run with Headrace installed loads, so it imports nothing but pytest until a
+test asks for a server.
 """
 
 from __future__ import annotations

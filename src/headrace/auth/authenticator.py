@@ -1,7 +1,7 @@
-"""Who a client is, from what it sent in CONNECT.
+"""Authenticates a client from the fields of its CONNECT.
 
-Owns the comparison of credentials. Every failure looks the same to the peer, secrets are compared in constant
-time (an unknown name is compared, too), and nothing here writes a credential anywhere. It knows no sockets.
+Owns the comparison of credentials. Every failure looks the same to the client, secrets are compared in constant time
+(also for an unknown user name), and nothing here writes a credential anywhere. It knows no sockets.
 """
 
 from __future__ import annotations

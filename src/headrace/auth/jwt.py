@@ -1,7 +1,7 @@
-"""Signed tokens (JWT) of operators, accounts and users, as `nsc` makes them.
+"""Parses and verifies JWTs of operators, accounts and users, as `nsc` creates them.
 
-Owns their form: what is signed, by whom it may be, and which fields count. Every function gives claims whose
-signature is good, or raises AuthError. Whether the signer is to be believed is `headrace.auth.operator`'s business.
+Owns their format: what is signed, which kind of key may sign it, and which fields count. Every function returns claims
+with a valid signature or raises AuthError. Whether the signer is trusted is decided in `headrace.auth.operator`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How a server that dials proves who it is: a token with a signature, or a key with one.
+"""Credentials of a server that dials another as a leafnode: a signed JWT or a signed NKey.
 
-The only place where private keys are read; they are used and dropped.
+The only module that reads private keys; it uses and drops them.
 """
 
 from __future__ import annotations

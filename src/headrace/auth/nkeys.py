@@ -1,7 +1,7 @@
-"""NKeys: public keys as text, and what was signed with the private ones.
+"""NKeys: decodes public keys and verifies signatures made with the private ones.
 
 A key is base32 of a prefix byte, 32 bytes of Ed25519 and a checksum; the first letter tells what it is for (`O`
-operator, `A` account, `U` user). Ours only ever verifies: no private key is read or kept here.
+operator, `A` account, `U` user). This module only verifies: it never reads or stores a private key.
 """
 
 from __future__ import annotations

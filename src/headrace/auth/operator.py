@@ -1,8 +1,8 @@
-"""Operator mode: accounts and users are what signed tokens say.
+"""Operator mode: accounts and users are defined by signed JWTs.
 
-Owns the chain: the operator's key signs accounts, an account's key (or one of its signing keys) signs users, and a
-user signs the server's nonce. A link that is missing, expired or revoked ends in a refusal; nothing is believed
-because of where it came from.
+Owns the chain of trust: the operator's key signs accounts, an account's key (or one of its signing keys) signs users,
+and a user signs the server's nonce. A missing, expired or revoked element of the chain ends in a refusal; nothing is
+trusted because of where it came from.
 """
 
 from __future__ import annotations

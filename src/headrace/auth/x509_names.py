@@ -1,7 +1,7 @@
-"""Who a client's certificate speaks of: the names in it, in the order in which they are tried as users.
+"""Reads the names in a client's certificate, in the order in which they are tried as user names.
 
-Owns the comparison of distinguished names: two are the same when they have the same parts, each as often, in
-whatever order they are written. The certificate itself was verified by TLS before it comes here.
+Owns the comparison of distinguished names: two are equal if they have the same parts, each as often, in any order. TLS
+has verified the certificate before it gets here.
 """
 
 from __future__ import annotations

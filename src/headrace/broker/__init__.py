@@ -1,18 +1,18 @@
-"""What a server is, without I/O: sessions of clients, interest and routing, and the streams behind them.
+"""The broker without I/O: client sessions, subject routing, and the streams.
 
-Seams for the parts of the server that are not clients:
+Interfaces for the parts of the server that are not clients:
 
-- `hub.subscribe_internal(pattern, sink)`: `sink.offer(session, subject, reply, header, payload)` is called
-  for each message that matches; a sink counts as a receiver, so the publisher gets no 503.
-- `hub.publish(subject, reply, header, payload)`: send to whoever listens; returns how many received it.
-  `hub.publish_many(parcels)` does it for many at once.
-- `hub.deliver(deliver_subject, shown_subject, reply, header, payload)`: the same, showing another subject.
-- `router.has_interest(subject, queue=None)` and `hub.watch(subject, call)`: whether somebody listens, and when that
-  changes.
-- `session.send(data)`: answer one client; `hub.dirty` lists the sessions with something to flush.
-- `Accounts`: the subject spaces of a server; `accounts.main.hub` is the one of `$G`, and a session or another kind
-  of connection belongs to one `Account` (`account.hub`, `account.jetstream`).
-- `Timers`: what has to happen at a moment of the server's clock.
+- `router.subscribe_internal(pattern, subscriber)`: `subscriber.on_message(session, subject, reply, header, payload)`
+  is called for each message that matches; a subscriber counts as a receiver, so the publisher gets no 503.
+- `router.publish(subject, reply, header, payload)`: send to all subscribers; returns how many received it.
+  `router.publish_many(messages)` does it for many at once.
+- `router.deliver(deliver_subject, shown_subject, reply, header, payload)`: the same, showing another subject.
+- `router.has_interest(subject, queue=None)` and `router.watch_subject(subject, call)`: whether there is a subscriber,
+  and a notification when that may have changed.
+- `session.send(data)`: answer one client; `router.dirty` lists the sessions with output to flush.
+- `Accounts`: the subject spaces of a server; `accounts.main.router` is the one of `$G`, and a session or another kind
+  of connection belongs to one `Account` (`account.router`, `account.jetstream`).
+- `Timers`: calls at a given time of the server's clock.
 """
 
 from headrace.broker.accounts import GLOBAL, SYSTEM, Account, AccountLimits, Accounts

@@ -1,8 +1,8 @@
-"""What passes between accounts: streams that one shows another, services that one asks of another.
+"""Stream and service imports between accounts, and the routing of service replies back to the requester.
 
-Owns the passages, and the way back of answers; who may have what is in `exports`.
-An import is a passage in the router of the account where messages come from; nothing else of one account is ever
-seen in another. Knows no sockets and no files.
+Owns the imports that are active and the map of pending replies; which imports are allowed is decided in `exports`. An
+import is an entry in the router of the exporting account for streams, of the importing account for services; nothing
+else of one account is visible in another. Knows no sockets and no files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Accounts: subject spaces that know nothing of each other, each with its own streams.
+"""Accounts: isolated subject spaces, each with its own streams.
 
-Owns which accounts there are and who is in them. Every account has a router of its own, so what is published in
-one reaches another only where an import says so. All routers share the list of sessions with output: one flush
-serves them all. Knows no sockets, no passwords and no files.
+Owns which accounts exist and which connections are in them. Every account has its own router, so a message published in
+one account reaches another only through an import. All routers share the list of sessions with output: one flush serves
+them all. Knows no sockets, no passwords and no files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""JetStream: the streams of a server over its store, and the doors that lead to them.
+"""JetStream: an account's streams on top of its store, and the subscriptions through which clients reach them.
 
-Owns which streams exist and how they come back after a restart. Every configuration is a fact in the journal, in the
-same frame as what it creates or changes.
+Owns which streams exist and how they are loaded after a restart. Every configuration is stored as metadata in the same
+frame as what it creates or changes.
 """
 
 from __future__ import annotations

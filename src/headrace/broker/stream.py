@@ -1,7 +1,7 @@
-"""A stream: its configuration, its log, and the way of a message into it.
+"""A stream: its configuration, its log, and the publish path of a message into it.
 
-Invariant: whatever a publisher is told waits, through the ticker, for the frame that holds the facts it speaks of.
-It knows no sockets and no JSON; the API's handlers call its methods.
+Invariant: every reply to a publisher waits, through group commit, for the frame with the changes it refers to. It knows
+no sockets and no JSON; the API's handlers call its methods.
 """
 
 from __future__ import annotations

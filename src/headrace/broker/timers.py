@@ -1,9 +1,9 @@
-"""Broker time: what has to happen at a certain moment of the server's clock.
+"""Broker time: runs calls at a given time of the server's clock.
 
-Owns the order of what is due, and time that never goes back: `now_ns()` runs on when somebody sets the clock back,
-so that whatever waits for so long waits no longer. What has a date waits for the clock. The clock comes from outside,
-real or virtual; the shell asks `next_deadline()` and calls `run_due()` then. Calls are made in the order of their
-deadlines, equal ones in the order they were asked for.
+Owns the order of calls and a time that never goes back: `now_ns()` continues when the clock is set back, so that
+timeouts do not get longer. Calls with a date wait for the wall clock. The clock is passed in, real or virtual; the
+server asks for `next_deadline()` and calls `run_due()` then. Calls are made in the order of their deadlines, those with
+the same deadline in the order in which they were scheduled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The configuration format: a superset of JSON with comments, bare strings, sizes, includes and variables.
+"""Parser of the configuration format: a superset of JSON with comments, bare strings, sizes, includes and variables.
 
-Owns the grammar and nothing else: what the keys mean is `headrace.config.schema`. Every key keeps its place,
-so that a mistake can be shown with file, line and column. Files and the environment come from outside.
+Owns the grammar and nothing else: the meaning of keys is in `headrace.config.schema`. Every key keeps its position, so
+that an error can name file, line and column. Files and the environment are passed in.
 """
 
 from __future__ import annotations

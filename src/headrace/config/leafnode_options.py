@@ -1,6 +1,6 @@
-"""Leafnodes in the options: where other servers may dial in, and which ones to dial.
+"""Leafnode options: the listener for other servers, and the remotes to dial.
 
-Owns the names, the defaults (the reference's) and the checks that need nothing but the values. Secrets never show in a
+Owns the names, the defaults (those of nats-server) and the checks that need only the values. Secrets never show in a
 repr.
 """
 

@@ -1,8 +1,8 @@
 """Options: every setting of a server, in one frozen value.
 
-Owns the names, the defaults (the reference server's, except for the address: loopback) and the checks that
-need nothing but the values themselves. The command line, the configuration file and `headrace.Server` all end
-here; nothing else keeps a default. It must not know where a value came from; secrets never show in its repr.
+Owns the names, the defaults (those of nats-server, except for the address: loopback) and the checks that need only the
+values themselves. The command line, the configuration file and `headrace.Server` all end here; nothing else defines a
+default. It must not know where a value came from; secrets never show in its repr.
 """
 
 from __future__ import annotations

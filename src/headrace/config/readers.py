@@ -1,6 +1,6 @@
-"""How a configuration file is read: tables of keys, and the texts, numbers, durations and lists they stand for.
+"""Typed readers for configuration files: sections, strings, numbers, durations and lists.
 
-Owns the complaints about values, and that a key nobody knows is never passed over. What the keys mean is for
+Owns the error messages about values, and the rule that an unknown key is never ignored. The meaning of keys is in
 `schema` and its sections.
 """
 

@@ -1,8 +1,8 @@
-"""What the keys of a configuration file mean, in terms of Options.
+"""Maps the keys of a configuration file to Options.
 
-Owns the names of the keys. A key that is not known, or that asks for something this server cannot do, is an
-error with its place, never passed over in silence: a setting that protects must not be lost. Keys that have
-no effect here, and whose loss harms nobody, are reported as warnings.
+Owns the names of the keys. A key that is unknown, or that asks for something this server cannot do, is an error with its
+position, never silently ignored: a setting that protects something must not be lost. Keys that have no effect here, and
+are harmless to ignore, are reported as warnings.
 """
 
 from __future__ import annotations

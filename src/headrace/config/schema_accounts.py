@@ -1,4 +1,4 @@
-"""The keys of `accounts`: who is in them, what they may keep, what they show each other."""
+"""The keys of `accounts`: users, limits, exports and imports."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The section `leafnodes` of a configuration file, in terms of options.
+"""The section `leafnodes` of a configuration file.
 
-Owns the names of its keys. What would protect and is not supported is an error, as everywhere.
+Owns the names of its keys. As everywhere, an unsupported key that would protect something is an error.
 """
 
 from __future__ import annotations

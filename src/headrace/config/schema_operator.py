@@ -1,4 +1,4 @@
-"""The keys of operator mode: whose tokens are believed, and the accounts' tokens that are known from the start."""
+"""The keys of operator mode: the trusted operators, and account JWTs that are preloaded."""
 
 from __future__ import annotations
 

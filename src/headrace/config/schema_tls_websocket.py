@@ -1,4 +1,4 @@
-"""The keys that say how connections are secured and which other listeners there are: `tls`, `websocket`."""
+"""The keys of the sections `tls` and `websocket`."""
 
 from __future__ import annotations
 

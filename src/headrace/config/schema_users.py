@@ -1,4 +1,4 @@
-"""The keys that say who may connect: `authorization`, users, their permissions and responses."""
+"""The keys that decide which clients may connect: `authorization`, users, their permissions and responses."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Monitoring over HTTP: what a server says about itself to launchers, probes and dashboards."""
+"""Monitoring over HTTP, for launchers, health checks and dashboards."""

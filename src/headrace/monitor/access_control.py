@@ -1,8 +1,9 @@
-"""Who may see what messages say, and who may change anything, over HTTP.
+"""Access control over HTTP: which requests may see message contents, and which may change anything.
 
-Figures are open to whoever reaches the port, as with the reference. Contents are open only where the broker itself asks
-nobody who they are, and then only to requests that name this machine (a page elsewhere that points its own name here
-does not). Changes need the admin token, always, and come from this page or from no page at all.
+As in nats-server, anybody who reaches the port may read the figures. Message contents are shown to the admin and, if the
+broker itself needs no authentication, to requests whose `Host` is this machine's name or an address (so not to a foreign
+page that resolves its own name to this address). Changes always need the admin token, and must come from this page or
+from no page at all.
 """
 
 from __future__ import annotations

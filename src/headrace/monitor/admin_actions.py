@@ -1,6 +1,7 @@
-"""Changes asked for on the web page: a few requests of the JetStream API, made as any client would make them.
+"""Changes made on the web page: a few JetStream API requests, sent as any client would send them.
 
-Owns which requests these are. Rules and answers are the API's own, so the page can do nothing that a client could not.
+Owns the list of these requests. Rules and responses are the API's own, so the page can do nothing that a client could
+not.
 """
 
 from __future__ import annotations

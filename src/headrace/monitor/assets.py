@@ -1,4 +1,4 @@
-"""The files of the web page, which come with the package and refer to nothing elsewhere."""
+"""The files of the web page; they are part of the package and load nothing from elsewhere."""
 
 from __future__ import annotations
 

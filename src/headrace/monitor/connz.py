@@ -1,6 +1,7 @@
-"""The page of connections, /connz: who is there, what they moved, and on request what they listen to.
+"""The connections page, /connz: clients, their traffic, and on request their subscriptions.
 
-Owns the form and the query (`acc`, `cid`, `offset`, `limit`, `subs`, `auth`, `sort`). It reads connections and changes none.
+Owns the format and the query (`acc`, `cid`, `offset`, `limit`, `subs`, `auth`, `sort`). It reads connections and changes
+none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The figures of a consumer, read without touching it: looking often must cost nothing and change nothing."""
+"""Figures of a consumer, read without changing it, so that frequent polling costs next to nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a server is: what keeps it from its work, and what needs a person."""
+"""Server health: what keeps it from working, and what needs an operator's attention."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server on asyncio alone, for figures, the web page and pinned files.
 
-Owns the framing: a request line, headers, a short body, an answer with its length. Bounded in what it reads and in how
-long it waits. It must not know what the pages say.
+Owns the framing: a request line, headers, a short body, a response with its length. Bounded in what it reads and in how
+long it waits. It must not know the contents of the pages.
 """
 
 from __future__ import annotations

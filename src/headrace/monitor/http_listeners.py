@@ -1,4 +1,4 @@
-"""The monitoring ports of a server, plain and with TLS: which are open, and what was asked there."""
+"""The monitoring ports of a server, plain and with TLS, and how often each page was requested."""
 
 from __future__ import annotations
 

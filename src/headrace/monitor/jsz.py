@@ -1,7 +1,7 @@
-"""The page of streams, /jsz: the reference's field names, by account when asked for.
+"""The JetStream page, /jsz: nats-server's field names, by account on request.
 
-Owns the form and the query (`acc`, `accounts`, `streams`, `consumers`, `config`, `offset`, `limit`). What it shows may
-not be durable yet; whoever serves it waits for the commit.
+Owns the format and the query (`acc`, `accounts`, `streams`, `consumers`, `config`, `offset`, `limit`). What it shows may
+not be durable yet; code that serves it waits for the commit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page of leafnode connections, /leafz: the reference's field names. Owns the form and the query (`subs`, `acc`)."""
+"""The leafnode page, /leafz, with nats-server's field names. Owns the format and the query (`subs`, `acc`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Stored messages for the web page: newest first, a page at a time, each cut to what a person can read.
+"""Stored messages for the web page: newest first, one page at a time, each truncated to a readable size.
 
-Contents are data, whatever they look like: they leave as JSON strings and the page shows them as text.
+Contents are data, whatever they look like: they are sent as JSON strings and the page shows them as text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The page for Prometheus, /metrics: broker, store, streams, consumers, and the claims of a collector in this process.
+"""The Prometheus page, /metrics: broker, store, streams, consumers, and the claims of a collector in this process.
 
-Owns the names (all begin with `headrace_`; those of claims are the claim check's own) and the text format.
+Owns the names (all begin with `headrace_`; those of claims are defined by the claim check) and the text format.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server as monitoring sees it, and the figures that its pages and `$SYS.>` show alike.
+"""The server as monitoring sees it, and the figures that both its pages and `$SYS.>` show.
 
 It changes nothing, and knows neither HTTP nor the system account.
 """

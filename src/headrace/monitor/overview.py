@@ -1,6 +1,6 @@
-"""What the web page shows: the whole server in one value, read once a second by whoever watches.
+"""The data of the web page: the whole server in one value, polled once a second by each viewer.
 
-Owns the form. Bounded: the busiest connections only, the newest events only, at most `ROWS_MAX` streams and consumers.
+Owns the format. Bounded: only the busiest connections, only the newest events, at most `ROWS_MAX` streams and consumers.
 """
 
 from __future__ import annotations

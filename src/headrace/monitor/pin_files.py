@@ -1,8 +1,8 @@
-"""Files of pins over HTTP, for readers that share no disk with the broker.
+"""Serves the files of pins over HTTP, for readers that share no disk with the broker.
 
-Owns `/pins/<pin>/<file>`. Invariants: a file is served only to who shows the token that was granted with its pin, and
-only while that is held; a name that is not exactly one of a pin's files is never looked for, so that no path leads
-elsewhere. An answer holds at most `BYTES_MAX`, read by a thread: the broker's own never waits for a disk.
+Owns `/pins/<pin>/<file>`. Invariants: a file is served only to a request with the token that was granted with its pin,
+and only while the pin exists; a name that is not exactly one of a pin's files is never looked up, so that no path leads
+elsewhere. A response has at most `BYTES_MAX` bytes, read by a thread: the broker's own thread never waits for a disk.
 """
 
 from __future__ import annotations

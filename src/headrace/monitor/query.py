@@ -1,4 +1,4 @@
-"""What is asked of a page: the words after `?` in its address, or in the body of a request on `$SYS.>`."""
+"""The query of a page: the parameters after `?` in its URL, or in the body of a request on `$SYS.>`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pages there are, by path, and what each waits for and asks before it answers."""
+"""The pages by path, and what each waits for and checks before it responds."""
 
 from __future__ import annotations
 

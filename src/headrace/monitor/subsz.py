@@ -1,6 +1,6 @@
-"""The page of interest, /subsz: how many subscriptions there are, and on request which.
+"""The subscriptions page, /subsz: how many there are, and on request which.
 
-Owns the form and the query (`subs`, `offset`, `limit`, `test`, `acc`).
+Owns the format and the query (`subs`, `offset`, `limit`, `test`, `acc`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the server answers and tells on `$SYS.>`: the monitoring pages as requests, and who comes and goes.
+"""Requests and events on `$SYS.>`: the monitoring pages as requests, and clients that connect and disconnect.
 
-Every account may ask who it is (`$SYS.REQ.USER.INFO`); the rest is seen in the system account alone. Figures are
-those of the monitoring pages. It changes nothing.
+Every account may send `$SYS.REQ.USER.INFO`; the rest is visible only in the system account. Figures are those of the
+monitoring pages. It changes nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The general page, /varz: the reference's field names, with what this server has of them.
+"""The general page, /varz: those of nats-server's fields that this server has.
 
-Owns the form. The figures come in through `ServerStats`, so that it knows neither sockets nor streams.
+Owns the format. The figures come in through `ServerStats`, so that it knows neither sockets nor streams.
 """
 
 from __future__ import annotations

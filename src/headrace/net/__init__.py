@@ -1,1 +1,1 @@
-"""Sockets and what surrounds them: options, listeners, connections, TLS, authentication, logs."""
+"""Sockets and their surroundings: listeners, connections, TLS, timers, reload, logs."""

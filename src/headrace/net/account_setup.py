@@ -1,7 +1,7 @@
-"""The accounts of a server as its options, or an operator's tokens, want them.
+"""Sets up the accounts of a server from its options or from an operator's JWTs.
 
-Owns how what was configured becomes accounts: their limits, what passes between them; at the start and again on a
-reload. Their streams, if there are any, are kept by `jetstream_setup`. The accounts themselves are the broker's.
+Owns how configuration becomes accounts - their limits, their imports and exports - at the start and again on a reload.
+Their streams, if any, are set up by `jetstream_setup`. The accounts themselves belong to the broker.
 """
 
 from __future__ import annotations

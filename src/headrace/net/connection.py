@@ -1,8 +1,8 @@
-"""One client's socket: bytes in to the parser, a session's output out, and the patience with both.
+"""One client's socket: feeds received bytes to the parser, writes the session's output, enforces timeouts in both
+directions.
 
-Owns the life of a connection: greeting, TLS, authentication time, pings, slow and stale ends. What is said
-is the session's business, who may say it the listener's. An idle connection costs no timer and no buffer of
-its own.
+Owns the life of a connection: INFO, TLS, the authentication timeout, pings, slow and stale clients. The protocol is the
+session's business, authorization the listener's. An idle connection has no timer and no buffer of its own.
 """
 
 from __future__ import annotations

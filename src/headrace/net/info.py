@@ -1,4 +1,4 @@
-"""What a server says of itself: the INFO line, with the reference's fields in the reference's order."""
+"""The INFO line, with nats-server's fields in nats-server's order."""
 
 from __future__ import annotations
 

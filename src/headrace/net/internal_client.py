@@ -1,4 +1,4 @@
-"""How a part of the server's own process connects to it as a client."""
+"""Credentials for code in the server's own process that connects to it as a client."""
 
 from __future__ import annotations
 

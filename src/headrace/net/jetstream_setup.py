@@ -1,7 +1,7 @@
-"""JetStream on a real disk, in a real event loop.
+"""Sets up JetStream on a real disk, in a real event loop.
 
-Owns which accounts have streams, and how these are joined to their folder and to the loop that runs them; nothing of
-what they do.
+Owns which accounts have streams, and how these are connected to their directory and to the event loop; nothing of what
+streams do.
 """
 
 from __future__ import annotations

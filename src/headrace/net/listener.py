@@ -1,8 +1,7 @@
-"""The door for clients: accepts them, gives each its session, flushes what is for them, and sends them home.
+"""The client listener: accepts connections, creates their sessions, flushes output, closes them.
 
-Owns the set of connections and what they share: the receive buffer, the flush at the end of a turn of the
-loop, the wheel of patience, the limits. Invariant: at most one write per connection and turn, however many
-messages it is for.
+Owns the set of connections and what they share: the receive buffer, the flush at the end of a turn of the loop, the
+timer wheel, the limits. Invariant: at most one write per connection and turn, however many messages it has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What clients who come the same way share: the kind of connection, TLS, and what they are told first."""
+"""What the clients of one address share: the type of connection, TLS, and the INFO template."""
 
 from __future__ import annotations
 

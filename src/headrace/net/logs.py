@@ -1,8 +1,8 @@
-"""Log lines, as text in the reference's form or as JSON.
+"""Log lines, as text in nats-server's format or as JSON.
 
-A line is queued and written by a thread of its own, so that a reader who does not read (a pipe that is full,
-a slow disk) never holds up the server: when the queue is full lines are dropped, and how many is said as soon
-as there is room again. Credentials never get in: every text passes through `redact`.
+A line is queued and written by a separate thread, so that a slow reader (a full pipe, a slow disk) never blocks the
+server: when the queue is full, lines are dropped, and their number is logged as soon as there is space again.
+Credentials are never logged: every text passes through `redact`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The files that tell others about a running server: its process id, and the ports it listens on.
+"""The pid file and the ports file of a running server.
 
-Launchers wait for them, so each appears whole or not at all, and both go when the server stops.
+Launchers wait for them, so each appears complete or not at all, and both are removed when the server stops.
 """
 
 from __future__ import annotations

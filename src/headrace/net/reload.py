@@ -1,4 +1,4 @@
-"""What a running server can take up from changed options, and what becomes of the clients that are there."""
+"""Reload: which changed options a running server can apply, and what happens to clients that are connected."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What makes the timers of a real server run in an event loop.
+"""Runs the broker's timers in an event loop.
 
-The broker knows only `Timers`; this drives them. Virtual time is `headrace.sim`'s.
+The broker knows only `Timers`; this module drives them in real time. Virtual time is in `headrace.sim`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""One clock for the patience of all connections, instead of a timer for each.
+"""A timer wheel for the timeouts of all connections, instead of one timer for each.
 
-Owns when a connection is looked at next. A connection has one appointment; a new one replaces the old. Only
-its number is kept, so that who has gone is forgotten at once. It keeps the loop's time, whatever the broker's
-clock shows.
+Owns when a connection is checked next. A connection has one timeout; a new one replaces the old. Only the connection's
+id is stored, so that a closed connection is not kept in memory. It uses the event loop's time, not the broker's clock.
 """
 
 from __future__ import annotations

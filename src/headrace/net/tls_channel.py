@@ -1,7 +1,7 @@
-"""TLS on a socket that may have carried plain bytes before: bytes in, bytes out, no I/O.
+"""TLS without I/O, on a socket that may have carried plain bytes before: bytes in, bytes out.
 
-Owns the handshake and the records of one connection. The connection decides when it begins, so INFO can go
-ahead in plain text, or wait until the channel is secret.
+Owns the handshake and the records of one connection. The connection decides when it begins, so INFO can be sent in plain
+text before it, or encrypted after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TLS contexts from options: which certificate a listener shows and whom it trusts."""
+"""Creates TLS contexts from options: the certificate that a listener presents and the CAs that it trusts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A client on a WebSocket: a connection whose bytes come and go in frames.
+"""A client on a WebSocket: a connection whose bytes are sent and received in frames.
 
-Owns the patience with the handshake and what the door for browsers asks of it: origins, cookies, compression.
+Owns the handshake timeout and what the WebSocket listener checks in the handshake: origins, cookies, compression.
 """
 
 from __future__ import annotations

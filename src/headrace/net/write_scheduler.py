@@ -1,8 +1,8 @@
-"""What leaves in a turn of the loop: small outputs at once, large ones by the slice.
+"""Schedules writes: small outputs at the end of the turn of the loop, large ones in time slices.
 
-Nobody waits for a flood to others: after a slice of it the loop goes round, and who asked something meanwhile
-is answered. Invariant: whoever brings much to others while large outputs wait is not read from until what
-waited then is gone; and what waits is bounded, in all and for each client.
+Large fan-outs are sent in slices, so other clients are still served between slices. Invariant: a client that causes much
+fan-out while large outputs are queued is not read from until the outputs queued at that time are sent; and queued output
+is bounded, in total and for each client.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Group commit and what surrounds it: timers, quotas, usage, disk back-pressure, advisories."""
+"""Group commit and its surroundings: quotas, storage usage, disk backpressure, advisories, event history."""

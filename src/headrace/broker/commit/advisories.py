@@ -1,4 +1,4 @@
-"""Advisories: what happened, told to whoever listens; they leave with the frame that holds what they speak of."""
+"""Publishes advisories to their subscribers, once the frame with the change they report is durable."""
 
 from __future__ import annotations
 

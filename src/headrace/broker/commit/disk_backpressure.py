@@ -1,6 +1,7 @@
-"""How far the disk is behind: publishers are held back when too much waits for it, and let go when it has caught up.
+"""Disk backpressure: pauses publishers while too many bytes wait for the disk, resumes them when it has caught up.
 
-Owns the two levels. It is asked after each chunk of a connection, so asking costs a comparison; nothing here waits.
+Owns the two thresholds. It is called after each chunk read from a connection, so a call costs one comparison; nothing
+here blocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What happened lately, for people who watch: messages that aged out, markers left, batches decided.
+"""Recent events for the web page: messages that expired, markers left, batches committed or abandoned.
 
-Counts for ever, keeps the newest events only, and decides nothing. An event may be told before its frame is durable;
-whoever shows it waits for the commit as with everything else.
+Counts all events of a stream as long as the stream exists, keeps only the newest ones, and decides nothing. An event may
+be recorded before its frame is durable; code that shows it waits for the commit, as for everything else.
 """
 
 from __future__ import annotations

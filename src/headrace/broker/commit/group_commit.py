@@ -1,8 +1,8 @@
-"""The tick: what was admitted becomes a frame, and what speaks of it leaves when the frame is durable.
+"""Group commit: puts accepted changes into a frame and publishes what refers to them when the frame is durable.
 
-Invariant: nothing that depends on a change in frame N is sent before frame N is durable. Whatever leaves - an ack, an
-answer, a republished copy, an advisory - waits in one list per frame and is published in the order it was decided.
-It knows neither streams' rules nor sockets.
+Invariant: nothing that depends on a change in frame N is sent before frame N is durable. All output - acks, replies,
+republished copies, advisories - waits in one list per frame and is published in the order in which it was created. It
+knows neither the rules of streams nor sockets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the streams of all accounts may keep together: the limits of the server itself.
+"""The server's own storage limits, for the streams of all accounts together.
 
-They are looked at once a turn, not with each message: what crosses a limit is stored, what comes after it is refused
-until there is room again. Without limits nothing is ever counted.
+They are checked once per turn of the event loop, not with each message: the message that crosses a limit is stored,
+later ones are refused until there is space again. Without limits nothing is counted.
 """
 
 from __future__ import annotations

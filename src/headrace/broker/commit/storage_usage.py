@@ -1,7 +1,8 @@
-"""What an account's streams take, kept up as they change: a message must not cost a look at every stream.
+"""Storage usage of an account's streams, updated as they change, so that a message does not cost a scan of all streams.
 
-Owns the count. It is exact when a frame begins, as far as the logs that the frames since the last count changed; within
-a frame what is about to be stored is added to it, and before anything is refused it is counted again. Must not know limits.
+Owns the count. At the start of a frame it is exact: it takes in every log that changed since the last count. Within a
+frame the size of each message about to be stored is added to it, and it is counted again before anything is refused.
+Must not know where limits come from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""When messages that nobody acknowledged are due again.
+"""Tracks when messages that were not acknowledged are due for redelivery.
 
-Messages of a run share a deadline, so a run costs one entry; a message that got a deadline of its own (redelivered,
-delayed, in progress) leaves its run. What is no longer pending is passed over when its time comes. Knows no clock.
+Messages delivered in one run share a deadline, so a run costs one entry; a message that gets a deadline of its own
+(redelivered, delayed, in progress) leaves its run. Messages that are no longer pending are skipped when their deadline
+comes. Knows no clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Acknowledgements: what a client says about a message it was given, and what follows from it.
+"""Handles acknowledgements from clients: ack, nak, term, in progress, next.
 
-The door takes everything below `$JS.ACK.` with one subscription, so that the route of an acknowledgement is always in the
-kernel's cache, and finds the consumer by its name. A confirmed acknowledgement is answered when it is durable.
+The dispatcher receives everything below `$JS.ACK.` with one subscription, so that the route of an acknowledgement is
+always in the compiled core's cache, and finds the consumer by its name. The reply to a confirmed acknowledgement (double
+ack) is sent when it is durable.
 """
 
 from __future__ import annotations

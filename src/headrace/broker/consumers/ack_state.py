@@ -1,8 +1,8 @@
-"""How far a consumer has got: what was delivered, what waits for its acknowledgement, how often, and the floor below.
+"""A consumer's ack state: what was delivered, what is pending, how often it was delivered, and the ack floor.
 
-Owns these facts and the record of what changed in them since they were last written down. Invariant: `pending` is in
-ascending order of stream sequence, because first deliveries only go forward and a redelivery keeps its place. An
-acknowledgement is a dictionary look-up; the floor is found when somebody asks. Knows no clock, no log, no receivers.
+Owns this state and the record of what changed in it since it was last persisted. Invariant: `pending` is in ascending
+order of stream sequence, because first deliveries only go forward and a redelivery keeps its place. An acknowledgement
+is a dictionary lookup; the floor is computed on demand. Knows no clock, no log, no receivers.
 """
 
 from __future__ import annotations

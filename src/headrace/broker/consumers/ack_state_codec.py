@@ -1,7 +1,7 @@
-"""How a consumer's progress is written down: sets of sequences as runs, bits or gaps, whichever is smallest.
+"""Encodes a consumer's ack state: sets of sequences as runs, bitmaps or gaps, whichever is smallest.
 
-A `AckStateDelta` is what changed since the last one; a snapshot is a delta on top of nothing. Knows no consumers and no
-store.
+An `AckStateDelta` is what changed since the previous one; a snapshot is a delta on an empty state. Knows no consumers
+and no store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a run of messages may go without a decision for each of them."""
+"""Targets for bulk delivery: receivers that a run of messages can be sent to without a decision for each message."""
 
 from __future__ import annotations
 

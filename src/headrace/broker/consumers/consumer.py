@@ -1,8 +1,8 @@
-"""A consumer: a position in a stream, those who receive from it, and the rules between the two.
+"""A consumer: a position in a stream, its receivers, and the rules of delivery between the two.
 
-Owns the life of one consumer - its subscriptions, its alarm, its facts in the journal - and joins the parts that do the
-work: `Progress` (how far), `DeliveryLoop` (delivery), `PullQueue` or `PushDelivery` (who receives), `AckHandler` (what
-comes back). Invariant: one alarm, set to the earliest moment at which any part has something to do.
+Owns the life of one consumer - its subscriptions, its timer, its metadata in the journal - and combines the parts that
+do the work: `AckState` (position), `DeliveryLoop` (delivery), `PullQueue` or `PushDelivery` (receivers), `AckHandler`
+(acknowledgements). Invariant: one timer, set to the earliest time at which any part has something to do.
 """
 
 from __future__ import annotations

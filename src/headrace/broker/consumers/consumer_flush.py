@@ -1,4 +1,4 @@
-"""Persists what consumers did without being asked: at most every tenth of a second, all of them together."""
+"""Persists ack states that no reply waits for: at most every 100 ms, those of all consumers together."""
 
 from __future__ import annotations
 

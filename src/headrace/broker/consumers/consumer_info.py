@@ -1,5 +1,6 @@
-"""What consumers look like from outside. Floors are shown only when they are durable: whatever is not yet written down
-goes into the frame that the answer waits for.
+"""Builds consumer info for API responses.
+
+Shows only ack floors that are durable: state that is not persisted yet goes into the frame that the response waits for.
 """
 
 from __future__ import annotations

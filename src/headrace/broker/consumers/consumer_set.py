@@ -1,8 +1,8 @@
-"""The consumers of one stream: who wants which subjects, whom a commit concerns, who still needs a message.
+"""The consumers of one stream: which want a new message, and which messages no consumer needs any more.
 
-Owns the index from subjects to consumers and the queue of messages that were acknowledged and may have to leave. A
-consumer that has nothing to do costs nothing at a commit: only hungry ones are looked at, and of those with filters only
-the ones that want a subject of the new messages.
+Owns the index from subjects to consumers and the queue of acknowledged messages that may have to be removed. An idle
+consumer costs nothing at a commit: only consumers waiting for messages are checked, and of those with filters only the
+ones whose filter matches a subject of the new messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How consumers are kept in the store: a configuration and a progress each, as facts under the stream's ident."""
+"""Stores consumers as metadata: for each a configuration and an ack state, under the ident of the stream."""
 
 from __future__ import annotations
 

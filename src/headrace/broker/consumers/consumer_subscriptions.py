@@ -1,4 +1,4 @@
-"""What a consumer listens to: pull requests, acknowledgements and flow-control answers, in both forms of server subjects."""
+"""The subjects of a consumer: pull requests, acks and flow-control replies, with and without domain and account."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A consumer's alarm: one timer, set to the earliest moment at which any of its parts has something to do.
+"""A consumer's timer: one timer, set to the earliest time at which any of its parts has something to do.
 
-Owns that timer and the rules of inactivity. A timer that rings too early looks and is set again, so progress that pushes a
-moment away costs nothing.
+Owns that timer and the rules of inactivity. A timer that fires too early finds nothing due and is armed again, so moving
+a deadline further away costs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a new consumer starts: the deliver policy against what the stream holds."""
+"""Finds where a new consumer starts: applies the deliver policy to the messages of the stream."""
 
 from __future__ import annotations
 

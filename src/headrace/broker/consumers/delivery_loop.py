@@ -1,8 +1,8 @@
-"""The pump: moves messages from a stream's log to a consumer's receivers, as far as demand and limits allow.
+"""The delivery loop: moves messages from a stream's log to a consumer's receivers, as far as demand and limits allow.
 
-One turn of the pump serves redeliveries first, then new messages in runs that the kernel encodes in one step; what needs
-a decision for each message (headers only, pins, pacing, receivers inside the server) goes one by one. Invariant: only
-what is durable is delivered (`log.committed_seq`), and a turn is bounded, so that others get theirs.
+One run serves redeliveries first, then new messages in batches that the compiled core encodes in one step; messages that
+need a decision each (headers only, pinned client, rate limit, receivers inside the server) go one by one. Invariant:
+only durable messages are delivered (`log.committed_seq`), and a run is bounded, so that other consumers get their turn.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pacing: replay at the original speed, and the rate limit of a push consumer.
+"""Delivery rate: replay at the original speed, and the rate limit of a push consumer.
 
-Owns when the next message may leave. Both limits are kept by waiting (`at_ns`), never by dropping. Reads no clock.
+Owns when the next message may be delivered. Both limits delay messages (`at_ns`) and never drop them. Reads no clock.
 """
 
 from __future__ import annotations

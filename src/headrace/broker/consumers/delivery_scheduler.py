@@ -1,4 +1,4 @@
-"""Decides when consumers deliver: once at the end of the turn of the event loop in which they had a reason to."""
+"""Schedules delivery: each consumer with a reason to deliver runs once at the end of the turn of the event loop."""
 
 from __future__ import annotations
 

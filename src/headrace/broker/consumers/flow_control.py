@@ -1,7 +1,7 @@
-"""The flow-control window of a push consumer: how many bytes may be under way, and when to ask for a sign of life.
+"""The flow-control window of a push consumer: how many bytes may be in flight, and when to send a request.
 
-Sizes and thresholds are the reference's (sourcing.md 7.3): the window starts at 2 MiB and doubles with every answer up
-to 32 MiB; a request goes out at half of it, delivery stops beyond it. Knows no messages.
+Sizes and thresholds are those of nats-server (sourcing.md 7.3): the window starts at 2 MiB and doubles with every reply
+up to 32 MiB; a request is sent at half of it, and delivery stops beyond it. Knows no messages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many messages a consumer has still to deliver for the first time: exact, and kept up by what changes it.
+"""Counts the messages that a consumer has not delivered yet: exact, and updated incrementally.
 
-Counting starts anew only when messages were removed or the position jumped; otherwise what is new is added and what was
-delivered taken off.
+It counts from scratch only when messages were removed or the position jumped; otherwise new messages are added and
+delivered ones subtracted.
 """
 
 from __future__ import annotations

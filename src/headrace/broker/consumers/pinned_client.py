@@ -1,4 +1,4 @@
-"""The pin of a consumer whose priority policy is `pinned_client`: who is served until it falls silent."""
+"""The pin of a consumer with priority policy `pinned_client`: the pinned client gets all messages until it times out."""
 
 from __future__ import annotations
 

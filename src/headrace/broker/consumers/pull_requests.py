@@ -1,7 +1,8 @@
-"""Pull requests: who waits for messages, in which order they are served, and how each request ends.
+"""Pull requests: which requests wait for messages, the order in which they are served, and how each of them ends.
 
-Owns the queue of one consumer. Without limits and priorities requests take turns, which the kernel does for a whole run
-(`fanout_targets`); everything else is decided message by message (`next_for`), in the reference's order of checks.
+Owns the queue of one consumer. Without limits and priorities, requests take turns, which the compiled core does for a
+whole run (`fanout_targets`); everything else is decided message by message (`next_for`), in nats-server's order of
+checks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Push delivery: who listens on the deliver subject, heartbeats while there is nothing to say, flow control.
+"""Push delivery: interest in the deliver subject, idle heartbeats, flow control.
 
 Owns the outgoing side of a consumer with a deliver subject. Without a deliver group only a subscription to exactly that
-subject makes it active; with one, only members of that group do, and only they receive.
+subject makes the consumer active; with one, only members of that group do, and only they receive.
 """
 
 from __future__ import annotations

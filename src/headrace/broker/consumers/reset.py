@@ -1,7 +1,7 @@
-"""Resetting a consumer: back to its ack floor, or to a sequence that its configuration allows (seed 2, reset.md).
+"""Resets a consumer to its ack floor, or to a sequence that its configuration allows (seed 2, reset.md).
 
-Owns which sequence that is and what follows. Everything delivered is forgotten; configuration, pause, pin, waiting pull
-requests and the flow-control window stay.
+Owns the choice of that sequence and its consequences. The record of deliveries is cleared; configuration, pause, pinned
+client, waiting pull requests and the flow-control window stay.
 """
 
 from __future__ import annotations

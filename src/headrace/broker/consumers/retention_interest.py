@@ -1,4 +1,4 @@
-"""Which messages a consumer still needs, for streams that keep a message only as long as somebody does."""
+"""Finds the messages that a consumer still needs, for streams with interest or work-queue retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The header blocks that consumers send instead of messages: statuses of pull requests, heartbeats, flow control."""
+"""The header blocks that consumers send instead of messages: pull request statuses, heartbeats, flow control."""
 
 from __future__ import annotations
 

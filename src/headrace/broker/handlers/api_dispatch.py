@@ -1,7 +1,7 @@
-"""The API's door: requests on `$JS.API.>` find their handler in a table; answers, errors and the audit leave here.
+"""Dispatches JetStream API requests (`$JS.API.>`) to their handlers; sends responses, errors and audit advisories.
 
-A handler takes a `ApiRequest` and returns its answer, encoded, or raises a RequestError. The answer waits for everything
-admitted so far, so it never speaks of something a crash could undo.
+A handler takes an `ApiRequest` and returns its encoded response, or raises a RequestError. The response waits for
+everything accepted so far, so it never refers to something that a crash could undo.
 """
 
 from __future__ import annotations

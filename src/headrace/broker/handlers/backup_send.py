@@ -1,8 +1,8 @@
-"""Backups: a stream is sent to a subject in chunks, each acknowledged, in the reference's format.
+"""Backups: sends a stream to a subject in chunks, each acknowledged, in nats-server's format.
 
-What is sent is the stream as it is when its messages are read, up to the sequence it had at the start; what leaves it
-meanwhile is not in it. Some are read at a time, so that nobody waits for a backup; how much is under
-way is up to whoever receives it. A receiver that falls silent, or goes, ends the backup.
+A backup contains the messages that the stream still has when they are read, up to the last sequence at the start;
+messages removed meanwhile are not in it. A few are read at a time, so that a backup does not block others; the
+receiver's acks control how much is in flight. A receiver that stops answering, or disconnects, ends the backup.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The handlers of the consumer side of the API."""
+"""Handlers of the consumer requests of the JetStream API."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Direct get: stored messages as messages, not JSON; served only while a stream allows it.
+"""Direct get: returns stored messages as messages, not JSON; served only while a stream allows it.
 
-Two subjects a stream: `$JS.API.DIRECT.GET.<stream>` with a JSON request, and `….<stream>.<subject>` for the last message
-of a subject, which is the hot one (every KV get) and therefore decodes nothing.
+Two subjects per stream: `$JS.API.DIRECT.GET.<stream>` with a JSON request, and `….<stream>.<subject>` for the last
+message of a subject. The second is the hot path (every KV get) and therefore decodes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The JetStream domain: `$JS.<domain>.API.X` is this account's `$JS.API.X`.
+"""The JetStream domain: maps `$JS.<domain>.API.X` to this account's `$JS.API.X`.
 
-Requests for a domain come from clients that name it and, over leafnode connections, from other servers, whose own API is
-meant where no domain is named. Owns the change of the subject only.
+Requests for a domain come from clients that name it and, over leafnode connections, from other servers: there, a request
+without a domain is for the other server's own API. Owns only the change of the subject.
 """
 
 from __future__ import annotations

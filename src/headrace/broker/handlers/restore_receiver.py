@@ -1,7 +1,8 @@
-"""Restoring a backup: chunks come in and are answered as they are taken in; with the last one the stream is there.
+"""Restores a backup: receives chunks and acknowledges them; with the last one the stream exists.
 
-Owns the conversation, its limits and its end; what a backup holds is the matter of `RestoreWriter`. Some of it is done in
-each turn, so that nobody waits for a restore. What fails, or falls silent, leaves nothing.
+Owns the exchange with the client, its limits and its end; the contents of a backup are handled by `RestoreWriter`. A
+restore does a part of its work in each turn of the event loop, so that it does not block others. A restore that fails or
+times out leaves nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a backup holds, on its way back into the store: state, consumers, messages, in this order.
+"""Writes the contents of a backup to the store: state, consumers, messages, in this order.
 
-Messages go straight into a new log, with their sequences and times. Invariant: until `complete` nobody sees anything
-of it, and a fact marks the log as unfinished; the frame that makes the stream visible takes the mark away. So after a
-crash the stream is wholly there, or absent once the server has started. Whatever is wrong is found before that frame.
+Messages go straight into a new log, with their sequences and times. Invariant: until `complete` nothing of it is
+visible, and a metadata key marks the log as unfinished; the frame that makes the stream visible removes the mark. So
+after a crash the stream is either complete, or absent once the server has started. All errors are found before that
+frame.
 """
 
 from __future__ import annotations

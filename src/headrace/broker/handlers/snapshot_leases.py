@@ -1,8 +1,8 @@
-"""Pins for readers in other processes: a lease on a snapshot of a stream's files, granted over the wire.
+"""Snapshot leases for readers in other processes, granted by API requests.
 
-Owns the two endpoints, the end of leases, and the tokens that let a reader fetch a pin's files over HTTP. Who may call
-the endpoints is a matter of permissions on their subjects, so the direct path is granted by the broker and never by
-access to files alone. A token is good for one pin, as long as that is held, also after a restart of the broker.
+Owns the two endpoints, the end of leases, and the tokens that let a reader fetch a pin's files over HTTP. Permissions on
+the endpoints' subjects decide which users may call them, so the broker grants direct reads, never access to the files
+alone. A token is valid for one pin, as long as that pin exists, also after a restart of the broker.
 """
 
 from __future__ import annotations

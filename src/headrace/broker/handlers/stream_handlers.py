@@ -1,4 +1,4 @@
-"""The handlers of the stream side of the API: account info, streams, stored messages."""
+"""Handlers of the stream requests of the JetStream API: account info, streams, stored messages."""
 
 from __future__ import annotations
 

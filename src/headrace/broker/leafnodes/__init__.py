@@ -1,1 +1,1 @@
-"""Leafnode sessions without sockets: interest, permissions and fan-out between servers."""
+"""Leafnode sessions without sockets: handshake, interest and permissions between servers."""

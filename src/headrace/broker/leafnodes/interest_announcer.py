@@ -1,8 +1,9 @@
-"""What is told to another server of the interest here, and the set of connections it is told over.
+"""Announces the interest on this server to the servers at the other end of leafnode connections.
 
-Interest is counted by pattern and queue, so that the other side hears of the first and of the last subscription, and of
-every change in a queue group. A server that dialled out (a spoke) tells what is wanted here and by those who dialled in;
-the one that was dialled (a hub) tells what anybody else wants. Invariant: what a connection was told is what `counts` says.
+Interest is counted by pattern and queue, so that the other side is notified of the first and the last subscription, and
+of every change in a queue group. A server that dialed out (a spoke) announces the interest of its own clients and of
+servers that dialed in; a server that was dialed (a hub) announces the interest of everybody else. Invariant: what was
+announced on a connection is what `counts` says.
 """
 
 from __future__ import annotations

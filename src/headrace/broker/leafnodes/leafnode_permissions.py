@@ -1,7 +1,7 @@
-"""What may cross a leafnode connection, in one direction.
+"""Permissions of a leafnode connection in one direction.
 
-Owns the merging of what the user may do, what a configuration denies, and what never crosses: the JetStream API of an
-account without its domain, and buckets, because each side has its own.
+Owns the combination of the user's permissions, the subjects that a configuration denies, and subjects that never cross:
+the JetStream API of an account without its domain, and buckets, because each side has its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""One leafnode connection without a socket: two servers that let each other have what they want.
+"""One leafnode connection without a socket: exchanges interest and messages with another server.
 
-Owns the handshake, the interest of the other side as entries of the hub, and what becomes of a message that arrives.
-Both ends are here: the one that dialled (by default a spoke) and the one that was dialled. Invariants: a message never
-goes back over the connection it came by; everything the other side wants is in the hub, and nothing after `close`.
+Owns the handshake, the other side's interest as entries of the router, and the handling of messages that arrive. Both
+ends are implemented here: the one that dialed (by default a spoke) and the one that was dialed. Invariants: a message
+never goes back over the connection it came from; all interest of the other side is in the router, and none of it after
+`close`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a leafnode session is told of its own server, and what it asks of whoever carries it."""
+"""Interfaces of a leafnode session: what it knows of its own server, and what it needs from its transport."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Subject routing: sessions, accounts, the subscription index, permissions, imports and exports."""
+"""Subject routing: sessions, the subscription index, permissions, subject mappings, exports and remote interest."""

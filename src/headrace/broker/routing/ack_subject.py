@@ -1,4 +1,4 @@
-"""Deliveries taken apart: the acknowledgement subject that numbers a message, and the records of a run."""
+"""Decodes deliveries: parses ack subjects and iterates over the records of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subject transforms as the broker applies them: a subject that a mapping does not speak of is left alone."""
+"""Compiles subject transforms to functions that return None for subjects outside their source pattern."""
 
 from __future__ import annotations
 

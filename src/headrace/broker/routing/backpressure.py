@@ -1,4 +1,4 @@
-"""Back-pressure on whoever sends to a connection: hold back while it has enough, and go on when it has taken that."""
+"""Backpressure by a receiving connection: senders pause while it is congested and resume when it is writable again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What accounts let each other have: exports, imports, and how subjects are mapped between them.
+"""Exports and imports between accounts, and how subjects are mapped between them.
 
-Owns the rules: who may import what, which mappings make sense, and that no import leads back to where it came from.
-Everything here is a pure function of what was configured.
+Owns the rules: which account may import what, which mappings are valid, and that imports form no cycle. Everything here
+is a pure function of the configuration.
 """
 
 from __future__ import annotations

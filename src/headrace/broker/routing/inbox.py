@@ -1,4 +1,4 @@
-"""Inboxes of the server itself: where the answer to one of its own requests is expected."""
+"""Inboxes for the server's own requests."""
 
 from __future__ import annotations
 

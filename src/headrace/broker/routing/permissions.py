@@ -1,7 +1,7 @@
-"""What a user may publish to and subscribe to.
+"""Permissions: the subjects that a user may publish and subscribe to.
 
-Owns the rules of allow and deny lists, and which answers may be given. Deny wins; no allow list allows everything.
-A denial that is narrower than a subscription does not refuse it but withholds the messages concerned.
+Owns the rules of allow and deny lists, and which responses are allowed. Deny wins; no allow list allows everything. A
+deny pattern that is narrower than a subscription does not reject it but withholds the messages that match.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Where messages go over leafnode connections: the interest of other servers, and the routes made of it.
+"""Routing over leafnode connections: the interest of other servers, and the fan-out built from it.
 
-Interest that came over a connection is an entry of the hub like any other (`RemoteInterest`); when a route is made, all such
-entries for its subject become one `LeafnodeFanout`, so that each connection carries a message once, whatever the number of
-subscriptions behind it. Queue groups prefer members on this server. Invariant: a fan belongs to exactly one subject, so
-what it may not send is decided when it is made. Knows nothing of how connections come about.
+Interest received over a connection is an entry of the router like any other (`RemoteInterest`); when a route is built,
+all such entries for its subject become one `LeafnodeFanout`, so that each connection carries a message once, however
+many subscriptions the other side has. Queue groups prefer members on this server. Invariant: a fan-out belongs to
+exactly one subject, so permissions are checked when it is built. Knows nothing of how connections are made.
 """
 
 from __future__ import annotations

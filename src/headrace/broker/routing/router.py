@@ -1,9 +1,8 @@
-"""Who is interested in what: subscriptions of clients, sinks of the server, and the routes made of them.
+"""The subject router of an account: subscriptions of clients and internal subscribers, and the routes built from them.
 
-Owns the index of interest and the precise invalidation of the kernel's route cache: a route in the cache is
-always what the index would answer now. Literal subjects live in a dictionary, patterns in a trie; so the
-common cases, a literal subscription and a publish without wildcard interest, cost one look-up. Knows no
-sockets and no time.
+Owns the subscription index and the exact invalidation of the compiled core's route cache: a cached route is always what
+the index would return now. Literal subjects are in a dictionary, patterns in a trie; so the common cases, a literal
+subscription and a publish without wildcard interest, cost one lookup. Knows no sockets and no time.
 """
 
 from __future__ import annotations

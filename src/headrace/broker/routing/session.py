@@ -1,8 +1,7 @@
 """One client's side of the protocol, without a socket: its settings, its subscriptions, its output.
 
-Owns what the control operations do and the exact texts of the answers. Invariant: every subscription of
-`subs` is in the hub and the other way round. Publishing is the kernel's business; it calls back here for
-whatever is unusual.
+Owns the effect of control operations and the exact texts of the replies. Invariant: every subscription in `subs` is in
+the router and vice versa. The compiled core handles publishing and calls back here for unusual cases.
 """
 
 from __future__ import annotations

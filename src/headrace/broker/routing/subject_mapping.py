@@ -1,7 +1,7 @@
-"""Subject mappings of an account: what its clients publish on one subject goes out on another.
+"""Subject mappings of an account: send what its clients publish on one subject to another.
 
-Owns the choice of the destination, which may be by weight. A redirect is part of the way in: what the server itself sends is
-not mapped, and a mapped message is not mapped again.
+Owns the choice of the destination, which may be weighted. Mappings apply only to what clients publish: messages sent by
+the server itself are not mapped, and a mapped message is not mapped again.
 """
 
 from __future__ import annotations

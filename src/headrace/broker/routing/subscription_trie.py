@@ -1,6 +1,6 @@
-"""What stands in the index of interest: subscriptions, sinks, ways to other places; and the trie that holds patterns.
+"""Entry types of the subscription index - client subscriptions, internal subscribers, imports - and the pattern trie.
 
-Owns the kinds of entries and how a list of them becomes the parts of a route. The index itself is `router`.
+Owns the kinds of entries and how a list of them becomes the parts of a route. The index itself is in `router`.
 """
 
 from __future__ import annotations

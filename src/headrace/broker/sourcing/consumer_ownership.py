@@ -1,8 +1,8 @@
-"""To which stream a consumer belongs that a copying server made: the one that the consumer's metadata names.
+"""Decides which stream owns a consumer that a server created for a mirror or source, from the consumer's metadata.
 
-Two streams that read with one consumer would take messages from each other, so a consumer of another stream is left
-alone. Owns the metadata and the decision. Invariant: a stream that was deleted and created again, restored, or moved with
-its name, account and domain gets its consumer back; any other does not. Must not know links or requests.
+Two streams reading through one consumer would take messages from each other, so a consumer of another stream is left
+alone. Owns the metadata and the decision. Invariant: a stream that was deleted and created again, restored, or moved
+with its name, account and domain gets its consumer back; any other does not. Must not know replicators or requests.
 """
 
 from __future__ import annotations

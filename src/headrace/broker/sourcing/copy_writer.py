@@ -1,8 +1,9 @@
-"""What a stream stores of the messages it copies: a mirror the same message, a source one of its own.
+"""Stores the messages that a stream copies: a mirror stores the same message, a source a message of its own stream.
 
-A mirror keeps sequence and time; what it did not get counts as deleted. A source gives new ones, says in the last header
-where the message came from, and remembers its position in the same frame. Neither asks whether a publisher would have
-been allowed the headers, and neither acts on those its stream has not enabled. Knows nothing of consumers and gaps.
+A mirror keeps sequence and time; messages it did not receive count as deleted. A source assigns new ones, records the
+upstream position in the last header, and stores that position in the same frame. Neither checks whether a publisher
+would have been allowed to use the headers, and neither acts on headers of features that its stream has not enabled.
+Knows nothing of consumers and gaps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The way to an origin: whether anybody hears what is asked of it, and when that comes back.
+"""Watches whether an upstream is reachable, that is, whether its API subject has a subscriber.
 
-Interest is all it looks at, so it serves origins in this server, behind a leafnode connection, and played ones alike.
+It only looks at interest, so it works for upstreams in this server, behind a leafnode connection, and in tests alike.
 """
 
 from __future__ import annotations

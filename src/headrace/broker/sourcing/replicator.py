@@ -1,8 +1,7 @@
-"""A link: one mirror or source at work. It sets up a consumer at the origin, and starts anew when something is missing
-from what arrives, or nothing does.
+"""A replicator: runs one mirror or source, and restarts it when messages are missing or nothing arrives.
 
-Owns the conversation and its times; what is done with what arrives is for the receiver, what a copy looks like is the
-copy writer's, how requests are worded the upstream's.
+Owns the exchange that sets up a consumer at the upstream, and its timeouts; deliveries are handled by the receiver,
+copies are stored by the copy writer, and requests are built by `Upstream`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How far a stream's sources have come: by index name, the newest origin sequence and which origin that was.
+"""Positions of a stream's sources: by index name, the newest upstream sequence and which upstream that was.
 
-A position is a fact in the same frame as the copy it speaks of, and apart from the messages, so that neither a crash nor
-a purge repeats or skips anything. It outlives its source: an entry that comes back goes on where it was. Where there is
-none, as in a stream that was restored from a backup, the newest copy tells.
+A position is stored as metadata in the same frame as the copy it refers to, separate from the messages, so that neither
+a crash nor a purge repeats or skips anything. It outlives its source: an entry that is added again continues where it
+was. If there is no position, as in a stream restored from a backup, it is read from the newest copy.
 """
 
 from __future__ import annotations

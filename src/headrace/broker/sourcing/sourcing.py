@@ -1,7 +1,7 @@
-"""The mirrors and sources of one stream: which links run, and where they stand.
+"""The mirror and sources of one stream: which replicators run, and their positions.
 
-Owns the comparison of a configuration with what runs: entries that did not change go on undisturbed, new ones start where
-their index name was before, changed consumers take the position with them.
+Owns the comparison of a configuration with what runs: unchanged entries continue undisturbed, new ones start where their
+index name was before, changed consumers take over the position.
 """
 
 from __future__ import annotations

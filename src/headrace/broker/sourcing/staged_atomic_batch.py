@@ -1,8 +1,8 @@
-"""Members of a sourced batch that is not complete: durable, and not visible.
+"""Members of a sourced atomic batch that is not complete yet: durable, but not visible.
 
-They are facts in the journal beside the stream, so the origin may be told that they are stored, and a restart goes on
-where they end. Invariant: the first `durable` messages survive a crash; the rest, too large to be kept twice, is asked
-for again. Knows nothing of when a batch is complete.
+They are stored as metadata of the stream, so that they can be acknowledged to the upstream, and a restart continues
+where they end. Invariant: the first `durable` messages survive a crash; the rest, too large to be stored twice, is
+requested again. Knows nothing of when a batch is complete.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The three ways to come by a consumer at the origin, each as a conversation of requests and answers.
+"""Three strategies to get a consumer at the upstream, each as a sequence of requests and responses.
 
-Ephemeral: a new one at every setup. Server-managed: a durable one, made where it is missing, left alone where it is
-another stream's. User-managed: a durable one
-that somebody else makes; it is only ever reset. An approach says what to ask next; it knows neither time nor messages.
+Ephemeral: a new consumer at every setup. Server-managed: a durable one, created if it is missing and left alone if it
+belongs to another stream. User-managed: a durable one that somebody else creates; it is only ever reset. A strategy says
+what to request next; it knows neither time nor messages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What an origin delivers to a link: nothing may be missing, everything is stored once and in order.
+"""Receives an upstream's deliveries for a replicator: nothing may be missing, everything is stored once and in order.
 
-Owns the count of what came and what of it is stored. Invariant: a flow-control request is answered only when everything
-before it is durable here, because that answer lets the origin forget. How the consumer is made is the link's.
+Owns the count of what arrived and what of it is stored. Invariant: a flow-control request is answered only when
+everything before it is durable here, because that reply lets the upstream remove messages. Creating the consumer is the
+replicator's task.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a mirror or source says to its origin: names, subjects, and the requests that set up a consumer there.
+"""Builds the requests of a mirror or source to its upstream: names, subjects, and the requests that set up a consumer.
 
-Everything goes through the API's subjects, so an origin in this server and one behind another prefix (`external`) are
-asked in the same words. Owns the wording only; when to ask and what follows is the link's.
+Everything uses API subjects, so an upstream in this server and one behind another prefix (`external`) get the same
+requests. Owns only the form of requests; when to send them and what follows is decided by the replicator.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Atomic batches: messages that become part of the stream together, in one frame, or not at all.
 
-Members wait in memory, invisible to everybody, until the one that commits. Then every check is made against the
-stream as it was before the batch; the first that fails rejects all. What is staged is bounded: by count a batch, by
-batches a stream and a server, by bytes a server, and by time: a batch without traffic is abandoned.
+Members are staged in memory, visible to nobody, until the one that commits. Then every check is made against the stream
+as it was before the batch; the first that fails rejects the whole batch. Staging is bounded: messages per batch, batches
+per stream and per server, bytes per server, and time: a batch without traffic is abandoned.
 """
 
 from __future__ import annotations

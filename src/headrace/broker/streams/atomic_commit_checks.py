@@ -1,6 +1,7 @@
-"""The checks of an atomic batch at its commit, in the reference's order; the first that fails rejects all of it.
+"""The checks of an atomic batch at its commit, in nats-server's order; the first that fails rejects the whole batch.
 
-They speak of the stream as it was before the batch, whatever its own members would change. It stages and stores nothing.
+They see the stream as it was before the batch, regardless of what its own members would change. This module stages and
+stores nothing.
 """
 
 from __future__ import annotations

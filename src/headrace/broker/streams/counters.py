@@ -1,9 +1,9 @@
-"""Counters: a message says by how much (`Nats-Incr`), what is stored is the sum (`{"val":"42"}`), a counter a subject.
+"""Counters: a message carries an increment (`Nats-Incr`), the stream stores the sum (`{"val":"42"}`), one per subject.
 
-A copied message carries its origin's sum, so the copy counts the difference to what it last heard from there, and
-keeps those values in `Nats-Counter-Sources`: nothing is counted twice, however often it is delivered. Numbers have as
-many digits as fit into a message; they are decimals, because reading and writing those takes time in proportion to
-their length, where the time for integers grows with its square.
+A copied message carries its upstream's sum, so the copy adds the difference to the sum it last received from there, and
+keeps those values in `Nats-Counter-Sources`: nothing is counted twice, however often it is delivered. Numbers may have
+as many digits as fit into a message; they are decimals, because parsing and formatting decimals takes time proportional
+to their length, while it is quadratic for integers.
 """
 
 from __future__ import annotations

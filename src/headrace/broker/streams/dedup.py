@@ -1,7 +1,7 @@
-"""The duplicate window: message ids seen lately, so that a repeated publish is answered with the first one's sequence.
+"""The duplicate window: recent message ids, so that a repeated publish is answered with the sequence of the first one.
 
-Every id is noted in the same frame as its message, so the window survives a crash exactly as the messages do, and
-also when the messages themselves are gone (acknowledged, purged or rolled up). The ids themselves are kept by the kernel.
+Every id is stored in the same frame as its message, so the window survives a crash exactly as the messages do, and also
+when the messages themselves are gone (acknowledged, purged or rolled up). The compiled core stores the ids.
 """
 
 from headrace._native import DedupWindow

@@ -1,7 +1,7 @@
-"""Subject delete markers: when the last message of a subject goes, a message in its place says so.
+"""Subject delete markers: stores a marker when the last message of a subject is removed.
 
-Always for age (`max_age` or a TTL) where the stream has a marker TTL; for purges and deletions only where the stream's
-metadata asks for it (`headrace.markers: purge,remove`), because the reference never does that.
+For expiry (`max_age` or a TTL) always, if the stream has a marker TTL; for purges and deletions only if the stream's
+metadata asks for it (`headrace.markers: purge,remove`), because nats-server never does that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Fast ingest: batches of any length whose members are stored as they come, with acknowledgements every so many.
+"""Fast ingest: batches of any length whose members are stored as they arrive, with one ack for every so many.
 
-What a member is says its reply subject, `<prefix>.<id>.<flow>.<ok|fail>.<position>.<operation>.$FI`. Each member is
-checked and stored like a message of its own; only the way of answering differs. Nothing is staged, so an open batch is
-a handful of numbers; what bounds them is their count, and time: one without traffic is forgotten.
+The reply subject tells what a member is: `<prefix>.<id>.<flow>.<ok|fail>.<position>.<operation>.$FI`. Each member is
+checked and stored like a single message; only the replies differ. Nothing is staged, so an open batch is a handful of
+numbers; batches are bounded by their count and by time: one without traffic is dropped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The publish checks of one stream, in the reference's order; the first that fails answers.
+"""The publish checks of one stream, in nats-server's order; the first that fails determines the error.
 
-A message that asks for nothing, or has nothing but an id or a lifetime, on a stream without special limits never comes
-here unless it is a duplicate (see `PublishFastPath`). The checks run against what is admitted, not what is committed: the
-answer leaves only after everything it depends on is durable.
+A message without special headers, or with only an id or a TTL, on a stream without special limits never gets here unless
+it is a duplicate (see `PublishFastPath`). The checks run against accepted, not committed, state: the reply is sent only
+after everything it depends on is durable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies of what a stream stores, sent to other subjects once it is durable."""
+"""Republishing: copies of stored messages, sent to other subjects once they are durable."""
 
 from __future__ import annotations
 

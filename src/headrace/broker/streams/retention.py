@@ -1,8 +1,8 @@
-"""What leaves a stream, and why: limits, age, roll-ups, purges, deletions.
+"""Removes messages from a stream: limits, age, rollups, purges, deletions.
 
-Limits on the whole stream are kept once a tick (before the frame closes and before anything is shown), the limit per
-subject with each message, because it decides what the next message replaces. Every removal goes through `drop` or
-`remove_below`, so that consumers hear of it.
+Limits on the whole stream are enforced once per commit (before the frame closes and before anything is shown), the limit
+per subject with each message, because it decides what the next message replaces. Every removal goes through `remove`,
+`remove_one` or `remove_below`, so that consumers are notified.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Message schedules: a stored message that says when, and to which subject, a copy of it is to be published.
+"""Message schedules: a stored message that says when, and to which subject, a copy of it is published.
 
-A schedule is the newest message of its subject, so that a new one replaces it and a plain message ends it. When it
-fires, the copy and what becomes of the schedule - it is purged, or has its next time - are in one frame: after a crash
-it has fired or it has not. The next time of each is a fact; one whose time passed while the server was down fires once.
+A schedule is the newest message of its subject, so that a new schedule replaces it and a plain message ends it. When it
+fires, the copy and the change to the schedule - it is purged, or gets its next time - are in one frame: after a crash it
+has fired or it has not. The next time of each schedule is stored as metadata; one whose time passed while the server was
+down fires once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What streams look like from outside: the info that answers and lists show."""
+"""Builds stream info for API responses and lists."""
 
 from __future__ import annotations
 

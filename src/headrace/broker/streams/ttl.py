@@ -1,10 +1,10 @@
-"""Age: when a message has lived long enough, by its own `Nats-TTL` or by the stream's `max_age`.
+"""Expiry: finds messages that reached the end of their `Nats-TTL` or of the stream's `max_age`.
 
-What is due soon waits in buckets of about a second, (deadline, sequence) pairs; what is due later costs no memory but
-a bound for each run of 65,536 sequences that has messages, below which nothing in that run is due; its rows are read
-from the log's columns when that time comes near. So a message costs O(1), and memory follows the rate, not the number
-of messages. Nothing is walked or kept for sequences that no message has.
-Nothing is removed early; a reader that calls `run` first never sees anything overdue.
+Messages due soon are in buckets of about a second, as (deadline, sequence) pairs; later ones cost no memory except one
+bound per run of 65,536 sequences that has messages: nothing in the run is due before it. When that time comes near, the
+rows of the run are read from the log's columns. So a message costs O(1), and memory grows with the rate, not with the
+number of messages. Sequences without a message cost neither time nor memory. Nothing is removed early; a reader that
+calls `run` first never sees anything overdue.
 """
 
 from __future__ import annotations

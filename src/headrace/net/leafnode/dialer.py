@@ -1,6 +1,6 @@
-"""Dialling another server and staying joined with it: again and again, a little later each time.
+"""Dials another server and keeps the connection up, with increasing delays between attempts.
 
-Owns the rhythm and the choice of the address. The other side may name more addresses of its cluster; they are tried too.
+Owns the delays and the choice of the address. The other side may name more addresses of its cluster; they are tried too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The socket of one leafnode connection, whichever side dialled: bytes to and fro, TLS, and the patience with both.
+"""The socket of one leafnode connection, whichever side dialed: bytes in both directions, TLS, timeouts.
 
-What is said is the session's business, who may say it the door's. A peer that does not take what is sent is cut off, as
-slow clients are, and dials again.
+The protocol is the session's business, authorization the listener's. A peer that does not read its output is
+disconnected, as slow clients are, and dials again.
 """
 
 from __future__ import annotations

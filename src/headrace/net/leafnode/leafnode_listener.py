@@ -1,7 +1,7 @@
-"""Leafnodes: the door where other servers dial in, and those that this one dials.
+"""Leafnodes: the listener that other servers dial, and the remotes that this server dials.
 
-Owns the set of connections and what they share. A connection is in one account; which one the user says who dials, or the
-remote's configuration.
+Owns the set of connections and what they share. A connection belongs to one account: that of the user that dials in, or
+the one in the remote's configuration.
 """
 
 from __future__ import annotations
