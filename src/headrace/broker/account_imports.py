@@ -42,7 +42,7 @@ _INFO_LINE = re.compile(rb"(?im)^nats-request-info[ \t]*:.*\r\n")
 
 
 class StreamImport(ImportPattern):
-    """Stands in the exporter's router; what matches is published in the importer's."""
+    """An entry in the exporter's router; messages that match are published in the importer's."""
 
     __slots__ = ("_exporter_router", "_importer_router", "_local_pattern", "_map_subject", "_subject")
 
@@ -62,7 +62,7 @@ class StreamImport(ImportPattern):
         self._importer_router.unwatch_all(self._on_importer_interest)
 
     def _on_importer_interest(self, pattern: bytes) -> None:
-        """Interest on the importer's side is interest here."""
+        """Pass a change of interest on the importer's side to watchers in the exporting account."""
         if subjects.overlaps(pattern, self._local_pattern):
             self._exporter_router.notify_interest(self._subject)
 
@@ -89,7 +89,7 @@ class StreamImportTarget(ImportTarget):
 
 
 class PendingReply(ImportTarget):
-    """An answer that is expected in one account and belongs to a requester in another."""
+    """A reply expected in one account that belongs to a requester in another."""
 
     __slots__ = (
         "_many",
@@ -142,7 +142,7 @@ class PendingReply(ImportTarget):
 
 
 class ReplyMap:
-    """Where one account keeps what it owes others: answers that are under way."""
+    """The pending replies of one account to requesters in other accounts."""
 
     def __init__(self, router: SubjectRouter, timers: Timers) -> None:
         self.router = router
@@ -158,7 +158,7 @@ class ReplyMap:
         return self._prefix + _random_name(_REPLY_SIZE)
 
     def map_reply(self, requester: ReplyMap, reply: bytes, *, many: bool, timeout_ns: int) -> bytes:
-        """The reply subject to show here so that the answer finds its way to `reply` over there."""
+        """Return the reply subject to use in this account, so that the reply reaches `reply` in the requester's account."""
         if not reply or reply.startswith(_ACK):
             return reply
         pending = PendingReply(self, self.router, requester, reply, many, timeout_ns)
@@ -169,16 +169,16 @@ class ReplyMap:
         return pending.subject
 
     def extend(self, pending: PendingReply) -> None:
-        """More may come: wait on."""
+        """Extend the deadline: more replies may come."""
         pending.deadline_ns = self._timers.now_ns() + pending.timeout_ns
 
     def remove(self, pending: PendingReply) -> None:
-        """Nothing more is expected."""
+        """Stop waiting for this reply."""
         if self._pending.pop(pending.subject, None) is not None:
             pending.close()
 
     def cancel(self, subject: bytes) -> None:
-        """Nobody received the request: there will be no answer."""
+        """Remove the pending reply of a request that nobody received."""
         pending = self._pending.get(subject)
         if pending is not None:
             self.remove(pending)
@@ -205,7 +205,7 @@ def _random_name(size: int) -> bytes:
 
 
 class ServiceImport(ImportPattern):
-    """Stands in the importer's router; requests that match are made in the exporter's."""
+    """An entry in the importer's router; requests that match are sent in the exporter's."""
 
     __slots__ = (
         "_export",
@@ -254,9 +254,9 @@ class ServiceImport(ImportPattern):
     def request(
         self, session: Any, mapped_subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> int:
-        """Make a request in the exporting account; how many received it."""
+        """Send a request in the exporting account; return how many received it."""
         if self._in_request:
-            return 0  # it came back to where it started
+            return 0  # the request came back to where it started
         export, far = self._export, self._exporter_replies
         many = export.response != "singleton"
         mapped_reply = far.map_reply(
@@ -288,13 +288,13 @@ class ServiceImportTarget(ImportTarget):
 
 
 def _add_request_info(header: bytes, info: dict[str, Any]) -> bytes:
-    """The header with who asks; what a client claims about itself there is taken out, however it is spelt."""
+    """Add information about the requester to the header; remove what a client put there itself, in any case or spacing."""
     clean = _INFO_LINE.sub(b"", header) if header else header
     return headers.append(clean, [(REQUEST_INFO, msgspec.json.encode(info))])
 
 
 class _RequestScope:
-    """The requests being made right now, the innermost last: a chain of services shows who began it."""
+    """Context of one request; nested requests form a chain, so that a chain of services shows the original requester."""
 
     __slots__ = ("_account_imports", "_info")
 
@@ -321,7 +321,7 @@ class AccountImports:
         self.request_chain: list[dict[str, Any]] = []
 
     def reply_map(self, account: Account) -> ReplyMap:
-        """Where an account's answers to others are kept."""
+        """Return the map of an account's pending replies."""
         if account.name not in self._reply_maps:
             self._reply_maps[account.name] = ReplyMap(account.router, self._timers)
         return self._reply_maps[account.name]
@@ -329,7 +329,7 @@ class AccountImports:
     def set_imports(
         self, importer: str, imports: Iterable[Import], exports: Callable[[str], Iterable[Export]]
     ) -> None:
-        """Let an account have these imports, and no others; `check_import` has nothing against any of them."""
+        """Replace an account's imports with these; `check_import` must accept each of them."""
         self.clear_imports(importer)
         made = [
             self._make_import(importer, wanted, check_import(exports(wanted.account), wanted, importer))
@@ -340,7 +340,7 @@ class AccountImports:
             account_import.open()
 
     def clear_imports(self, importer: str) -> None:
-        """End an account's imports; answers under way still arrive."""
+        """Remove an account's imports; pending replies still arrive."""
         for account_import in self._imports.pop(importer, ()):
             account_import.close()
 
@@ -357,7 +357,7 @@ class AccountImports:
         return ServiceImport(self, near, far, wanted, export)
 
     def request_scope(self, session: Any, importer: Account, share: bool) -> _RequestScope:
-        """Note a request while it is made; what the service learns about who asks."""
+        """Return the context of a request, with the information that the service gets about the requester."""
         if self.request_chain:
             return _RequestScope(self, self.request_chain[0] | {"svc": importer.name})
         info: dict[str, Any] = {"acc": importer.name}

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from headrace.broker.jetstream import AccountJetStream
     from headrace.broker.routing.session import Session
 
-#: Where everybody is who belongs to no other account.
+#: The account of clients that belong to no other account.
 GLOBAL = "$G"
-#: Whose users see and ask the server itself.
+#: The system account: its users can monitor and query the server.
 SYSTEM = "$SYS"
 
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
-    """What the clients of one account may take together; -1 is no limit."""
+    """Limits for all clients of one account together; -1 is no limit."""
 
     connections: int = -1
     leafs: int = -1
@@ -37,13 +37,13 @@ UNLIMITED = AccountLimits()
 
 
 class Account:
-    """One subject space: `hub` routes in it, `jetstream` keeps its streams (None: it has none)."""
+    """One subject space: `router` routes in it, `jetstream` holds its streams (None if it has no JetStream)."""
 
     __slots__ = ("display_name", "jetstream", "limits", "name", "router", "sessions")
 
     def __init__(self, name: str, router: SubjectRouter) -> None:
         self.name = name
-        #: What people call it, where the name is a key.
+        #: A readable name, if `name` is a key.
         self.display_name = name
         self.router = router
         self.jetstream: AccountJetStream | None = None
@@ -52,12 +52,12 @@ class Account:
 
     @property
     def at_max_connections(self) -> bool:
-        """Whether one client more would be too many."""
+        """Whether one more client would exceed the limit."""
         return 0 <= self.limits.connections <= len(self.sessions)
 
 
 class Accounts:
-    """The accounts of a server, by name. `main` is there from the start, and so is `system`."""
+    """The accounts of a server, by name. `main` and `system` always exist."""
 
     def __init__(self, system: str = SYSTEM) -> None:
         self._by_name: dict[str, Account] = {}
@@ -68,7 +68,7 @@ class Accounts:
         self.system = self.get_or_create(system)
 
     def get_or_create(self, name: str) -> Account:
-        """The account of that name, made when it is not there."""
+        """Return the account with that name; create it if it does not exist."""
         account = self._by_name.get(name)
         if account is None:
             account = self._by_name[name] = Account(name, SubjectRouter(dirty=self.dirty))
@@ -85,18 +85,18 @@ class Accounts:
         return iter(tuple(self._by_name.values()))
 
     def set_wakeup(self, call: Callable[[], None] | None, call_soon: CallSoon | None = None) -> None:
-        """Call when the first session has output, whichever account it comes from; see `SubjectRouter.set_wakeup`."""
+        """Call `call` when the first session has output, in any account; see `SubjectRouter.set_wakeup`."""
         self._wakeup, self._call_soon = call, call_soon
         for account in self:
             account.router.set_wakeup(call, call_soon)
 
     @property
     def subscriptions(self) -> int:
-        """How many there are, in all accounts."""
+        """The number of subscriptions in all accounts."""
         return sum(account.router.subscriptions for account in self)
 
     def jetstreams(self) -> Iterator[AccountJetStream]:
-        """The JetStream of every account that has it."""
+        """Iterate over the JetStreams of all accounts that have one."""
         for account in self:
             if account.jetstream is not None:
                 yield account.jetstream

@@ -13,13 +13,14 @@ from collections.abc import Callable
 
 from headrace.clock import Clock
 
-#: Two clocks differ by so much without anybody having set one.
+#: Two clocks may differ by this much without either having been set.
 _SLACK_NS = 50_000_000
 
 
 class TimerHandle:
-    """Something that is going to happen, at a moment of `Timers.now_ns`; `cancel()` prevents it. `on_wall_clock`: when
-    the clock shows that moment.
+    """A scheduled call at a time of `Timers.now_ns`; `cancel()` prevents it.
+
+    With `on_wall_clock`, the call waits until the wall clock shows its time.
     """
 
     __slots__ = ("_timers", "call", "deadline_ns", "on_wall_clock", "order")
@@ -37,14 +38,14 @@ class TimerHandle:
         return (self.deadline_ns, self.order) < (other.deadline_ns, other.order)
 
     def cancel(self) -> None:
-        """Do not call; no harm when it has happened already."""
+        """Cancel the call; no effect if it was already made."""
         if self.call is not None:
             self.call = None
             self._timers.on_cancelled()
 
 
 class Timers:
-    """The moments ahead. `changed` is called when the next deadline became an earlier one."""
+    """Scheduled calls. `on_earlier_deadline` is called when the next deadline moves to an earlier time."""
 
     def __init__(self, clock: Clock, on_earlier_deadline: Callable[[], None] | None = None) -> None:
         self.clock = clock
@@ -53,14 +54,14 @@ class Timers:
         self._cancelled = 0
         self._order = 0
         self._last_clock_ns = 0
-        #: How far the clock was set back, in all.
+        #: How far the clock was set back, in total.
         self.clock_offset_ns = 0
 
     def __len__(self) -> int:
         return len(self._heap) - self._cancelled
 
     def now_ns(self) -> int:
-        """The time, for how long something takes: as the clock shows it, but it never goes back."""
+        """Return a time for measuring intervals: the clock's, except that it never goes back."""
         clock_ns = self.clock.now_ns()
         if clock_ns < self._last_clock_ns:
             self._add_offset(self._last_clock_ns - clock_ns)
@@ -68,7 +69,10 @@ class Timers:
         return clock_ns + self.clock_offset_ns
 
     def advance_to(self, until_ns: int) -> None:
-        """It is that late, in terms of `now_ns`: who knows better than the clock says so."""
+        """Advance `now_ns` to at least `until_ns`.
+
+        The caller knows that this much time has passed although the clock does not show it.
+        """
         missing_ns = until_ns - self.now_ns()
         if missing_ns > _SLACK_NS:
             self._add_offset(missing_ns)
@@ -81,11 +85,11 @@ class Timers:
         heapq.heapify(self._heap)
 
     def at_wall_time(self, date_ns: int, call: Callable[[], None]) -> TimerHandle:
-        """Call when the clock shows the date or later."""
+        """Schedule a call for when the wall clock shows the date or later."""
         return self._push(date_ns + self.clock_offset_ns, call, on_wall_clock=True)
 
     def at_monotonic(self, deadline_ns: int, call: Callable[[], None]) -> TimerHandle:
-        """Call when `now_ns` has come to the deadline."""
+        """Schedule a call for when `now_ns` reaches the deadline."""
         return self._push(deadline_ns, call, on_wall_clock=False)
 
     def _push(self, deadline_ns: int, call: Callable[[], None], *, on_wall_clock: bool) -> TimerHandle:
@@ -97,15 +101,15 @@ class Timers:
         return timer
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> TimerHandle:
-        """Call when so much time has passed."""
+        """Schedule a call after a delay."""
         return self._push(self.now_ns() + delay_ns, call, on_wall_clock=False)
 
     def cancel(self, handle: TimerHandle) -> None:
-        """Do not call; no harm when it has happened already."""
+        """Cancel a call; no effect if it was already made."""
         handle.cancel()
 
     def next_deadline(self) -> int | None:
-        """What the clock shows when there is something to do, unless it is set; None when there is nothing ahead."""
+        """Return what the clock will show at the next deadline, unless it is set; None if nothing is scheduled."""
         self.now_ns()
         while self._heap and self._heap[0].call is None:
             heapq.heappop(self._heap)
@@ -113,7 +117,7 @@ class Timers:
         return self._heap[0].deadline_ns - self.clock_offset_ns if self._heap else None
 
     def run_due(self) -> int:
-        """Make every call whose deadline has come, also those asked for meanwhile; how many there were."""
+        """Make every call that is due, including those scheduled meanwhile; return how many."""
         calls = 0
         now = self.now_ns()
         while True:
@@ -126,7 +130,7 @@ class Timers:
             calls += 1
 
     def on_cancelled(self) -> None:
-        """Count a cancelled timer, and clear them out when they are the larger part."""
+        """Count a cancelled timer; remove cancelled timers from the heap when they are the majority."""
         self._cancelled += 1
         if self._cancelled > 64 and self._cancelled * 2 > len(self._heap):
             self._heap = [timer for timer in self._heap if timer.call is not None]

@@ -1,5 +1,4 @@
-"""One client's socket: feeds received bytes to the parser, writes the session's output, enforces timeouts in both
-directions.
+"""One client's socket: passes received bytes to the parser, writes the session's output, and enforces timeouts.
 
 Owns the life of a connection: INFO, TLS, the authentication timeout, pings, slow and stale clients. The protocol is the
 session's business, authorization the listener's. An idle connection has no timer and no buffer of its own.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Advisories:
-    """Publishes events about the streams of one server."""
+    """Publishes advisories about the streams of one account."""
 
     __slots__ = ("_jetstream",)
 
@@ -24,14 +24,14 @@ class Advisories:
         self._jetstream = jetstream
 
     def publish(self, make: Callable[..., EncodedEvent], *fields: object) -> None:
-        """One event of `headrace.jetstream_api.advisories`, after everything admitted so far is durable."""
+        """Publish an event of `headrace.jetstream_api.advisories`, after everything accepted so far is durable."""
         jetstream = self._jetstream
         subject, body = make(EventStamp(nuid(), jetstream.now_ns(), jetstream.domain), *fields)
         if jetstream.router.has_interest(subject):
             jetstream.group_commit.publish_when_all_durable(subject, b"", b"", body)
 
     def audit(self, session: Any, subject: bytes, request: bytes, response: bytes) -> None:
-        """An API call was made and answered."""
+        """Publish an audit advisory for an API request and its response."""
         jetstream = self._jetstream
         if not jetstream.router.has_interest(events.AUDIT_SUBJECT):
             return
@@ -39,7 +39,7 @@ class Advisories:
         self.publish(events.make_api_audit, jetstream.server_name, client, subject, request, response)
 
     def client_info(self, session: Any) -> ClientInfo:
-        """Who is behind a request."""
+        """Describe the client that sent a request."""
         client = ClientInfo(server=self._jetstream.server_name, acc=self._jetstream.account)
         if session is not None:
             client.host = session.transport.client_ip

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from headrace.broker.timers import TimerHandle, Timers
     from headrace.storage import Store
 
-#: Bytes admitted and not yet where they belong; beyond this publishers wait.
+#: Bytes accepted but not yet written to their files; beyond this publishers are paused.
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 _CHECK_INTERVAL_NS = 10_000_000
 
 
 class DiskBackpressure:
-    """Of one store."""
+    """The backpressure of one store."""
 
     __slots__ = ("_low_callback", "_store", "_timer", "_timers")
 
@@ -30,9 +30,9 @@ class DiskBackpressure:
         self._low_callback: Callable[[], None] | None = None
 
     def is_high(self) -> bool:
-        """Whether more waits for the disk than should: publishers are to be held back.
+        """Whether too much waits for the disk, so that publishers must be paused.
 
-        Not while the disk is full: then nothing is admitted anyway, and what would help has to be heard.
+        Never while the disk is full: then nothing is accepted anyway, and requests that free space must get through.
         """
         if self._store.pending_bytes <= PENDING_BYTES_MAX or self._store.full:
             return False
@@ -41,11 +41,11 @@ class DiskBackpressure:
         return True
 
     def on_low(self, call: Callable[[], None]) -> None:
-        """Call whenever the disk has caught up enough."""
+        """Set the call that is made whenever the disk has caught up."""
         self._low_callback = call
 
     def _check(self) -> None:
-        """Publishers wait: let them go on as soon as half of it has arrived where it belongs."""
+        """Resume publishers as soon as half of the bytes are written."""
         self._timer = None
         if self._store.pending_bytes > PENDING_BYTES_MAX // 2 and not self._store.full:
             self._timer = self._timers.after(_CHECK_INTERVAL_NS, self._check)

@@ -13,7 +13,7 @@ RECENT_MAX = 200
 
 
 class BrokerEvent(NamedTuple):
-    """`number` grows by one with each event, so that a watcher asks for what is new."""
+    """`number` grows by one with each event, so that a viewer can ask for new ones only."""
 
     number: int
     time_ns: int
@@ -33,12 +33,12 @@ class EventHistory:
         self.number = 0
 
     def record(self, time_ns: int, kind: str, stream: str, text: str, count: int = 1) -> None:
-        """Something happened `count` times."""
+        """Record an event that happened `count` times."""
         self.counts[kind, stream] += count
         self.number += 1
         self.recent.append(BrokerEvent(self.number, time_ns, kind, stream, text))
 
     def drop_stream(self, stream: str) -> None:
-        """The stream is gone; one of the same name starts at zero."""
+        """Remove the counts of a deleted stream, so that a new one with its name starts at zero."""
         for key in [key for key in self.counts if key[1] == stream]:
             del self.counts[key]

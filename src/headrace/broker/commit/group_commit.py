@@ -15,29 +15,29 @@ from headrace._native import PendingReplies
 from headrace.code_probes import sometimes
 from headrace.storage import Store, StreamLog
 
-#: Something to publish: subject, reply, header block, payload.
+#: A message to publish: subject, reply, header block, payload.
 OutboundMsg = tuple[bytes, bytes, bytes, bytes]
 
 
 class Publisher(Protocol):
-    """The part of the hub that the tick needs."""
+    """The part of the router that group commit needs."""
 
     def publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int: ...
     def publish_many(self, messages: list[OutboundMsg]) -> None: ...
 
 
 class CommitParticipant(Protocol):
-    """A stream, as the tick sees it."""
+    """A stream, as group commit sees it."""
 
     def prepare_commit(self) -> None:
-        """Bring limits up to date before the frame is closed."""
+        """Enforce limits before the frame is closed."""
 
     def on_committed(self) -> None:
-        """The frame with this stream's newest changes is durable."""
+        """Called when the frame with this stream's newest changes is durable."""
 
 
 class RunAll:
-    """Runs one thing after another; what fails does not keep the rest from happening, and is raised at the end."""
+    """Runs several calls; an error does not prevent the rest, and the first one is raised at the end."""
 
     __slots__ = ("_first_error",)
 
@@ -59,7 +59,7 @@ class RunAll:
 
 
 class GroupCommit:
-    """Owns the rhythm: admit while the last frame is being written, seal the next one as soon as it is durable."""
+    """Collects changes while a frame is being written, and commits the next frame as soon as that one is durable."""
 
     __slots__ = (
         "_call_soon",
@@ -80,9 +80,7 @@ class GroupCommit:
         call_soon: Callable[[Callable[[], None]], object],
         on_idle: Callable[[], None] = lambda: None,
     ) -> None:
-        """`call_soon(fn)` asks the shell to call fn at the end of this turn of its loop; `on_idle` is called after a
-        commit.
-        """
+        """`call_soon(fn)` must call fn at the end of the turn of the event loop; `on_idle` is called after a commit."""
         self._store = store
         self._publisher = publisher
         self._call_soon = call_soon
@@ -96,26 +94,26 @@ class GroupCommit:
 
     @property
     def frame(self) -> int:
-        """The frame under construction."""
+        """The number of the open frame."""
         return self._store.frame_number
 
     def mark_dirty(self, stream: CommitParticipant) -> None:
-        """The stream has its first change in the frame under construction."""
+        """Register a stream with its first change in the open frame."""
         self._dirty.append(stream)
         self.schedule()
 
     def schedule(self) -> None:
-        """Something is in the frame under construction: see that it gets sealed."""
+        """Schedule the commit of the open frame."""
         if not self._scheduled and not self._store.in_flight:
             self._scheduled = True
             self._call_soon(self.commit)
 
     def reply_after_commit(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        """Publish once the frame under construction is durable."""
+        """Publish once the open frame is durable."""
         self.pending_replies.messages.append((subject, reply, header, payload))
 
     def reply_error(self, reply: bytes, answer: bytes) -> None:
-        """Tell somebody no, in turn with other answers; at once when nothing can become durable, for now or any more."""
+        """Send an error in order with other replies; at once if the store is poisoned or the disk is full."""
         if self._store.poisoned is not None:
             sometimes("a refusal of a poisoned store")
             self._publisher.publish(reply, b"", b"", answer)
@@ -128,7 +126,7 @@ class GroupCommit:
     def publish_when_durable(
         self, log: StreamLog, subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> None:
-        """Publish what speaks of `log` as soon as all its changes so far are durable."""
+        """Publish a message that refers to `log` as soon as all its changes so far are durable."""
         changed = log.changed_frame
         if changed <= self._store.committed_frame:
             self._publisher.publish(subject, reply, header, payload)
@@ -138,7 +136,7 @@ class GroupCommit:
             self._in_flight.append((subject, reply, header, payload))
 
     def publish_many_when_durable(self, log: StreamLog, messages: list[OutboundMsg]) -> None:
-        """`send` for each."""
+        """Like `publish_when_durable`, for many messages."""
         changed = log.changed_frame
         if changed <= self._store.committed_frame:
             self._publisher.publish_many(messages)
@@ -148,7 +146,7 @@ class GroupCommit:
             self._in_flight += messages
 
     def publish_when_all_durable(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        """Publish once everything admitted so far is durable."""
+        """Publish once everything accepted so far is durable."""
         store = self._store
         if store.poisoned is not None:
             self._publisher.publish(subject, reply, header, payload)
@@ -160,7 +158,7 @@ class GroupCommit:
             self._publisher.publish(subject, reply, header, payload)
 
     def commit(self) -> None:
-        """Close the frame under construction, unless one is still being written (its end calls this again)."""
+        """Close the open frame, unless the previous one is still being written (its completion calls this again)."""
         self._scheduled = False
         store = self._store
         if store.poisoned is not None:
@@ -197,7 +195,7 @@ class GroupCommit:
             run_all(stream.on_committed)
 
     def _drop_all(self) -> None:
-        """A sync failed: what waits for the disk must never leave."""
+        """Drop everything that waits for the disk after a failed sync: it must never be sent."""
         sometimes("what waits for the disk never leaves")
         self.pending_replies.messages.clear()
         self._in_flight.clear()

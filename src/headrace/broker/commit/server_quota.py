@@ -13,35 +13,35 @@ if TYPE_CHECKING:
 
 
 class ServerQuota:
-    """`full` names the kinds of storage of which there is no more."""
+    """`exhausted` names the kinds of storage without free space."""
 
     __slots__ = ("_accounts", "_check_scheduled", "_limits", "exhausted")
 
     def __init__(self, memory: int = -1, storage: int = -1) -> None:
-        """How many bytes there are of each kind; -1 is any number."""
+        """`memory` and `storage` are bytes; -1 is no limit."""
         self._limits = {kind: limit for kind, limit in (("memory", memory), ("file", storage)) if limit >= 0}
         self._accounts: list[AccountJetStream] = []
         self._check_scheduled = False
         self.exhausted: frozenset[str] = frozenset()
 
     def add_account(self, jetstream: AccountJetStream) -> None:
-        """Count the streams of one account more."""
+        """Include the streams of an account."""
         self._accounts.append(jetstream)
         self.check()
 
     def remove_account(self, jetstream: AccountJetStream) -> None:
-        """An account is closed."""
+        """Exclude the streams of an account that is closed."""
         if jetstream in self._accounts:
             self._accounts.remove(jetstream)
 
     def schedule_check(self, jetstream: AccountJetStream) -> None:
-        """Something was stored or removed: look at the end of the turn."""
+        """Schedule a check at the end of the turn, after something was stored or removed."""
         if self._limits and not self._check_scheduled:
             self._check_scheduled = True
             jetstream.call_soon(self.check)
 
     def check(self) -> None:
-        """Count, and let every stream know when it makes a difference."""
+        """Compare usage with the limits, and update every stream if the result changed."""
         self._check_scheduled = False
         exhausted = frozenset(kind for kind, limit in self._limits.items() if self._used(kind) > limit)
         if exhausted == self.exhausted:
@@ -52,7 +52,7 @@ class ServerQuota:
                 stream.update_fast_path()
 
     def remaining(self, kind: str) -> int:
-        """How many bytes there are still."""
+        """Return how many bytes are left."""
         return self._limits[kind] - self._used(kind) if kind in self._limits else 1 << 62
 
     def _used(self, kind: str) -> int:

@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 
 class StorageUsage:
-    """Bytes by kind of storage."""
+    """Bytes by kind of storage, for one account."""
 
     __slots__ = ("_dirty", "_frame", "_jetstream", "_log_bytes", "_reserved", "_total")
 
     def __init__(self, jetstream: AccountJetStream) -> None:
         self._jetstream = jetstream
         self._frame = -1
-        #: What changed in the frame of the last count; the store begins a new list with each frame.
+        #: The logs that changed in the frame of the last count; the store starts a new list with each frame.
         self._dirty: list[Any] = []
         self._log_bytes: dict[Any, tuple[str, int]] = {}
         self._total = {"memory": 0, "file": 0}
         self._reserved = {"memory": 0, "file": 0}
 
     def invalidate(self) -> None:
-        """There is another stream, or one less."""
+        """Count all streams at the next use, because one was added or removed."""
         self._frame = -1
 
     def reserve(self, storage: str, size: int, limit: int) -> bool:
-        """Whether so much more stays within `most`; if so it is expected to come."""
+        """Reserve `size` bytes; return whether usage stays within `limit`."""
         if self._frame != self._jetstream.store.frame_number:
             self._recount()
         if self._total[storage] + self._reserved[storage] + size > limit:

@@ -29,7 +29,7 @@ class AckDeadlines:
         self.individual: dict[int, int] = {}
 
     def add_run(self, deadline_ns: int, first: int, last: int) -> None:
-        """Messages `first` to `last` were delivered for the first time; deadlines never go back."""
+        """Add the first delivery of messages `first` to `last`; deadlines never go back."""
         runs = self._runs
         if runs and deadline_ns - self._merged_from < MERGE_WITHIN_NS and runs[-1][1] <= first:
             runs[-1] = (deadline_ns, runs[-1][1], last)
@@ -38,12 +38,12 @@ class AckDeadlines:
             self._merged_from = deadline_ns
 
     def set_individual(self, seq: int, deadline_ns: int) -> None:
-        """One message is due at a time of its own."""
+        """Give one message a deadline of its own."""
         self.individual[seq] = deadline_ns
         heapq.heappush(self._heap, (deadline_ns, seq))
 
     def remove(self, seq: int) -> None:
-        """A message is no longer pending (its run need not know)."""
+        """Remove a message that is no longer pending (it stays in its run)."""
         self.individual.pop(seq, None)
 
     def clear(self) -> None:
@@ -52,17 +52,17 @@ class AckDeadlines:
         self.individual.clear()
 
     def shift_runs(self, delta_ns: int) -> None:
-        """The time to wait has changed for the runs that are under way."""
+        """Shift the deadlines of all runs, because the ack wait has changed."""
         self._runs = deque((deadline + delta_ns, first, last) for deadline, first, last in self._runs)
         self._merged_from += delta_ns
 
     def cap_runs(self, latest_ns: int) -> None:
-        """No run is due later than this: the clock was set back since."""
+        """Limit the deadlines of all runs, because the clock was set back since."""
         self._runs = deque((min(deadline, latest_ns), first, last) for deadline, first, last in self._runs)
         self._merged_from = min(self._merged_from, latest_ns)
 
     def next_deadline(self) -> int:
-        """The earliest deadline; 0 when there is none."""
+        """Return the earliest deadline; 0 if there is none."""
         heap, individual = self._heap, self.individual
         while heap and individual.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
@@ -72,23 +72,23 @@ class AckDeadlines:
         return earliest
 
     def find_deadline(self, seq: int) -> int:
-        """When a pending message is due; 0 if it has no deadline."""
+        """Return the deadline of a pending message; 0 if it has none."""
         if seq in self.individual:
             return self.individual[seq]
         return next((deadline for deadline, first, last in self._runs if first <= seq <= last), 0)
 
     def last_deadline(self) -> int:
-        """The latest deadline; 0 when there is none."""
+        """Return the latest deadline; 0 if there is none."""
         latest = self._runs[-1][0] if self._runs else 0
         return max([latest, *self.individual.values()])
 
     def prune(self, lowest: int) -> None:
-        """Nothing below `lowest` is pending."""
+        """Drop runs below `lowest`, the lowest pending sequence."""
         while self._runs and self._runs[0][2] < lowest:
             self._runs.popleft()
 
     def pop_due(self, now_ns: int, pending: Mapping[int, int]) -> list[int]:
-        """Take out what is due by now and still pending, ascending."""
+        """Remove and return the messages that are due and still pending, ascending."""
         found: list[int] = []
         while self._runs and self._runs[0][0] <= now_ns:
             _, first, last = self._runs.popleft()
@@ -111,5 +111,5 @@ class AckDeadlines:
         return [seq for seq in pending if first <= seq <= last and seq not in individual]
 
     def list_runs(self) -> list[DeadlineRun]:
-        """All runs, for a snapshot."""
+        """Return all runs, for a snapshot."""
         return list(self._runs)

@@ -28,18 +28,18 @@ _DELETED_REASON = "Unacknowledged message was deleted"
 
 
 class AckDispatcher:
-    """Every acknowledgement of the account; `consumers` are those who take them, by stream and name."""
+    """Receives all acknowledgements of the account; `consumers` has the receivers, by stream and name."""
 
     __slots__ = ("consumers",)
 
-    #: Other servers are told of each consumer instead: there may be acknowledgements that are not for us.
+    #: Announced to other servers for each consumer instead: some acknowledgements may be for other servers.
     announced = False
 
     def __init__(self) -> None:
         self.consumers: dict[bytes, Consumer] = {}
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
-        """One acknowledgement; 0 when it is for nobody here."""
+        """Handle one acknowledgement; return 0 if it is for no consumer here."""
         parts = split_ack_subject(subject)
         consumer = self.consumers.get(parts[0]) if parts is not None else None
         if parts is None or consumer is None:
@@ -54,7 +54,7 @@ class AckDispatcher:
 
 
 class AckHandler:
-    """The acknowledgements of one consumer."""
+    """Handles the acknowledgements of one consumer."""
 
     __slots__ = ("_consumer", "_is_ack_all", "_sample_percent")
 
@@ -67,10 +67,10 @@ class AckHandler:
         self._is_ack_all = config.ack_policy == "all"
         self._sample_percent = int(config.sample_freq.removesuffix("%") or 0)
 
-    # Done
+    # Ack
 
     def ack(self, seq: int, count: int, consumer_seq: int, reply: bytes) -> None:
-        """The client is through with a message."""
+        """Handle the ack of a message."""
         consumer = self._consumer
         ack_state = consumer.ack_state
         if seq >= ack_state.next_seq and not consumer.config.flow_control:
@@ -85,33 +85,34 @@ class AckHandler:
         consumer = self._consumer
         ack_state = consumer.ack_state
         if self._is_ack_all:
-            # Only the stream's order counts: a redelivery below may have raised the consumer sequence beyond this one.
+            # Only the stream sequence counts: a redelivery of an earlier message may have raised the consumer sequence
+            # beyond this.
             self.ack_all(seq, max(consumer_seq, ack_state.get_ack_floor()[0]))
             return
         limit, pending = consumer.config.max_ack_pending, len(ack_state.pending)
         if ack_state.ack(seq):
             consumer.on_acked([seq], 0 < limit <= pending)
             return
-        if consumer.removes_acked:  # given up, or passed over since it was delivered: it is done all the same
+        if consumer.removes_acked:  # past max_deliver, or skipped since its delivery: it is done all the same
             sometimes("an acknowledgement of what is not pending")
             consumer.stream.consumer_set.mark_acked([seq], recheck=True)
         if ack_state.dirty:
             consumer.mark_dirty()
 
     def ack_all(self, seq: int, consumer_seq: int) -> None:
-        """The client is through with everything up to a message."""
+        """Acknowledge everything up to a message."""
         consumer = self._consumer
         if seq <= consumer.ack_state.get_ack_floor()[1]:
             return
         was_full = consumer.at_max_ack_pending()
         consumer.on_acked(consumer.ack_state.ack_through(seq, consumer_seq), was_full)
 
-    # Everything else
+    # Other kinds
 
     def handle_nak_term_progress(
         self, seq: int, count: int, consumer_seq: int, reply: bytes, payload: bytes
     ) -> None:
-        """Not done: a refusal, a sign of life, the end of trying, or done and give me more."""
+        """Handle everything but a plain ack: nak, term, in progress, and ack with a request for more."""
         consumer = self._consumer
         if payload.startswith(b"+NXT"):
             self.ack(seq, count, consumer_seq, b"")
@@ -130,7 +131,7 @@ class AckHandler:
             consumer.reply_when_durable(reply)
 
     def _nak(self, seq: int, count: int, consumer_seq: int, argument: bytes) -> None:
-        """Deliver it again, now or after a delay."""
+        """Redeliver, now or after a delay."""
         consumer = self._consumer
         ack_state = consumer.ack_state
         if (
@@ -155,7 +156,7 @@ class AckHandler:
         consumer.mark_dirty()
 
     def _extend_deadline(self, seq: int) -> None:
-        """It takes longer: start waiting anew."""
+        """Restart the ack wait of a message in progress."""
         consumer = self._consumer
         wait_ns = consumer.get_ack_wait(consumer.ack_state.get_delivery_count(seq))
         if seq in consumer.ack_state.pending and wait_ns:
@@ -164,7 +165,7 @@ class AckHandler:
             consumer.mark_dirty()
 
     def _terminate(self, seq: int, count: int, consumer_seq: int, reason: bytes) -> bool:
-        """Never deliver it again; False when it never was."""
+        """Never deliver the message again; return False if it was never delivered."""
         consumer = self._consumer
         if seq >= consumer.ack_state.next_seq and not consumer.config.flow_control:
             return False
@@ -174,7 +175,7 @@ class AckHandler:
         return True
 
     def on_pending_removed(self, seq: int) -> None:
-        """A pending message has left the stream."""
+        """Drop a pending message that left the stream, and send an advisory."""
         ack_state = self._consumer.ack_state
         consumer_seq, count = ack_state.pending.get(seq, 0), ack_state.get_delivery_count(seq)
         ack_state.remove(seq)
@@ -185,7 +186,7 @@ class AckHandler:
         self._consumer.send_advisory(events.make_message_terminated, consumer_seq, seq, count, reason)
 
     def _sample(self, seq: int, count: int, consumer_seq: int) -> None:
-        """Measure how long the client took, for as many as the configuration asks."""
+        """Publish the time that the client took, for the configured percentage of messages."""
         if self._sample_percent < 100 and random.randrange(100) > self._sample_percent:
             return
         consumer = self._consumer
@@ -195,7 +196,7 @@ class AckHandler:
 
 
 def _parse_nak_delay(argument: bytes) -> int:
-    """The delay of a refusal in nanoseconds; what cannot be read is none."""
+    """Parse the delay of a nak in nanoseconds; 0 if it is not valid."""
     try:
         if argument[:1] == b"{":
             value = msgspec.json.decode(argument, type=dict[str, Any]).get("delay", 0)

@@ -18,7 +18,7 @@ from headrace.storage.sequence_arrays import NO_SEQS, Seqs
 
 
 class AckState:
-    """The state of one consumer. `next_seq` is where new messages are looked for."""
+    """The state of one consumer. `next_seq` is where the search for new messages starts."""
 
     __slots__ = (
         "_floor_consumer",
@@ -54,7 +54,7 @@ class AckState:
         self.reset_to(next_seq)
 
     def reset_to(self, next_seq: int) -> None:
-        """Forget everything; the next message is the first at or after `next_seq`."""
+        """Clear all state; the next message is the first at or after `next_seq`."""
         self.next_seq = next_seq
         self.consumer_seq = self._floor_consumer = 0
         self.stream_seq = self._floor_stream = next_seq - 1
@@ -77,7 +77,7 @@ class AckState:
     # Deliveries
 
     def record_deliveries(self, seqs: Seqs, now_ns: int, wait_ns: int, *, acked: bool) -> None:
-        """Messages went out for the first time, in this order."""
+        """Record first deliveries, in this order."""
         count = len(seqs)
         first, last = int(seqs[0]), int(seqs[-1])
         consumer_seq = self.consumer_seq + 1
@@ -103,7 +103,7 @@ class AckState:
         self.next_seq = self.stream_seq + 1 if len(self.last_per_subject_queue) else self.resume_seq + 1
 
     def skip(self, seq: int) -> None:
-        """The next message cannot be delivered at all."""
+        """Skip the next message, which cannot be delivered at all."""
         following = seq + 1
         if len(self.last_per_subject_queue):
             self.last_per_subject_queue = self.last_per_subject_queue[self.last_per_subject_queue > seq]
@@ -112,7 +112,7 @@ class AckState:
         self.dirty = True
 
     def record_redelivery(self, seq: int, now_ns: int, wait_ns: int) -> None:
-        """A pending message went out once more; its count has been raised."""
+        """Record that a pending message was delivered again; its count has already been raised."""
         self.consumer_seq += 1
         self.last_delivery_ns = now_ns
         self.dirty = True
@@ -120,21 +120,21 @@ class AckState:
             self.set_deadline(seq, now_ns + wait_ns)
 
     def set_deadline(self, seq: int, deadline_ns: int) -> None:
-        """A pending message gets a deadline of its own."""
+        """Give a pending message a deadline of its own."""
         self.ack_deadlines.set_individual(seq, deadline_ns)
         self._unsaved_deadlines[seq] = deadline_ns
         self.dirty = True
 
     def shift_deadlines(self, delta_ns: int, *, include_individual: bool) -> None:
-        """The time to wait has changed for what is under way; `own`: also for what has a deadline of its own."""
+        """Shift deadlines after a change of the ack wait; `include_individual`: also those of single messages."""
         self.ack_deadlines.shift_runs(delta_ns)
-        self.needs_snapshot = self.dirty = True  # runs are not written down again one by one
+        self.needs_snapshot = self.dirty = True  # a delta has only new runs, so a snapshot is needed
         if include_individual:
             for seq, deadline_ns in list(self.ack_deadlines.individual.items()):
                 self.set_deadline(seq, deadline_ns + delta_ns)
 
     def get_delivery_count(self, seq: int) -> int:
-        """How often a message was delivered, once at least."""
+        """Return how often a message was delivered, at least once."""
         return self.delivery_counts.get(seq, 1)
 
     def set_delivery_count(self, seq: int, deliveries: int) -> None:
@@ -143,7 +143,7 @@ class AckState:
         self.dirty = True
 
     def find_without_deadline(self) -> list[int]:
-        """What is pending without a deadline: it was about to be delivered again when the server ended."""
+        """Find pending messages without a deadline: they were queued for redelivery when the server stopped."""
         seqs = np.fromiter(self.pending, dtype=np.uint64, count=len(self.pending))
         has_deadline = np.zeros(len(seqs), dtype=bool)
         for _, first, last in self.ack_deadlines.list_runs():
@@ -151,19 +151,19 @@ class AckState:
         return [seq for seq in seqs[~has_deadline].tolist() if seq not in self.ack_deadlines.individual]
 
     def get_delivered_ns(self, seq: int, wait_ns: int) -> int:
-        """When a pending message was last delivered, told from its deadline."""
+        """Return when a pending message was last delivered, computed from its deadline."""
         return self.ack_deadlines.find_deadline(seq) - wait_ns
 
     # Redelivery
 
     def enqueue(self, seq: int) -> None:
-        """Deliver a pending message again, after those that already wait for it."""
+        """Queue a pending message for redelivery, after those already in the queue."""
         if seq not in self.redelivery_queue:
             self.redelivery_queue.add(seq)
             self._redelivery_order.append(seq)
 
     def dequeue(self) -> int:
-        """The next one to deliver again; 0 for none."""
+        """Take the next message to redeliver; 0 if there is none."""
         queue, redelivery_queue = self._redelivery_order, self.redelivery_queue
         while queue:
             seq = queue.popleft()
@@ -173,14 +173,14 @@ class AckState:
         return 0
 
     def requeue(self, seq: int) -> None:
-        """It could not be delivered after all: it is the next one again."""
+        """Put a message that could not be delivered back to the front of the queue."""
         self.redelivery_queue.add(seq)
         self._redelivery_order.appendleft(seq)
 
     # Acknowledgements
 
     def ack(self, seq: int) -> bool:
-        """One message is done; whether it was pending."""
+        """Mark one message as acknowledged; return whether it was pending."""
         if self.delivery_counts and self.delivery_counts.pop(seq, 0):
             self._unsaved_counts.add(seq)
             self.dirty = True
@@ -193,7 +193,7 @@ class AckState:
         return False
 
     def ack_through(self, seq: int, consumer_seq: int) -> list[int]:
-        """Everything up to a sequence is done; what was pending of it."""
+        """Acknowledge everything up to a sequence; return what was pending of it."""
         removed = self._pending_through(seq)
         for each in removed:
             self.ack(each)
@@ -214,18 +214,18 @@ class AckState:
         return removed
 
     def stop_redelivery(self, seq: int, deliveries: int) -> None:
-        """No more deliveries of a message: it is pending no longer, but remembered until it leaves the stream."""
+        """Give up a message: it is no longer pending, but its count is kept until it leaves the stream."""
         if self.pending.pop(seq, 0):
             self._unsaved_acks.append(seq)
         self.redelivery_queue.discard(seq)
         self.set_delivery_count(seq, deliveries)
 
     def remove(self, seq: int) -> bool:
-        """A message has left the stream; whether it was pending."""
+        """Drop a message that left the stream; return whether it was pending."""
         return self.ack(seq)
 
     def advance_to(self, first_seq: int) -> None:
-        """Everything below was purged."""
+        """Drop everything below `first_seq` after a purge."""
         for seq in self._pending_through(first_seq - 1):
             self.ack(seq)
         for seq in [seq for seq in self.delivery_counts if seq < first_seq]:
@@ -239,17 +239,17 @@ class AckState:
             self._floor_stream = max(self._floor_stream, first_seq - 1)
         self._floor_stale = self.dirty = True
 
-    # The floor
+    # Ack floor
 
     def get_ack_floor(self) -> tuple[int, int]:
-        """Consumer and stream sequence below which nothing is pending, as far as acknowledgements moved it."""
+        """Return the consumer and stream sequence below which nothing is pending, as far as acknowledgements moved them."""
         if self._floor_stale:
             self._floor_stale = False
             self._floor_consumer, self._floor_stream = self.compute_ack_floor()
         return self._floor_consumer, self._floor_stream
 
     def compute_ack_floor(self) -> tuple[int, int]:
-        """The same, messages given up included."""
+        """Compute the ack floor from what is pending; messages that were given up count as done."""
         for seq, consumer_seq in self.pending.items():
             self.ack_deadlines.prune(seq)
             if consumer_seq > self._floor_consumer + 1:
@@ -257,16 +257,19 @@ class AckState:
             return self._floor_consumer, self._floor_stream
         return self.consumer_seq, max(self.stream_seq, self._floor_stream)
 
-    # Writing down
+    # Persistence
 
     def encode_delta(self, clock_offset_ns: int = 0) -> bytes:
-        """What changed since the last call, to be written down. Deadlines become dates: the clock is `clock_offset_ns`
-        behind the time they are in, and only the clock outlives the process.
+        """Encode what changed since the last call.
+
+        Deadlines are stored as wall-clock times, which are `clock_offset_ns` lower: only the wall clock outlives the
+        process.
         """
         added, consumer = self._collect_unsaved_deliveries()
         removed = np.array(sorted(set(self._unsaved_acks)), dtype=np.uint64)
         if len(removed) and len(added):
-            # What came and went meanwhile stays among the removed: a checkpoint may have seen it come.
+            # Messages added and removed since the last delta stay in `removed`: a checkpoint may contain them as
+            # pending.
             still_pending = ~np.isin(added, removed, assume_unique=True)
             added, consumer = added[still_pending], consumer[still_pending]
         delta = self._make_delta(removed, added, consumer)
@@ -289,7 +292,7 @@ class AckState:
         return codec.encode_delta(delta)
 
     def encode_snapshot(self, clock_offset_ns: int = 0) -> bytes:
-        """Everything, on top of nothing; `clock_offset_ns` as for `delta`."""
+        """Encode the whole state; `clock_offset_ns` as for `encode_delta`."""
         count = len(self.pending)
         stream = np.fromiter(self.pending, dtype=np.uint64, count=count)
         consumer = np.fromiter(self.pending.values(), dtype=np.uint64, count=count)
@@ -336,13 +339,13 @@ class AckState:
         self.needs_snapshot = self.dirty = False
 
     def discard_changes(self) -> None:
-        """What changed need not be written down: this consumer lives in memory only."""
+        """Drop the record of changes: this consumer lives in memory only."""
         self._clear_unsaved()
 
     # Recovery
 
     def apply_delta(self, data: bytes) -> None:
-        """Bring a delta or snapshot in, as recovery reads them."""
+        """Apply a stored delta or snapshot during recovery."""
         delta = codec.decode_delta(data)
         if delta.is_snapshot:
             self.reset_to(delta.next_seq)
@@ -383,5 +386,5 @@ def _to_wall_time(runs: list[tuple[int, int, int]], clock_offset_ns: int) -> lis
 
 
 def merge_runs(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Runs of one stretch of time as one, due with the last of them."""
+    """Merge consecutive runs into one, with the deadline of the last."""
     return [(runs[-1][0], runs[0][1], runs[-1][2])] if runs else []

@@ -17,11 +17,12 @@ _RUNS, _BITS, _GAPS = b"r", b"b", b"g"
 
 
 class AckStateDelta(msgspec.Struct, array_like=True):
-    """Where the consumer stands, and what became and ceased to be pending since the delta before.
+    """The consumer's position, and what was added to and removed from its pending messages since the previous delta.
 
-    `added_offset` is consumer minus stream sequence where all additions agree on it, else `added_consumer` holds the
-    consumer sequences. `counts` holds deliveries (0: forget), `runs` deadlines of whole runs (deadline, first, last), `own`
-    deadlines of single messages. `is_snapshot` says that nothing from before counts.
+    `added_offset` is consumer minus stream sequence if it is the same for all additions, else `added_consumer` has the
+    consumer sequences. `delivery_counts` has the number of deliveries (0: remove), `deadline_runs` the deadlines of
+    whole runs (deadline, first, last), `individual_deadlines` those of single messages. `is_snapshot`: discard all
+    previous state.
     """
 
     consumer_seq: int
@@ -36,20 +37,20 @@ class AckStateDelta(msgspec.Struct, array_like=True):
     delivery_counts: list[tuple[int, int]] = []
     deadline_runs: list[tuple[int, int, int]] = []
     individual_deadlines: list[tuple[int, int]] = []
-    last_per_subject_queue: bytes = b""  # what is left of the last messages per subject at the start
-    resume_seq: int = 0  # and where to go on after them
+    last_per_subject_queue: bytes = b""  # what is left of the last messages per subject
+    resume_seq: int = 0  # the last sequence when they were collected; delivery resumes after it
     is_snapshot: bool = False
 
 
 def pack_set(seqs: Seqs) -> bytes:
-    """Sequences, ascending as a rule, in the smallest of the forms that keep their order; b"" for none."""
+    """Pack sequences, usually ascending, in the smallest form that keeps their order; b"" for none."""
     if not len(seqs):
         return b""
     breaks = np.flatnonzero(np.diff(seqs) != 1)
     runs, gaps = 16 * (len(breaks) + 1), 2 * len(seqs) + 16
     ascending = bool((seqs[1:] > seqs[:-1]).all())
     span = int(seqs[-1]) - int(seqs[0]) + 1
-    bits_size = span // 8 + 8 if ascending else gaps + 1  # bits would not keep another order
+    bits_size = span // 8 + 8 if ascending else gaps + 1  # a bitmap cannot keep any other order
     if runs <= min(bits_size, gaps):
         firsts = np.concatenate((seqs[:1], seqs[breaks + 1]))
         lasts = np.concatenate((seqs[breaks], seqs[-1:]))
@@ -62,7 +63,7 @@ def pack_set(seqs: Seqs) -> bytes:
 
 
 def unpack_set(data: bytes) -> Seqs:
-    """What `pack_set` packed."""
+    """Unpack the result of `pack_set`."""
     if not data:
         return NO_SEQS
     kind, body = data[:1], data[1:]
@@ -78,7 +79,9 @@ def unpack_set(data: bytes) -> Seqs:
 
 
 def pack_pairs(stream: Seqs, consumer: Seqs) -> tuple[bytes, int, bytes]:
-    """Stream sequences with their consumer sequences: packed, common offset, packed when they have none."""
+    """Pack stream and consumer sequences: stream sequences, common offset, consumer sequences if there is no common
+    offset.
+    """
     if not len(stream):
         return b"", 0, b""
     offsets = consumer.astype(np.int64) - stream.astype(np.int64)
@@ -88,7 +91,7 @@ def pack_pairs(stream: Seqs, consumer: Seqs) -> tuple[bytes, int, bytes]:
 
 
 def unpack_pairs(added: bytes, offset: int, consumer: bytes) -> list[tuple[int, int]]:
-    """What `pack_pairs` packed."""
+    """Unpack the result of `pack_pairs`."""
     stream = unpack_set(added).tolist()
     if consumer:
         return list(zip(stream, unpack_set(consumer).tolist(), strict=True))

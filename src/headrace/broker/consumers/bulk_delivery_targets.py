@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from headrace._native import Route
 
-#: As much may wait for one connection before those who deliver hold back.
+#: A client with more output than this is congested: delivery to it waits.
 CONGESTED_BYTES = 2 * 1024 * 1024
 
 
 class FanoutTargets(NamedTuple):
-    """Targets that take turns, and how far a run may go; see `kernel.encode`."""
+    """Targets that take turns, and limits of the run; see `_native.encode_deliveries`."""
 
     targets: list[list[Any]]
     max_messages: int
@@ -22,14 +22,14 @@ class FanoutTargets(NamedTuple):
 
 
 def direct_targets(route: Route) -> list[Any] | None:
-    """The receivers of a route if the kernel can write to them directly: no groups, no sinks, nothing special."""
+    """Return the receivers of a route if they are all unrestricted clients, which the compiled core can write to."""
     if route.queue_groups or route.internal_subscribers or not route.subscribers:
         return None
     return unrestricted_or_none(route.subscribers)
 
 
 def unrestricted_or_none(subs: list[Any]) -> list[Any] | None:
-    """The subscriptions, unless one of them counts its deliveries or may not have all."""
+    """Return the subscriptions, or None if one has a maximum, needs permission checks, or is closed."""
     for sub in subs:
         if sub.max_msgs or sub.needs_check or sub.closed:
             return None
@@ -37,12 +37,12 @@ def unrestricted_or_none(subs: list[Any]) -> list[Any] | None:
 
 
 def first_congested_target(subs: list[Any]) -> Any:
-    """A receiver that has enough to take for now, None if there is none."""
+    """Return the client of the first congested receiver; None if there is none."""
     return first_congested(sub.client for sub in subs)
 
 
 def first_congested(clients: Iterable[Any]) -> Any:
-    """One of the clients that has enough to take for now, None if there is none."""
+    """Return the first congested client; None if there is none."""
     for client in clients:
         if client.blocked or len(client.buffer) + client.chunk_bytes > CONGESTED_BYTES:
             return client

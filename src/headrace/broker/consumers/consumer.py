@@ -95,13 +95,13 @@ class Consumer:
         self._timer = ConsumerTimer(self)
 
     def now_ns(self) -> int:
-        """The time, for how long something takes; it never goes back."""
+        """Return a time for measuring intervals; it never goes back."""
         return self.jetstream.timers.now_ns()
 
     # Configuration
 
     def _apply_config(self) -> None:
-        """Derive what follows from the configuration."""
+        """Derive filters and pause from the configuration."""
         config = self.config
         self.filters = tuple(pattern.encode() for pattern in config.get_filters())
         self.filter = self.stream.log.get_filter(self.filters) if self.filters else None
@@ -109,7 +109,7 @@ class Consumer:
         self.paused_until_ns = times.parse_time_ns(config.pause_until) if config.pause_until else 0
 
     def configure(self, config: ConsumerConfig) -> None:
-        """Take a validated new configuration; position and pending messages stay."""
+        """Apply a validated new configuration; position and pending messages stay."""
         old, self.config = self.config, config
         old_filter = self.filter
         moved = old.deliver_subject != config.deliver_subject
@@ -125,7 +125,7 @@ class Consumer:
             self.delivery_mode.pinned_client.clear()
         self.delivery_loop.rate_limiter.configure(self)
         if old.ack_wait != config.ack_wait:
-            # With a backoff a message that was delivered again waits for its step of that.
+            # With a backoff, a redelivered message waits for its step of the backoff, not for `ack_wait`.
             include_individual = not old.backoff and not config.backoff
             self.ack_state.shift_deadlines(
                 config.ack_wait - old.ack_wait, include_individual=include_individual
@@ -142,7 +142,7 @@ class Consumer:
         self.schedule_delivery()
 
     def persist_config(self) -> None:
-        """The configuration becomes durable with the frame under construction."""
+        """Store the configuration with the open frame."""
         if self.persistent:
             record = consumer_storage.encode_record(self.created_ns, self.config, self.name)
             self.jetstream.store.metadata.put(self._keys[0], record)
@@ -151,7 +151,7 @@ class Consumer:
     # Life
 
     def open(self) -> None:
-        """Take requests and acknowledgements."""
+        """Start to accept requests and acknowledgements."""
         config = self.config
         if config.ack_policy in ("explicit", "all"):
             for key in self._subjects.ack_keys:
@@ -166,7 +166,7 @@ class Consumer:
         self.arm_timer()
 
     def close(self) -> None:
-        """It is being deleted, or its stream is."""
+        """Stop: the consumer or its stream is being deleted."""
         self.closed = True
         for key in self._subjects.ack_keys:
             self.jetstream.ack_dispatcher.consumers.pop(key, None)
@@ -183,7 +183,7 @@ class Consumer:
                 self.jetstream.store.metadata.delete(key)
 
     def recover(self) -> None:
-        """After a restart: what has left the stream is not pending, and what was done is not in it."""
+        """After a restart, drop pending messages that left the stream, and remove messages that were acknowledged."""
         log, ack_state = self.stream.log, self.ack_state
         known = [*ack_state.pending, *ack_state.delivery_counts]
         self.on_messages_removed(
@@ -193,7 +193,8 @@ class Consumer:
             for seq in ack_state.find_without_deadline():
                 sometimes("overdue at a restart")
                 ack_state.enqueue(seq)
-        # Of a queue what is done left with its acknowledgement, and what was passed over was never delivered.
+        # Not needed for work queues: there, an acknowledged message left with its ack, and a skipped one was never
+        # delivered.
         if self.stream.config.retention == "interest" and self.ack_state.next_seq > log.first_seq:
             done = log.find_seqs(self.filter, log.first_seq, min(ack_state.next_seq - 1, log.last_seq))
             sometimes("what is done is looked for at a restart")
@@ -204,14 +205,14 @@ class Consumer:
     def on_message(
         self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> None:
-        """CONSUMER.MSG.NEXT."""
+        """Handle CONSUMER.MSG.NEXT."""
         if isinstance(self.delivery_mode, PullQueue):
             self.delivery_mode.on_request(session, subject, reply, header, payload)
         elif reply:
             self.router.publish(reply, b"", status_headers.PUSH_BASED, b"")
 
     def request_next(self, reply: bytes, body: bytes) -> None:
-        """A pull request that came with an acknowledgement."""
+        """Handle a pull request that came with an acknowledgement."""
         if isinstance(self.delivery_mode, PullQueue):
             self.delivery_mode.enqueue(reply, body)
         else:
@@ -221,16 +222,16 @@ class Consumer:
 
     @property
     def removes_acked(self) -> bool:
-        """Whether messages leave the stream when everybody is done with them."""
+        """Whether messages are removed once every consumer has acknowledged them."""
         return self.stream.config.retention != "limits"
 
     def schedule_delivery(self) -> None:
-        """Deliver at the end of this turn."""
+        """Deliver at the end of this turn of the event loop."""
         if not self.closed:
             self.jetstream.delivery_scheduler.schedule(self)
 
     def deliver(self) -> None:
-        """Deliver what can be delivered now."""
+        """Deliver as much as possible now."""
         if self.closed:
             return
         now_ns = self.now_ns()
@@ -254,7 +255,7 @@ class Consumer:
             and isinstance(self.delivery_mode, PullQueue)
             and self.delivery_mode.waiting
         ):
-            consumer_set.wait_for_messages(self)  # somebody waits for more than there is
+            consumer_set.wait_for_messages(self)  # a request waits for more messages
         else:
             consumer_set.stop_waiting(self)
         if stop_reason is StopReason.BUDGET_USED:
@@ -265,27 +266,27 @@ class Consumer:
             self.mark_dirty()
 
     def at_max_ack_pending(self) -> bool:
-        """Whether as many messages as allowed wait for their acknowledgement."""
+        """Whether the maximum number of messages is pending."""
         return 0 < self.config.max_ack_pending <= len(self.ack_state.pending)
 
     def ack_pending_room(self) -> int:
-        """How many more may wait for their acknowledgement."""
+        """Return how many more messages may be pending."""
         limit = self.config.max_ack_pending
         return limit - len(self.ack_state.pending) if limit > 0 else _UNLIMITED
 
     def get_ack_wait(self, count: int) -> int:
-        """How long to wait for the acknowledgement of the `count`-th delivery; 0 for ever."""
+        """Return how long to wait for the ack of the `count`-th delivery; 0 is no limit."""
         config = self.config
         if config.backoff:
             return config.backoff[min(count, len(config.backoff)) - 1]
         return config.ack_wait if config.ack_policy in ("explicit", "all") else 0
 
     def num_pending(self) -> int:
-        """How many messages are still to be delivered for the first time."""
+        """Return how many messages have not been delivered yet."""
         return self.pending_counter.count_all()
 
     def make_heartbeat(self) -> bytes:
-        """What is sent instead of a message to show that somebody is there."""
+        """Build the idle heartbeat."""
         flow_window = self.delivery_mode.flow_window if isinstance(self.delivery_mode, PushDelivery) else None
         stalled_reply = flow_window.pending_request if flow_window is not None else b""
         ack_state = self.ack_state
@@ -294,7 +295,7 @@ class Consumer:
     # Acknowledgements
 
     def on_acked(self, seqs: list[int], was_full: bool) -> None:
-        """Messages were pending and are done."""
+        """Update state after pending messages were acknowledged."""
         self.ack_state.last_ack_ns = self.last_active_ns = self.now_ns()
         if self.removes_acked and seqs:
             self.stream.consumer_set.mark_acked(seqs)
@@ -306,7 +307,7 @@ class Consumer:
             self.schedule_delivery()
 
     def reply_when_durable(self, reply: bytes) -> None:
-        """Answer an acknowledgement once it is durable."""
+        """Reply to an acknowledgement once it is durable."""
         self.ack_state.last_ack_ns = self.last_active_ns = self.now_ns()
         if self.persistent and self.ack_state.dirty:
             self.stream.consumer_set.mark_dirty(self)
@@ -314,7 +315,7 @@ class Consumer:
         self.jetstream.group_commit.schedule()
 
     def on_max_deliver(self, seq: int, deliveries: int) -> None:
-        """A message was delivered as often as allowed."""
+        """Give up a message that was delivered `max_deliver` times."""
         was_full = self.at_max_ack_pending()
         sometimes("delivered as often as allowed")
         self.send_advisory(events.make_max_deliveries, seq, deliveries)
@@ -324,12 +325,12 @@ class Consumer:
             self.schedule_delivery()
 
     def on_pending_removed(self, seq: int) -> None:
-        """A message that was to be delivered again has left the stream."""
+        """Drop a message that left the stream before its redelivery."""
         self.ack_handler.on_pending_removed(seq)
         self.mark_dirty()
 
     def on_messages_removed(self, seqs: np.ndarray | Sequence[int], *, suppress_advisories: bool) -> None:
-        """These messages have left the stream."""
+        """Drop messages that left the stream."""
         ack_state = self.ack_state
         was_full, removed = self.at_max_ack_pending(), tracked_among(self.ack_state, seqs)
         for seq in removed:
@@ -343,7 +344,7 @@ class Consumer:
                 self.schedule_delivery()
 
     def on_purge(self) -> None:
-        """The stream begins later than before."""
+        """Move the position behind a new first sequence of the stream."""
         first = self.stream.log.first_seq
         if self.ack_state.next_seq < first or self.ack_state.get_ack_floor()[1] < first - 1:
             sometimes("a purge overtakes a consumer")
@@ -372,12 +373,12 @@ class Consumer:
         return max(self.paused_until_ns - self.jetstream.clock_ns(), 0)
 
     def arm_timer(self) -> None:
-        """Something changed that may bring the next moment to act closer."""
+        """Arm the timer again, because the next deadline may be earlier now."""
         if not self.closed:
             self._timer.arm()
 
     def redeliver_expired(self, now_ns: int) -> None:
-        """Deliver again what nobody acknowledged in time."""
+        """Redeliver messages that were not acknowledged in time."""
         due = self.ack_state.ack_deadlines.pop_due(now_ns, self.ack_state.pending)
         if due:
             sometimes("not acknowledged in time")
@@ -386,23 +387,23 @@ class Consumer:
             self.schedule_delivery()
 
     def resume_if_due(self) -> None:
-        """The pause is over, if it is."""
+        """End the pause if its time has come."""
         if self.paused_until_ns and not self.is_paused():
             self.paused_until_ns = 0
             self.send_advisory(events.make_consumer_paused, False, self.config.pause_until or times.ZERO_TIME)
             self.schedule_delivery()
 
-    # Writing down
+    # Persistence
 
     def mark_dirty(self) -> None:
-        """Progress changed, without anybody waiting for it to be durable."""
+        """Persist a change of the ack state later; no reply waits for it."""
         if self.persistent:
             self.jetstream.consumer_flusher.mark_dirty(self)
         else:
             self.ack_state.discard_changes()
 
     def persist_state(self) -> None:
-        """Put what changed into the frame under construction."""
+        """Put changes of the ack state into the open frame."""
         ack_state = self.ack_state
         if self.closed or not self.persistent or not ack_state.dirty:
             return
@@ -413,8 +414,8 @@ class Consumer:
         else:
             metadata.merge(self._keys[1], ack_state.encode_delta(self.jetstream.timers.clock_offset_ns))
 
-    # Telling
+    # Advisories
 
     def send_advisory(self, make_event: Callable[..., events.EncodedEvent], *values: object) -> None:
-        """Publish an event about this consumer to whoever listens."""
+        """Publish an advisory about this consumer."""
         self.jetstream.advisories.publish(make_event, self.stream.name, self.name, *values)

@@ -24,13 +24,13 @@ class ConsumerFlusher:
         self._dirty: dict[Consumer, None] = {}
 
     def mark_dirty(self, consumer: Consumer) -> None:
-        """A consumer's ack state changed."""
+        """Persist a consumer's ack state with the next flush."""
         if not self._dirty:
             self._timers.after(FLUSH_INTERVAL_NS, self.flush)
         self._dirty[consumer] = None
 
     def flush(self) -> None:
-        """Put everything that changed into the open frame."""
+        """Put all changes into the open frame."""
         dirty, self._dirty = self._dirty, {}
         if dirty:
             self._group_commit.schedule()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_consumer_info(consumer: Consumer, *, in_list: bool = False) -> dict[str, Any]:
-    """Configuration and state; in a list without what only this server adds to the metadata."""
+    """Return configuration and state; in a list, without the metadata that only this server adds."""
     consumer.stream.retention.enforce()
     if consumer.ack_state.dirty:
         consumer.persist_state()
@@ -37,7 +37,7 @@ def _make_state(consumer: Consumer) -> responses.ConsumerInfoState:
     clock_offset_ns = consumer.jetstream.timers.clock_offset_ns
 
     def date(moment_ns: int) -> int:
-        """As the clock shows it now."""
+        """Convert to wall-clock time."""
         return max(moment_ns - clock_offset_ns, 1) if moment_ns else 0
 
     waiting = 0

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from headrace.storage.sequence_arrays import Seqs
 
 CACHE_MAX = 16_384
-#: Up to this many hungry consumers with filters it is cheaper to ask each than to look at what is new.
+#: Up to this many waiting consumers with filters, it is cheaper to try each than to look at the new subjects.
 FEW_WAITING = 8
 VIEW_BYTES = 256 * 1024
 
 
 class FilterIndex:
-    """Which consumers want a subject; literal filters by name, patterns in a trie, answers cached."""
+    """Index from subjects to consumers: literal filters by name, patterns in a trie, results cached."""
 
     __slots__ = ("_cache", "_literals", "_root", "_unfiltered")
 
@@ -43,7 +43,7 @@ class FilterIndex:
         self.rebuild([])
 
     def rebuild(self, consumers: list[Consumer]) -> None:
-        """Consumers went or changed their filters."""
+        """Rebuild the index after consumers were removed or changed their filters."""
         self._cache: dict[bytes, tuple[Consumer, ...]] = {}
         self._literals: dict[bytes, list[Consumer]] = {}
         self._unfiltered: list[Consumer] = []
@@ -52,7 +52,7 @@ class FilterIndex:
             self.add(consumer)
 
     def add(self, consumer: Consumer) -> None:
-        """A consumer came."""
+        """Add a consumer."""
         self._cache.clear()
         if not consumer.filters:
             self._unfiltered.append(consumer)
@@ -63,7 +63,7 @@ class FilterIndex:
                 self._root.get_or_create_entries(pattern).append(consumer)
 
     def find_matching(self, subject: bytes) -> tuple[Consumer, ...]:
-        """Those who want a subject."""
+        """Return the consumers whose filter matches a subject."""
         found = self._cache.get(subject)
         if found is None:
             if len(self._cache) >= CACHE_MAX:
@@ -82,7 +82,7 @@ class FilterIndex:
 
 
 class ConsumerSet:
-    """The consumers of one stream; `stream.consumers` are those that clients see, the others only serve copies."""
+    """The consumers of one stream; `stream.consumers` are those that clients see, `internal` ones only serve copies."""
 
     __slots__ = (
         "_acked_seqs",
@@ -107,7 +107,7 @@ class ConsumerSet:
         self._waiting_unfiltered: dict[Consumer, None] = {}
         self._with_pending: dict[Consumer, None] = {}
         self._acked_seqs: list[int] = []
-        self._needs_recheck = False  # whoever released them may still need some
+        self._needs_recheck = False  # the consumer that marked them may still need some
         self._dirty: dict[Consumer, None] = {}
         self._last_committed_seq = stream.log.committed_seq
 
@@ -116,7 +116,7 @@ class ConsumerSet:
         yield from self.internal.values()
 
     def find(self, name: str) -> Consumer | None:
-        """A consumer by name, whether it is seen or not."""
+        """Find a consumer by name, including internal ones."""
         return self._stream.consumers.get(name) or self.internal.get(name)
 
     def add(self, consumer: Consumer) -> None:
@@ -126,7 +126,7 @@ class ConsumerSet:
         self._filter_index.add(consumer)
 
     def create(self, name: str, config: ConsumerConfig) -> Consumer:
-        """Make a consumer; its configuration has been validated."""
+        """Create a consumer from a validated configuration."""
         stream = self._stream
         patterns = tuple(pattern.encode() for pattern in config.get_filters())
         subject_filter = stream.log.get_filter(patterns) if patterns else None
@@ -139,7 +139,7 @@ class ConsumerSet:
         return consumer
 
     def delete(self, consumer: Consumer) -> None:
-        """Remove a consumer; what only it kept in an interest stream goes too."""
+        """Delete a consumer, and in an interest stream the messages that only it needed."""
         consumer.send_advisory(events.make_consumer_action, "delete")
         consumer.close()
         self._remove(consumer)
@@ -148,14 +148,14 @@ class ConsumerSet:
             self.recheck_interest(consumer.filter)
 
     def close(self) -> None:
-        """The stream is being deleted with all its consumers."""
+        """Delete all consumers together with the stream."""
         for consumer in list(self):
             consumer.send_advisory(events.make_consumer_action, "delete")
             consumer.close()
             self._remove(consumer)
 
     def recover(self) -> None:
-        """Bring back the consumers that were kept; they open with the stream."""
+        """Load the stored consumers; they open with the stream."""
         stream = self._stream
         for name, created_ns, config, deltas in load_consumers(
             stream.jetstream.store.metadata, stream.log.ident
@@ -169,7 +169,7 @@ class ConsumerSet:
             self.add(Consumer(stream, name, config, created_ns, ack_state))
 
     def open(self) -> None:
-        """Open for business after a restart."""
+        """Recover and open all consumers after a restart."""
         for consumer in self:
             consumer.recover()
             consumer.open()
@@ -183,26 +183,26 @@ class ConsumerSet:
         self.rebuild_filters()
 
     def rebuild_filters(self) -> None:
-        """A consumer went or changed its filters."""
+        """Rebuild the index after a consumer was removed or changed its filters."""
         self._filter_index.rebuild(list(self))
 
     def has_interest(self, subject: bytes) -> bool:
-        """Whether anybody is interested in a subject."""
+        """Whether the filter of any consumer matches a subject."""
         return bool(self._filter_index.find_matching(subject))
 
-    # Waking
+    # Waiting for messages
 
     def wait_for_messages(self, consumer: Consumer) -> None:
-        """A consumer could deliver more than there is."""
+        """Deliver to this consumer when there are new messages."""
         (self._waiting_filtered if consumer.filters else self._waiting_unfiltered)[consumer] = None
 
     def stop_waiting(self, consumer: Consumer) -> None:
-        """A consumer needs no waking."""
+        """Do not deliver to this consumer when there are new messages."""
         self._waiting_filtered.pop(consumer, None)
         self._waiting_unfiltered.pop(consumer, None)
 
     def on_committed(self) -> None:
-        """New messages may be durable: serve those who wait for them."""
+        """Deliver messages that became durable to the consumers that wait for them."""
         last = self._stream.log.committed_seq
         first, self._last_committed_seq = self._last_committed_seq + 1, last
         if first > last or not (self._waiting_filtered or self._waiting_unfiltered):
@@ -236,16 +236,16 @@ class ConsumerSet:
             seq = log.find_next(None, max(collect_subjects(view, last, found), seq + 1))
         return found
 
-    # What leaves
+    # Removing messages
 
     def mark_acked(self, seqs: list[int], *, recheck: bool = False) -> None:
-        """Somebody needs these no longer; without other takers they leave with the frame."""
+        """Mark messages that a consumer no longer needs; without other consumers they are removed with the frame."""
         self._needs_recheck = self._needs_recheck or recheck
         self._acked_seqs += seqs
         self._stream.mark_dirty()
 
     def recheck_interest(self, subject_filter: Filter | None = None) -> None:
-        """Look again at everything that may have been kept; `wanted` is what a consumer was interested in."""
+        """Check again which messages are still needed, of those that match the filter of a consumer."""
         log = self._stream.log
         if not any(True for _ in self):
             self._acked_seqs.clear()
@@ -255,7 +255,7 @@ class ConsumerSet:
             self.mark_acked(log.find_seqs(subject_filter, log.first_seq, log.last_seq).tolist(), recheck=True)
 
     def remove_acked(self) -> None:
-        """Before the frame closes or anybody looks: what is free to leave leaves."""
+        """Remove messages that no consumer needs, before the frame closes or anything is shown."""
         if self._acked_seqs:
             seqs = np.array(sorted(set(self._acked_seqs)), dtype=np.uint64)
             self._acked_seqs.clear()
@@ -279,7 +279,7 @@ class ConsumerSet:
         return seqs
 
     def on_messages_removed(self, seqs: np.ndarray | Sequence[int]) -> None:
-        """Messages have left the stream whatever their consumers say."""
+        """Notify consumers of messages that left the stream, acknowledged or not."""
         for consumer in list(self._with_pending):
             if consumer.ack_state.pending or consumer.ack_state.delivery_counts:
                 consumer.on_messages_removed(seqs, suppress_advisories=self.suppress_advisories)
@@ -287,23 +287,23 @@ class ConsumerSet:
                 del self._with_pending[consumer]
 
     def track_pending(self, consumer: Consumer) -> None:
-        """A consumer has messages pending, and has to hear when one of them leaves."""
+        """Notify this consumer when messages leave the stream, because it has some pending."""
         self._with_pending[consumer] = None
 
     def on_purge(self) -> None:
-        """The stream was purged: nobody's position stays before its beginning."""
+        """Move all positions behind the new first sequence after a purge."""
         for consumer in self:
             consumer.on_purge()
 
-    # Writing down
+    # Persistence
 
     def mark_dirty(self, consumer: Consumer) -> None:
-        """A consumer's progress has to be durable with the frame under construction."""
+        """Persist a consumer's ack state with the open frame."""
         self._dirty[consumer] = None
         self._stream.mark_dirty()
 
     def persist_dirty(self) -> None:
-        """The frame is about to close."""
+        """Put the changed ack states into the frame before it closes."""
         dirty, self._dirty = self._dirty, {}
         for consumer in dirty:
             consumer.persist_state()

@@ -19,7 +19,7 @@ Settings = TypeVar("Settings")
 
 
 class ConsumerRecord(msgspec.Struct):
-    """A consumer's configuration as the store keeps it."""
+    """A consumer's configuration as it is stored."""
 
     created_ns: int
     config: ConsumerConfig
@@ -29,7 +29,7 @@ class ConsumerRecord(msgspec.Struct):
 def load_consumers(
     metadata: MetadataStore, ident: int
 ) -> Iterator[tuple[str, int, ConsumerConfig, list[bytes]]]:
-    """Name, time of creation, configuration and written progress of every consumer kept for a stream."""
+    """Yield name, creation time, configuration and stored ack state of every consumer of a stream."""
     prefix = CONFIG_KEY + b"%d/" % ident
     for key, value in metadata.items(prefix):
         record = decode_kept(value, ConsumerRecord, f"consumer {key[len(prefix) :].decode()}")
@@ -39,9 +39,9 @@ def load_consumers(
 
 
 def decode_kept(value: bytes, kind: type[Settings], what: str) -> Settings:
-    """Read a configuration that a version of Headrace stored; UnknownFeature if it has a field that this one lacks.
+    """Decode a stored configuration; raise UnknownFeature if it has a field that this version lacks.
 
-    Passing over such a field would change what the stream or consumer does.
+    Ignoring such a field would change the behavior of the stream or consumer.
     """
     try:
         return msgspec.json.decode(value, type=kind)
@@ -53,7 +53,7 @@ def decode_kept(value: bytes, kind: type[Settings], what: str) -> Settings:
 
 
 def make_keys(ident: int, name: str) -> tuple[bytes, bytes]:
-    """Where configuration and progress of a consumer are kept."""
+    """Return the metadata keys of a consumer's configuration and ack state."""
     suffix = b"%d/%s" % (ident, name.encode())
     return CONFIG_KEY + suffix, ACK_STATE_KEY + suffix
 

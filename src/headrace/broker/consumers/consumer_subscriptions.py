@@ -6,7 +6,7 @@ from headrace.jetstream_api.names import short_hash
 
 
 class ConsumerSubjects:
-    """The subjects of one consumer; `ack_keys` are what `split_ack_subject` finds in its acknowledgements."""
+    """The subjects of one consumer; `ack_keys` are what `split_ack_subject` returns for its ack subjects."""
 
     __slots__ = ("ack_keys", "flow_subjects", "next_subject")
 

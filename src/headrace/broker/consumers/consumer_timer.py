@@ -30,11 +30,11 @@ class ConsumerTimer:
         self._consumer = consumer
         self._timer: TimerHandle | None = None
         self._fires_at_ns = 0
-        # The reference adds some, so that many consumers of one client do not vanish at the same moment.
+        # nats-server adds some jitter, so that many consumers of one client do not disappear at the same moment.
         self._jitter_ns = random.randrange(100, 1000) * _MILLISECOND
 
     def arm(self) -> None:
-        """Ring at the next moment, unless it rings before."""
+        """Arm the timer for the next deadline, unless it fires earlier anyway."""
         deadline = self._next_deadline()
         if not deadline or (self._timer is not None and self._fires_at_ns <= deadline):
             return
@@ -101,7 +101,7 @@ class ConsumerTimer:
         return self._consumer.last_active_ns + threshold_ns
 
     def _is_active(self, now_ns: int) -> bool:
-        """A pull consumer is not idle while somebody waits, or works on what it was given."""
+        """Whether a pull consumer has waiting requests or messages whose ack wait still runs."""
         consumer, delivery_mode = self._consumer, self._consumer.delivery_mode
         if isinstance(delivery_mode, PushDelivery):
             return False

@@ -11,7 +11,7 @@ from headrace.storage import Filter, StreamLog
 def make_initial_state(
     config: ConsumerConfig, stream_config: StreamConfig, log: StreamLog, subject_filter: Filter | None
 ) -> AckState:
-    """The progress of a consumer that has delivered nothing yet."""
+    """Return the ack state of a consumer that has delivered nothing yet."""
     if config.deliver_policy == "last_per_subject" and stream_config.max_msgs_per_subject != 1:
         return _make_last_per_subject_state(log, subject_filter)
     seq = _find_first_seq(config, log, subject_filter)
@@ -36,7 +36,7 @@ def _find_first_seq(config: ConsumerConfig, log: StreamLog, subject_filter: Filt
 
 
 def _make_last_per_subject_state(log: StreamLog, subject_filter: Filter | None) -> AckState:
-    """The last message of every subject, then everything new."""
+    """Start with the last message of every subject, then everything new."""
     seqs = log.find_last_per_subject(subject_filter, log.last_seq)
     if not log.last_seq:
         return AckState(1)

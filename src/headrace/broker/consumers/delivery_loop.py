@@ -27,22 +27,22 @@ StoredMessage = tuple[int, bytes, bytes, bytes, int]  # time, subject, header, p
 BYTES_PER_RUN = 1024 * 1024
 VIEW_BYTES = 256 * 1024
 LOOKAHEAD_MIN, LOOKAHEAD_MAX = 1024, 1 << 20
-#: What a message counts against a turn besides its own size.
+#: What each message counts against the budget of a run besides its own size.
 MESSAGE_OVERHEAD = 64
 
 
 class StopReason(enum.Enum):
-    """Why a turn ended."""
+    """Why a run of the loop ended."""
 
-    NO_DEMAND = enum.auto()  # nobody takes more
-    MAX_ACK_PENDING = enum.auto()  # too many wait for their acknowledgement
-    CAUGHT_UP = enum.auto()  # everything there is was delivered
-    RATE_LIMITED = enum.auto()  # pacing: at `RateLimiter.at_ns`
-    BUDGET_USED = enum.auto()  # the turn was used up
+    NO_DEMAND = enum.auto()  # no receiver takes more
+    MAX_ACK_PENDING = enum.auto()  # too many messages are pending
+    CAUGHT_UP = enum.auto()  # everything available was delivered
+    RATE_LIMITED = enum.auto()  # wait until `RateLimiter.next_send_ns`
+    BUDGET_USED = enum.auto()  # the budget of the run is used up
 
 
 class DeliveryLoop:
-    """The deliveries of one consumer. `left` is how many messages are still to be delivered for the first time."""
+    """Delivers for one consumer. `num_pending` is how many messages have not been delivered yet."""
 
     __slots__ = ("_consumer", "_lookahead", "_next_index", "_next_seqs", "num_pending", "rate_limiter")
 
@@ -55,7 +55,7 @@ class DeliveryLoop:
         self.rate_limiter = RateLimiter(consumer)
 
     def run(self, now_ns: int) -> StopReason:
-        """Deliver until something stops it."""
+        """Deliver until something stops it; return the reason."""
         consumer = self._consumer
         delivery_mode, ack_state = consumer.delivery_mode, consumer.ack_state
         budget = BYTES_PER_RUN
@@ -79,7 +79,7 @@ class DeliveryLoop:
     # New messages
 
     def _deliver_new(self, now_ns: int) -> int | StopReason:
-        """A run of new messages."""
+        """Deliver a run of new messages; return its size."""
         consumer = self._consumer
         if self._next_index >= len(self._next_seqs) and not self._find_next():
             return StopReason.CAUGHT_UP
@@ -109,7 +109,7 @@ class DeliveryLoop:
         return size + count * MESSAGE_OVERHEAD
 
     def _deliver_to_internal(self, delivery_mode: PushDelivery, now_ns: int) -> int | StopReason:
-        """A run to a receiver inside the server, as records."""
+        """Deliver a run of records to a receiver inside the server."""
         consumer = self._consumer
         view = self._read_view(int(self._next_seqs[self._next_index]))
         count, size = delivery_mode.deliver_internal(
@@ -128,14 +128,14 @@ class DeliveryLoop:
             return memoryview(b"")
 
     def _read_message(self, seq: int) -> StoredMessage | None:
-        """A message; what cannot be read any more is passed over, the store keeps it and tells of it."""
+        """Read a message; None if it is corrupt: it is skipped, and the store keeps and reports it."""
         try:
             return self._consumer.stream.log.get(seq)
         except CorruptData:
             return None
 
     def _find_next(self) -> bool:
-        """Find the sequences to deliver next; whether there are any."""
+        """Find the sequences to deliver next; return whether there are any."""
         consumer = self._consumer
         log, ack_state = consumer.stream.log, consumer.ack_state
         if len(ack_state.last_per_subject_queue):
@@ -191,7 +191,7 @@ class DeliveryLoop:
     # Redeliveries
 
     def _redeliver(self, now_ns: int) -> int | StopReason:
-        """Deliver one message once more, or find that it cannot be."""
+        """Deliver one message again, or drop it from the queue if that is not possible."""
         consumer = self._consumer
         ack_state = consumer.ack_state
         seq = ack_state.dequeue()
@@ -219,7 +219,7 @@ class DeliveryLoop:
     def _send(
         self, seq: int, message: StoredMessage, count: int, now_ns: int, *, is_first: bool
     ) -> int | StopReason:
-        """Hand a message to the receivers; how large it was, or why not."""
+        """Send a message to the receivers; return its size, or why it was not sent."""
         consumer = self._consumer
         time_ns, subject, header, payload, _ = message
         consumer_seq = consumer.ack_state.consumer_seq + 1

@@ -1,6 +1,7 @@
 """Delivery rate: replay at the original speed, and the rate limit of a push consumer.
 
-Owns when the next message may be delivered. Both limits delay messages (`at_ns`) and never drop them. Reads no clock.
+Owns when the next message may be delivered. Both limits delay messages (`next_send_ns`) and never drop them. Reads no
+clock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ PAYLOAD_MAX = 1024 * 1024
 
 
 class RateLimiter:
-    """The pace of one consumer. `at_ns` is when to go on after `may_send` said no."""
+    """The rate of one consumer. `next_send_ns` is when to continue after `may_send` returned False."""
 
     __slots__ = (
         "_burst",
@@ -39,7 +40,7 @@ class RateLimiter:
         self.configure(consumer)
 
     def configure(self, consumer: Consumer) -> None:
-        """Take the rate limit of the configuration."""
+        """Apply the rate limit of the configuration."""
         self._bytes_per_second = consumer.config.rate_limit_bps // 8
         size_max = consumer.stream.config.max_msg_size
         self._burst = size_max if size_max > 0 else PAYLOAD_MAX
@@ -50,12 +51,12 @@ class RateLimiter:
         return bool(self._replay_until or self._bytes_per_second)
 
     def on_caught_up(self, next_seq: int) -> None:
-        """Everything before `next_seq` was delivered: what comes now is new and need not wait."""
+        """Stop the replay delay once everything up to its end was delivered: newer messages need not wait."""
         if self._replay_until and next_seq > self._replay_until:
             self._replay_until = 0
 
     def may_send(self, message_ns: int, size: int, now_ns: int, *, is_replay: bool) -> bool:
-        """Whether a message may leave now."""
+        """Whether a message may be sent now."""
         next_send_ns = now_ns
         if is_replay and self._replay_until and self._last_message_ns:
             gap = message_ns - self._last_message_ns
@@ -72,7 +73,7 @@ class RateLimiter:
         return not self.next_send_ns
 
     def on_sent(self, message_ns: int, size: int, now_ns: int) -> None:
-        """It left."""
+        """Record that a message was sent."""
         self._last_message_ns, self._last_sent_ns = message_ns, now_ns
         if self._bytes_per_second:
             self._refill(now_ns)

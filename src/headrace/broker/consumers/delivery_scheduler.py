@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class DeliveryScheduler:
-    """The consumers of an account that deliver next."""
+    """The consumers of an account that are scheduled to deliver."""
 
     __slots__ = ("_call_soon", "_waiting")
 
@@ -21,7 +21,7 @@ class DeliveryScheduler:
         self._waiting: dict[Consumer, None] = {}
 
     def schedule(self, consumer: Consumer) -> None:
-        """A consumer has something to deliver, or somebody to deliver to."""
+        """Schedule a consumer that has new messages or new demand."""
         if not self._waiting:
             self._call_soon(self._deliver_all)
         self._waiting[consumer] = None

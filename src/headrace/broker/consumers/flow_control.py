@@ -11,7 +11,7 @@ MAX_BYTES = 32 * 1024 * 1024
 
 
 class FlowWindow:
-    """What is under way. `asked` is the subject of the request that has no answer yet, b"" for none."""
+    """Bytes in flight. `pending_request` is the subject of the request that has no reply yet, b"" if none."""
 
     __slots__ = ("_bytes_at_request", "bytes_in_flight", "pending_request", "size")
 
@@ -26,24 +26,24 @@ class FlowWindow:
         return self.bytes_in_flight <= self.size
 
     def get_bytes_available(self) -> int:
-        """How many bytes may go out before something has to be decided."""
+        """Return how many bytes may be sent before a request is due or the window is full."""
         limit = self.size if self.pending_request else self.size // 2
         return max(limit - self.bytes_in_flight, 0)
 
     def on_sent(self, size: int) -> bool:
-        """So much went out; whether it is time to ask."""
+        """Count sent bytes; return whether a request is due."""
         self.bytes_in_flight += size
         if self.pending_request and self.bytes_in_flight - self._bytes_at_request >= self.size:
             self._bytes_at_request += size
         return not self.pending_request and self.bytes_in_flight > self.size // 2
 
     def on_request_sent(self, subject: bytes) -> None:
-        """A request goes out under this subject."""
+        """Record a request with this reply subject."""
         self.pending_request = subject
         self._bytes_at_request = self.bytes_in_flight
 
     def on_reply(self, subject: bytes) -> bool:
-        """An answer came in; whether it is one to the newest request."""
+        """Apply a reply; return whether it belongs to the newest request."""
         if not self.pending_request or subject != self.pending_request:
             return False
         self.size = min(2 * self.size, MAX_BYTES)

@@ -31,17 +31,17 @@ class PendingCounter:
         self.subject_filter = subject_filter
 
     def set_filter(self, subject_filter: Filter | None) -> None:
-        """Other subjects count from now on."""
+        """Count other subjects from now on."""
         self.subject_filter = subject_filter
         self._removed_count = -1
 
     def count_all(self) -> int:
-        """All that the log holds."""
+        """Count all undelivered messages in the log."""
         ack_state, log = self._ack_state, self._log
         if len(ack_state.last_per_subject_queue):
             return self._count_live_queue() + self._count_from(ack_state.resume_seq + 1)
         last = log.last_seq
-        # Appending moves both alike; every removal and every gap shows in the difference.
+        # An append moves both by one; every removal and every gap changes the difference.
         removed_count = last - log.messages
         if removed_count != self._removed_count or ack_state.next_seq != self._counted_from:
             self._total = self._count_from(ack_state.next_seq)
@@ -52,14 +52,14 @@ class PendingCounter:
         return self._total
 
     def count_committed(self) -> int:
-        """Only what may be delivered."""
+        """Count only messages that are durable, so that they may be delivered."""
         total, log = self.count_all(), self._log
         if total and log.last_seq > log.committed_seq:
             total -= self._count_from(max(log.committed_seq + 1, self._ack_state.next_seq))
         return max(total, 0)
 
     def on_delivered(self, count: int) -> None:
-        """So many went out, and the position was moved behind them."""
+        """Subtract delivered messages; the position was moved behind them."""
         self._total -= count
         self._counted_from = self._ack_state.next_seq
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PinnedClient:
-    """Which client holds the consumer; `id` is b"" when nobody does."""
+    """Which client the consumer is pinned to; `pin_id` is b"" if none."""
 
     __slots__ = ("_consumer", "expires_ns", "pin_id", "pinned_since_ns")
 
@@ -24,7 +24,7 @@ class PinnedClient:
         self.expires_ns = 0
 
     def assign(self, group: str, now_ns: int) -> bytes:
-        """A request wins the pin."""
+        """Pin the client of a request."""
         self.pin_id = nuid().encode()
         self.pinned_since_ns = now_ns
         self.renew(now_ns)
@@ -32,22 +32,22 @@ class PinnedClient:
         return self.pin_id
 
     def renew(self, now_ns: int) -> None:
-        """The client that holds it was heard."""
+        """Restart the timeout: the pinned client sent a request."""
         self.expires_ns = now_ns + self._consumer.config.priority_timeout
 
     def clear(self) -> None:
-        """Take it away without a word."""
+        """Remove the pin without an advisory."""
         self.pin_id = b""
         self.pinned_since_ns = self.expires_ns = 0
 
     def unpin(self, reason: str) -> None:
-        """It is free for the next request, and listeners hear why."""
+        """Remove the pin, so that the next request can get it, and publish an advisory with the reason."""
         self.clear()
         group = next(iter(self._consumer.config.priority_groups), "")
         self._send_advisory(events.make_group_unpinned, group, reason)
 
     def expire_if_idle(self, now_ns: int) -> bool:
-        """Whether it was held too long in silence."""
+        """Remove the pin if it timed out; return whether it did."""
         if self.pin_id and now_ns >= self.expires_ns:
             self.unpin("timeout")
             return True

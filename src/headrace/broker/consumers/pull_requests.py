@@ -28,12 +28,12 @@ from headrace.protocol import headers, subjects
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer import Consumer
 
-#: How long it is believed that a full consumer stays full while nobody comes or goes.
+#: How long a full queue is assumed to stay full while the number of subscriptions does not change.
 _FULL_HINT_NS = 10_000_000
 
 
 class PullRequest:
-    """One request that waits."""
+    """A waiting request."""
 
     __slots__ = (
         "bytes_left",
@@ -74,13 +74,13 @@ class PullQueue:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self.waiting: deque[PullRequest] = deque()
-        self._full_hint = (-1, 0)  # with so many subscriptions, until then, nothing waiting is over
+        self._full_hint = (-1, 0)  # number of subscriptions; until when no request is assumed to end
         self.pinned_client = PinnedClient(consumer)
 
-    # Requests coming in
+    # Incoming requests
 
     def on_request(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        """CONSUMER.MSG.NEXT."""
+        """Handle CONSUMER.MSG.NEXT."""
         if not reply:
             return
         if header and requires_newer_api(header):
@@ -89,7 +89,7 @@ class PullQueue:
             self.enqueue(reply, payload)
 
     def enqueue(self, reply: bytes, body: bytes) -> None:
-        """Take a request, or answer why not."""
+        """Queue a request, or reply with an error status."""
         consumer = self._consumer
         now_ns = consumer.now_ns()
         consumer.last_active_ns = now_ns
@@ -116,8 +116,10 @@ class PullQueue:
         consumer.schedule_delivery()
 
     def _drop_ended(self, now_ns: int) -> None:
-        """Look for requests that are over. Right after all of them were found waiting, with nobody come or gone since, that
-        is not done again: who floods a full consumer must not have it go through them for each request.
+        """Remove requests that have ended.
+
+        Not repeated shortly after a check that found none, while the number of subscriptions is the same: a client that
+        floods a full queue must not cause a scan for each request.
         """
         subscriptions = self._consumer.router.subscriptions
         if subscriptions == self._full_hint[0] and now_ns < self._full_hint[1]:
@@ -165,7 +167,7 @@ class PullQueue:
         return b""
 
     def _check_no_wait(self, request: NextRequest, now_ns: int) -> bytes:
-        """What a request that does not want to wait is told when there is nothing for it."""
+        """Return the status for a no-wait request if there is nothing for it, else b""."""
         available = self._consumer.num_pending() + len(self._consumer.ack_state.redelivery_queue)
         if not available:
             return b"" if request.expires else status_headers.NO_MESSAGES
@@ -185,7 +187,7 @@ class PullQueue:
             index -= 1
         waiting.insert(index, pull)
 
-    # Serving them
+    # Delivery
 
     def has_demand(self) -> bool:
         waiting = self.waiting
@@ -208,7 +210,7 @@ class PullQueue:
         )
 
     def fanout_targets(self) -> FanoutTargets | None:
-        """Receivers in turn for a run of messages; None when each message has to be decided."""
+        """Return the receivers, in turn, for a run of messages; None if each message needs a decision."""
         waiting, config = self.waiting, self._consumer.config
         if config.priority_policy != "none" or config.headers_only:
             return None
@@ -230,7 +232,7 @@ class PullQueue:
         return FanoutTargets(targets, limit, -1, bytes_max, strict=True)
 
     def on_run_sent(self, count: int, size: int, now_ns: int) -> None:
-        """A run went out to `fanout_targets`."""
+        """Account for a run that was sent to `fanout_targets`."""
         waiting = self.waiting
         receivers = len(waiting)
         each, remainder = divmod(count, receivers)
@@ -261,7 +263,7 @@ class PullQueue:
     def send(
         self, size: int, subject: bytes, reply: bytes, header: bytes, payload: bytes, now_ns: int
     ) -> bool:
-        """Send one message to whoever is next for it; False when nobody is."""
+        """Send one message to the next request; return False if there is none."""
         pull = self.next_for(size, now_ns)
         if pull is None:
             return False
@@ -278,7 +280,7 @@ class PullQueue:
         return True
 
     def next_for(self, size: int, now_ns: int) -> PullRequest | None:
-        """The request that gets a message of this size; requests that cannot go on end here."""
+        """Return the request that gets a message of this size; requests that cannot continue end here."""
         waiting, skipped = self.waiting, 0
         while waiting and skipped < len(waiting):
             pull = waiting[0]
@@ -319,7 +321,7 @@ class PullQueue:
         return True
 
     def _skip(self, pull: PullRequest) -> int:
-        """Not its turn: it waits on, unless it holds a pin that is no longer valid."""
+        """Move a request to the end of the queue, or end it if its pin is no longer valid."""
         if pull.pin_id and self._consumer.config.priority_policy == "pinned_client":
             self._end_first(pull.make_end_status(status_headers.WRONG_PIN))
             return 0
@@ -341,10 +343,10 @@ class PullQueue:
     def _has_interest(self, pull: PullRequest) -> bool:
         return self._consumer.router.has_interest(pull.reply)
 
-    # The passing of time
+    # Timeouts
 
     def check_timeouts(self, now_ns: int, *, caught_up: bool) -> None:
-        """End what is over and send heartbeats; `caught_up` when nothing is left to deliver."""
+        """End requests that are over and send heartbeats; `caught_up`: nothing is left to deliver."""
         for pull in list(self.waiting):
             status = b""
             if pull.expires_ns and now_ns >= pull.expires_ns:
@@ -355,7 +357,7 @@ class PullQueue:
             elif pull.no_wait and pull.delivered and 0 < pull.next_heartbeat_ns <= now_ns:
                 status = (
                     status_headers.NO_MESSAGES
-                )  # it got what may be pending, and asked for no more than that
+                )  # it got what was available, and asked for no more than that
             if status or not self._has_interest(pull):
                 self.waiting.remove(pull)
                 if status:
@@ -367,14 +369,14 @@ class PullQueue:
             self._consumer.schedule_delivery()
 
     def next_timeout(self) -> int:
-        """The next moment at which a request or the pin has something to do; 0 for none."""
+        """Return the next time at which a request or the pin needs attention; 0 if none."""
         deadlines = [pull.next_heartbeat_ns or pull.expires_ns for pull in self.waiting]
         deadlines += [pull.expires_ns for pull in self.waiting if pull.next_heartbeat_ns]
         deadlines.append(self.pinned_client.expires_ns)
         return min((deadline for deadline in deadlines if deadline), default=0)
 
     def close(self) -> None:
-        """The consumer is going: so do the requests."""
+        """End all requests: the consumer is being deleted."""
         for pull in self.waiting:
             self._send_status(pull.reply, status_headers.DELETED)
         self.waiting.clear()

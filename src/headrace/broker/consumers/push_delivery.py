@@ -55,13 +55,13 @@ class PushDelivery:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self.active = False
-        self.inactive_since_ns = 0  # since when nobody listens
+        self.inactive_since_ns = 0  # since when there is no interest
         self._last_heartbeat_ns = 0
-        self._reply_acked_nothing = False  # the last answer acknowledged nothing
+        self._reply_acked_nothing = False  # the last flow-control reply acknowledged nothing
         self._targets: list[list[Any]] | None = None
-        self._leaf_targets: list[LeafnodeFanout] = []  # ways to other servers
+        self._leaf_targets: list[LeafnodeFanout] = []  # other servers
         self.internal_target: Any = (
-            None  # the one receiver, inside this server, that takes whole runs of records
+            None  # the only receiver, if it is inside this server and takes runs of records
         )
         self._group_route: Route | None = None
         self.flow_window = FlowWindow(consumer.jetstream.flow_bytes) if consumer.config.flow_control else None
@@ -75,7 +75,7 @@ class PushDelivery:
     # Interest
 
     def watch_interest(self) -> None:
-        """Learn when somebody comes or goes."""
+        """Watch interest in the deliver subject."""
         self._consumer.router.watch_subject(self._subject, self._on_interest_change)
         self.inactive_since_ns = self._last_heartbeat_ns = self._consumer.now_ns()
         self._refresh_targets()
@@ -125,7 +125,7 @@ class PushDelivery:
         target = direct_targets(route)
         self._targets = None if target is None else [target]
 
-    # Sending
+    # Delivery
 
     def has_demand(self) -> bool:
         if not self.active or (self.flow_window is not None and not self.flow_window.has_room):
@@ -144,7 +144,7 @@ class PushDelivery:
         return True
 
     def fanout_targets(self) -> FanoutTargets | None:
-        """Receivers for a run of messages; None when each message has to be decided."""
+        """Return the receivers for a run of messages; None if each message needs a decision."""
         config = self._consumer.config
         if self._targets is None or config.headers_only:
             return None
@@ -157,7 +157,7 @@ class PushDelivery:
     def deliver_internal(
         self, view: memoryview, seqs: Seqs, at: int, limit: int, num_pending: int
     ) -> tuple[int, int]:
-        """Give the taker a run of records; how many it took and their size."""
+        """Deliver a run of records to the internal target; return how many it took and their size."""
         consumer = self._consumer
         bytes_max = -1 if self.flow_window is None else self.flow_window.get_bytes_available()
         consumer_seq = consumer.ack_state.consumer_seq + 1
@@ -167,7 +167,7 @@ class PushDelivery:
         return run
 
     def on_run_sent(self, count: int, size: int, now_ns: int) -> None:
-        """A run went out to `fanout_targets`."""
+        """Account for a run that was sent."""
         self._last_heartbeat_ns = now_ns
         self._reply_acked_nothing = False
         if self.flow_window is not None and self.flow_window.on_sent(size):
@@ -176,7 +176,7 @@ class PushDelivery:
     def send(
         self, size: int, subject: bytes, reply: bytes, header: bytes, payload: bytes, now_ns: int
     ) -> bool:
-        """Send one message; False when nobody takes it."""
+        """Send one message; return False if nobody receives it."""
         router = self._consumer.router
         route = self._group_route if self._group_route is not None else router.get_route(self._subject)
         if not router.table.deliver(route, subject, reply, header, payload):
@@ -187,7 +187,7 @@ class PushDelivery:
     # Flow control
 
     def _request_flow_control(self) -> None:
-        """Request a sign of life."""
+        """Send a flow-control request."""
         assert self.flow_window is not None
         consumer = self._consumer
         token = bytes(_ALPHABET[b % 62] for b in secrets.token_bytes(4))
@@ -196,7 +196,7 @@ class PushDelivery:
         consumer.router.publish(self._subject, subject, status_headers.FLOW_REQUEST, b"")
 
     def request_flow_control_if_full(self) -> None:
-        """With acknowledgement by flow control a full consumer asks at once."""
+        """Send a request at once if max_ack_pending is reached and acks come by flow control."""
         config, flow_window = self._consumer.config, self.flow_window
         if (
             config.ack_policy != "flow_control"
@@ -209,7 +209,7 @@ class PushDelivery:
             self._request_flow_control()
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        """An answer to a flow-control request."""
+        """Handle the reply to a flow-control request."""
         if self.flow_window is None or not self.flow_window.on_reply(subject):
             return
         consumer = self._consumer
@@ -218,18 +218,18 @@ class PushDelivery:
             stream_seq = _parse_number(headers.get(header, _LAST_STREAM))
             consumer_seq = _parse_number(headers.get(header, _LAST_CONSUMER))
             if stream_seq and consumer_seq > consumer.ack_state.get_ack_floor()[0]:
-                # An answer that names what was never delivered must not move the floor beyond it.
+                # A reply with sequences that were never delivered must not move the floor beyond them.
                 stream_seq = min(stream_seq, consumer.ack_state.stream_seq)
                 consumer_seq = min(consumer_seq, consumer.ack_state.consumer_seq)
                 consumer.ack_handler.ack_all(stream_seq, consumer_seq)
-        # To ask again at once would only bring the same answer; the next heartbeat asks.
+        # Another request now would only get the same reply; the next heartbeat sends one.
         self._reply_acked_nothing = consumer.ack_state.get_ack_floor() == floor
         consumer.schedule_delivery()
 
-    # The passing of time
+    # Timeouts
 
     def check_timeouts(self, now_ns: int, *, caught_up: bool) -> None:
-        """Send a heartbeat if it is time."""
+        """Send a heartbeat if it is due."""
         consumer, next_ns = self._consumer, self.next_timeout()
         if not next_ns or now_ns < next_ns:
             return
@@ -239,16 +239,16 @@ class PushDelivery:
         if flow_window is None or flow_window.pending_request or consumer.config.ack_policy != "flow_control":
             return
         if consumer.ack_state.pending:
-            # An idle stream is acknowledged by heartbeat: seed 2, "AckFlowControl".
+            # Messages of an idle stream are acknowledged through heartbeats: seed 2, "AckFlowControl".
             self._request_flow_control()
 
     def next_timeout(self) -> int:
-        """When the next heartbeat is due; 0 for never."""
+        """Return when the next heartbeat is due; 0 if never."""
         interval_ns = self._consumer.config.idle_heartbeat
         return self._last_heartbeat_ns + interval_ns if interval_ns and self.active else 0
 
     def close(self) -> None:
-        """The consumer is going."""
+        """Do nothing: no requests wait here."""
 
 
 def _parse_number(value: bytes | None) -> int:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def reset(consumer: Consumer, seq: int | None) -> int:
-    """Reset to a sequence, or to the ack floor without one; the sequence it was reset to."""
+    """Reset to a sequence, or without one to the ack floor; return the new start sequence."""
     ack_state = consumer.ack_state
-    consumer.stream.consumer_set.remove_acked()  # what was done before the reset is done
+    consumer.stream.consumer_set.remove_acked()  # acks from before the reset keep their effect
     remaining: Seqs = NO_SEQS
     resume_seq = ack_state.resume_seq
     if seq is None:
@@ -40,7 +40,7 @@ def reset(consumer: Consumer, seq: int | None) -> int:
 
 
 def _check_target(consumer: Consumer, seq: int) -> None:
-    """Refuse what lies before the configured start, and policies that have no such start."""
+    """Reject sequences before the configured start, and policies that have no such start."""
     config = consumer.config
     if not seq:
         raise _make_error("sequence must be > 0")
@@ -63,9 +63,9 @@ def _make_error(reason: str) -> RequestError:
 
 
 def _find_remaining(consumer: Consumer, target: int) -> Seqs:
-    """Of the last messages per subject at the start: those pending and those not delivered yet.
+    """Return those of the last messages per subject that are pending or not delivered yet.
 
-    The reference loses the pending ones here; the seed wants pending messages delivered again.
+    nats-server loses the pending ones here; the seed requires that pending messages are redelivered.
     """
     ack_state = consumer.ack_state
     if not len(ack_state.last_per_subject_queue):
@@ -76,7 +76,7 @@ def _find_remaining(consumer: Consumer, target: int) -> Seqs:
 
 
 def _apply_reset(consumer: Consumer) -> None:
-    """Make the new state durable, let go of what was skipped, deliver at once."""
+    """Persist the new state, remove messages that were skipped, deliver at once."""
     stream = consumer.stream
     if consumer.persistent:
         consumer.persist_state()

@@ -19,7 +19,7 @@ SPARSE_GAP = 64
 
 
 def still_needed_mask(consumer: Consumer, seqs: Seqs) -> npt.NDArray[np.bool_]:
-    """Which of these messages have to stay: not delivered yet, waiting for an acknowledgement, or given up."""
+    """Return which messages must stay: not delivered yet, pending, or past max_deliver."""
     ack_state = consumer.ack_state
     pending, delivery_counts = ack_state.pending, ack_state.delivery_counts
     last_per_subject = set(ack_state.last_per_subject_queue.tolist())
@@ -43,7 +43,7 @@ def _filter_mask(consumer: Consumer, seqs: Seqs) -> npt.NDArray[np.bool_]:
 
 
 def tracked_among(ack_state: AckState, seqs: Seqs | Sequence[int]) -> list[int]:
-    """Which of these messages the consumer still remembers."""
+    """Return which of these messages the consumer still tracks."""
     if len(seqs) > 4 * (len(ack_state.pending) + len(ack_state.delivery_counts)):
         tracked = np.array(sorted({*ack_state.pending, *ack_state.delivery_counts}), dtype=np.uint64)
         return [int(seq) for seq in np.intersect1d(tracked, np.asarray(seqs, dtype=np.uint64))]

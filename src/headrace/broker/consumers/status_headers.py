@@ -18,7 +18,7 @@ WRONG_PIN = b"423 Nats-Wrong-Pin-Id"
 
 
 def encode_end_status(status: bytes, messages: int, size: int) -> bytes:
-    """A request ends with something left of it."""
+    """Encode the status of a request that ends with messages or bytes left."""
     return b"NATS/1.0 %s\r\nNats-Pending-Messages: %d\r\nNats-Pending-Bytes: %d\r\n\r\n" % (
         status,
         messages,
@@ -35,7 +35,7 @@ def encode_limit_exceeded(limit: str) -> bytes:
 
 
 def encode_heartbeat(consumer_seq: int, stream_seq: int, stalled_reply: bytes = b"") -> bytes:
-    """`stalled` is the flow-control subject that waits for an answer."""
+    """Encode a heartbeat; `stalled_reply` is the flow-control subject that waits for a reply."""
     tail = b"Nats-Consumer-Stalled: %s\r\n\r\n" % stalled_reply if stalled_reply else b"\r\n"
     return b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n%s" % (
         consumer_seq,

@@ -14,10 +14,10 @@ _RECORD = struct.Struct("<IHHIIQQ")
 
 
 class Delivery(NamedTuple):
-    """The numbers of one delivery."""
+    """The fields of an ack subject."""
 
     consumer: bytes
-    delivery_count: int  # how often it was delivered
+    delivery_count: int  # how often the message was delivered
     seq: int
     consumer_seq: int
     time_ns: int
@@ -25,8 +25,9 @@ class Delivery(NamedTuple):
 
 
 def parse_ack_subject(reply: bytes) -> Delivery | None:
-    """Read `$JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<count>.<seq>.<dseq>.<time>.<pending>`; None if it is
-    something else.
+    """Parse an ack subject; None if it is another kind of subject.
+
+    The form is `$JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<count>.<seq>.<dseq>.<time>.<pending>`.
     """
     tokens = reply.split(b".")
     if len(tokens) < 9 or tokens[:2] != _PREFIX:
@@ -41,7 +42,7 @@ def parse_ack_subject(reply: bytes) -> Delivery | None:
 def iter_selected_records(
     view: memoryview, seqs: Seqs, at: int, most: int
 ) -> Iterator[tuple[int, int, bytes, bytes, bytes]]:
-    """Sequence, time, subject, header and payload of the records that are in `seqs` from `at` on, at most so many."""
+    """Yield sequence, time, subject, header and payload of the records in `seqs[at : at + most]`."""
     wanted = iter(seqs[at : at + most].tolist())
     next_seq = next(wanted, 0)
     offset, end = 0, len(view)

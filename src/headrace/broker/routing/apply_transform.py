@@ -12,14 +12,14 @@ Transform = Callable[[bytes], bytes | None]
 
 
 def make_transform(source: str, dest: str) -> Transform:
-    """A subject transform; None for subjects it does not speak of."""
+    """Compile a subject transform; it returns None for subjects that do not match `source`."""
     pattern = (source or ">").encode()
     transform = compile_transform(source, dest)
     return lambda subject: transform(subject) if subjects.matches(pattern, subject) else None
 
 
 def make_first_matching(transforms: Sequence[SubjectTransform]) -> Transform | None:
-    """The first transform that speaks of a subject changes it; None when there are none at all."""
+    """Compile transforms of which the first that matches a subject applies; None if there are none."""
     if not transforms:
         return None
     compiled = [

@@ -8,7 +8,7 @@ from headrace._native import ClientState, RouteTable
 
 
 class BackpressuredClient(ClientState):
-    """A peer that others wait for. `blocked` is whether its socket takes no more for now."""
+    """A client that senders may have to wait for. `blocked`: its socket accepts no more output for now."""
 
     __slots__ = ("blocked", "writable_callbacks")
 
@@ -18,12 +18,12 @@ class BackpressuredClient(ClientState):
         self.writable_callbacks: list[Callable[[], None]] = []
 
     def on_writable(self, call: Callable[[], None]) -> None:
-        """Call once, when the other side has taken what was sent."""
+        """Call once, when the pending output has been sent."""
         if call not in self.writable_callbacks:
             self.writable_callbacks.append(call)
 
     def notify_writable(self) -> None:
-        """The other side has taken what was sent; whoever held back may go on."""
+        """Call the waiting senders: the pending output has been sent."""
         self.blocked = False
         callbacks, self.writable_callbacks = self.writable_callbacks, []
         for call in callbacks:

@@ -16,27 +16,27 @@ from headrace.protocol import subjects
 
 ExportKind = Literal["stream", "service"]
 ResponseType = Literal["singleton", "stream", "chunked"]
-#: How long an answer is expected when the export does not say.
+#: How long a reply is expected if the export does not say.
 RESPONSE_TIMEOUT_NS = 120_000_000_000
 
 
 class AccountImportError(HeadraceError):
-    """An import that cannot be had."""
+    """An import that is not possible or not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What an account lets others have: a stream of messages, or a service to ask."""
+    """An offer to other accounts: a stream of messages, or a service."""
 
     kind: ExportKind
     subject: bytes
-    #: None is public; the names of those who may otherwise.
+    #: The accounts that may import it; None if it is public.
     accounts: frozenset[str] | None = None
-    #: Which token of the subject has to be the importing account's name; 0 is none.
+    #: The token of the subject that must be the importing account's name, from 1; 0 if none.
     account_token: int = 0
-    #: Importing takes a token that the account signed.
+    #: An import needs an activation token signed by the account.
     token_required: bool = False
-    #: Tokens for these accounts, issued before these times (seconds), count no more.
+    #: Activation tokens for these accounts, issued before these times (seconds), are revoked.
     revoked: tuple[tuple[str, int], ...] = ()
     response: ResponseType = "singleton"
     response_timeout_ns: int = RESPONSE_TIMEOUT_NS
@@ -44,32 +44,32 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What an account takes from another: `subject` there is `local` here."""
+    """An import from another account: `subject` there is `local` here."""
 
     kind: ExportKind
     account: str
     subject: bytes
     local: bytes
-    #: A service's account learns who asked.
+    #: The service receives information about the requester.
     share: bool = False
-    #: What the exporting account's token says; only it knows whether that is good.
+    #: Whether the activation token is valid; only the exporting account can decide that.
     token_accepted: bool = False
 
 
 def find_export(exports: Iterable[Export], wanted: Import, importer: str) -> Export | None:
-    """The export that lets an account have what it wants; None when there is none."""
+    """Return the export that allows an import; None if there is none."""
     fitting = [
         export
         for export in exports
         if export.kind == wanted.kind and subjects.is_subset(wanted.subject, export.subject)
     ]
-    # The one with exactly this subject decides, if there is one.
+    # An export with exactly this subject takes precedence.
     fitting.sort(key=lambda export: export.subject != wanted.subject)
     return fitting[0] if fitting and _is_allowed(fitting[0], wanted, importer) else None
 
 
 def check_import(exports: Iterable[Export], wanted: Import, importer: str) -> Export:
-    """The export that an import can be had from; ExchangeError when there is none, or subjects cannot be mapped."""
+    """Return the export of an import; raise AccountImportError if there is none or the subjects cannot be mapped."""
     export = find_export(exports, wanted, importer)
     if export is None:
         raise AccountImportError(
@@ -96,7 +96,7 @@ def _is_allowed(export: Export, wanted: Import, importer: str) -> bool:
 
 
 def _number_wildcards(pattern: bytes) -> list[bytes]:
-    """The tokens of a pattern with `$1`, `$2`, ... in place of its `*`."""
+    """Return the tokens of a pattern with `$1`, `$2`, ... in place of each `*`."""
     count, made = 0, []
     for token in subjects.tokens(pattern):
         if token == subjects.STAR:
@@ -111,21 +111,21 @@ def _wildcard_number(token: bytes) -> int:
 
 
 def wildcard_form(template: bytes) -> bytes:
-    """A template such as `a.$2.$1` as the pattern that it fills."""
+    """Return the pattern of a template: `a.*.*` for `a.$2.$1`."""
     return b".".join(
         subjects.STAR if _wildcard_number(token) else token for token in subjects.tokens(template)
     )
 
 
 def map_to_importer(subject: bytes, local: bytes) -> Callable[[bytes], bytes]:
-    """From the exporter's subject to the importer's."""
+    """Compile the mapping from the exporter's subject to the importer's."""
     if subjects.is_literal(subject):
         return lambda _: local
     return _compile_mapping(subject, b".".join(_number_wildcards(local)))
 
 
 def map_to_exporter(local: bytes, subject: bytes) -> Callable[[bytes], bytes]:
-    """From the importer's subject to the exporter's."""
+    """Compile the mapping from the importer's subject to the exporter's."""
     if subjects.is_literal(subject):
         return lambda _: subject
     numbers = [_wildcard_number(token) for token in _number_wildcards(local) if _wildcard_number(token)]
@@ -152,7 +152,7 @@ def _compile_mapping(source: bytes, target: bytes) -> Callable[[bytes], bytes]:
 
 
 def check_cycles(imports_by_account: dict[str, tuple[Import, ...]]) -> None:
-    """Refuse imports that lead back to where they came from."""
+    """Raise AccountImportError if imports form a cycle."""
     for importer, imports in imports_by_account.items():
         for wanted in imports:
             _check_cycle(imports_by_account, wanted, wanted.subject, (importer,))
@@ -161,7 +161,7 @@ def check_cycles(imports_by_account: dict[str, tuple[Import, ...]]) -> None:
 def drop_cycles(
     imports_by_account: dict[str, tuple[Import, ...]],
 ) -> tuple[dict[str, tuple[Import, ...]], list[AccountImportError]]:
-    """These imports, except for those that would lead back to where those before them came from; why those are left out."""
+    """Return the imports that do not form a cycle, and the reason each dropped import was rejected."""
     accepted: dict[str, tuple[Import, ...]] = dict.fromkeys(imports_by_account, ())
     rejected: list[AccountImportError] = []
     for importer, imports in imports_by_account.items():

@@ -10,7 +10,7 @@ from headrace.protocol.nuid import nuid
 
 
 class Inbox:
-    """Where the answer to one request is expected."""
+    """The reply subject of one request; calls `call` with the reply and closes itself."""
 
     __slots__ = ("_call", "_router", "subject")
 
@@ -25,7 +25,7 @@ class Inbox:
         call(header, payload)
 
     def close(self) -> None:
-        """Expect nothing more; no harm when the answer came."""
+        """Unsubscribe; no effect if the reply has arrived."""
         if self.subject:
             self._router.unsubscribe_internal(self.subject, self)
             self.subject = b""

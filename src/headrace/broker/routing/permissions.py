@@ -17,14 +17,14 @@ ALLOWED_RESPONSES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class ResponsePermission:
-    """How often, and for how long, a reply subject that came with a request may be published to; negative: any."""
+    """How often, and for how long, the reply subject of a request may be published to; no limit if not positive."""
 
     max_msgs: int = 1
     expires_ns: int = 120_000_000_000
 
 
 class AllowedResponses:
-    """The reply subjects that one session may publish to because it was asked there."""
+    """The reply subjects that one session may publish to because it received requests with them."""
 
     __slots__ = ("_open", "_rule")
 
@@ -33,13 +33,13 @@ class AllowedResponses:
         self._open: dict[bytes, list[int]] = {}
 
     def allow(self, reply: bytes, now_ns: int) -> None:
-        """A request with this reply was delivered."""
+        """Allow responses to a request that was delivered."""
         if len(self._open) >= ALLOWED_RESPONSES_MAX:
             self._prune(now_ns)
         self._open[reply] = [now_ns, 0]
 
     def use(self, subject: bytes, now_ns: int) -> bool:
-        """Whether an answer may go there; it counts as given."""
+        """Return whether a response may be sent, and count it."""
         entry = self._open.get(subject)
         if entry is None:
             return False
@@ -52,7 +52,7 @@ class AllowedResponses:
         return True
 
     def _prune(self, now_ns: int) -> None:
-        """Forget what is over, and the older half when that is not enough."""
+        """Remove expired and used entries, and the oldest ones if more than half of the maximum remain."""
         rule = self._rule
         self._open = {
             reply: entry
@@ -64,7 +64,7 @@ class AllowedResponses:
 
 
 class Permissions:
-    """Rules of one user, shared by its sessions. A subscribe rule is `subject` or `subject queue`."""
+    """Permissions of one user, shared by its sessions. A subscribe rule is `subject` or `subject queue`."""
 
     __slots__ = (
         "_publish_cache",
@@ -86,14 +86,14 @@ class Permissions:
     ) -> None:
         self.publish_allow = None if publish_allow is None else tuple(publish_allow)
         self.publish_deny = tuple(publish_deny)
-        # An empty allow list for subscriptions is as good as none; that is how the reference takes it.
+        # As in nats-server, an empty allow list for subscriptions is the same as none.
         self.subscribe_allow = tuple(_parse_rule(entry) for entry in subscribe_allow or ()) or None
         self.subscribe_deny = tuple(_parse_rule(entry) for entry in subscribe_deny)
         self.responses = responses
         self._publish_cache: dict[bytes, bool] = {}
 
     def may_publish(self, subject: bytes) -> bool:
-        """Whether a message on this subject is let in."""
+        """Whether a message on this subject is accepted."""
         known = self._publish_cache.get(subject)
         if known is None:
             if len(self._publish_cache) >= CACHE_MAX:
@@ -108,7 +108,7 @@ class Permissions:
         return allowed is None or any(subjects.matches(entry, subject) for entry in allowed)
 
     def may_reply(self, subject: bytes) -> bool:
-        """Whether others may be asked to answer there: not where the user itself must not publish."""
+        """Whether the user may use this reply subject: not if it is denied for publishing."""
         return not any(subjects.matches(entry, subject) for entry in self.publish_deny)
 
     def may_subscribe(self, pattern: bytes, queue: bytes | None) -> bool:
@@ -126,7 +126,7 @@ class Permissions:
         return any(_queue_matches(queue, group) for group in named) if named else bool(groups)
 
     def denies_part_of(self, pattern: bytes, queue: bytes | None = None) -> bool:
-        """Whether some of what a subscription matches is denied."""
+        """Whether a part of what a subscription matches is denied."""
         return any(
             subjects.overlaps(pattern, subject) and (group is None or _queue_matches(queue, group))
             for subject, group in self.subscribe_deny
@@ -146,5 +146,5 @@ def _parse_rule(entry: bytes) -> tuple[bytes, bytes | None]:
 
 
 def _queue_matches(queue: bytes | None, group: bytes) -> bool:
-    # `*` and `>` may themselves be names of queues.
+    # `*` and `>` may also be names of queues.
     return queue is not None and (queue == group or subjects.is_subset(queue, group))

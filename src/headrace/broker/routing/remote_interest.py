@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class LeafnodeSender(Protocol):
-    """A connection, as far as messages go."""
+    """A leafnode connection, as far as sending messages goes."""
 
     @property
     def cluster(self) -> str:
-        """Of the other server; connections to the same cluster do not echo to each other."""
+        """The cluster of the other server; messages are not echoed between connections to the same cluster."""
 
     @property
     def headers(self) -> bool:
-        """Whether the other side takes headers."""
+        """Whether the other side supports headers."""
 
     @property
     def spoke(self) -> bool:
@@ -42,7 +42,7 @@ class LeafnodeSender(Protocol):
 
 
 class RemoteInterest:
-    """What another server wants: a pattern, and with a queue how many members it has there."""
+    """Interest of another server: a pattern, and for a queue the number of members there."""
 
     __slots__ = ("pattern", "queue", "sender", "weight")
 
@@ -53,14 +53,14 @@ class RemoteInterest:
         self.weight = weight
 
 
-#: A queue group, the connections behind which it has members, and how many.
+#: A queue group, the connections with members of it, and how many members each has.
 QueueChoice = tuple[bytes, list[LeafnodeSender], list[int]]
 
 
 class LeafnodeFanout:
-    """The connections that get messages of one subject; a sink of the hub.
+    """The connections that get messages of one subject; an internal subscriber of the router.
 
-    `exact` is whether somebody asked for just this subject.
+    `exact` is whether there is a subscription to exactly this subject.
     """
 
     __slots__ = ("exact", "plain_senders", "queue_choices", "subject")
@@ -79,7 +79,10 @@ class LeafnodeFanout:
         self.exact = exact
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
-        """Send across; how many connections took it. Another subject than the route's is the one to show."""
+        """Send to the other servers; return the number of connections.
+
+        If `subject` is not the subject of the route, it is sent as the original subject.
+        """
         if subject != self.subject:
             reply = encode_original_subject(reply, subject)
         if not self.queue_choices:
@@ -105,10 +108,11 @@ class LeafnodeFanout:
         pending: int,
         size_max: int,
     ) -> tuple[int, int]:
-        """What `offer` does for a run of stored records that a consumer delivers; how many were sent and their size.
+        """Send a run of stored records that a consumer delivers; return how many were sent and their size.
 
         The records are those of `view` that are in `seqs` from `at` on; the first has consumer sequence `consumer_seq`.
-        `ack` is the acknowledgement subject up to the stream sequence, `pending` counts the messages before this run.
+        `ack_prefix` is the ack subject up to the stream sequence, `pending` is the number of pending messages before
+        this run.
         """
         if self.queue_choices or not all(sender.headers for sender in self.plain_senders):
             return 0, 0
@@ -141,7 +145,7 @@ class LeafnodeFanout:
         return count, size
 
     def excluding(self, source: LeafnodeSender, queues: Collection[bytes]) -> LeafnodeFanout | None:
-        """Where a message that came over `origin` goes on to, for these queue groups; None when nowhere."""
+        """Return the fan-out of a message that came from `source`, for these queue groups; None if it goes nowhere."""
 
         def is_other(sender: LeafnodeSender) -> bool:
             return sender is not source and not (source.cluster and sender.cluster == source.cluster)
@@ -161,20 +165,20 @@ class LeafnodeFanout:
         )
 
     def for_queue(self, queue: bytes) -> LeafnodeFanout | None:
-        """The part that reaches one queue group; None when it has no members across."""
+        """Return the fan-out to one queue group; None if it has no remote members."""
         queue_choices = [choice for choice in self.queue_choices if choice[0] == queue]
         return LeafnodeFanout(self.subject, [], queue_choices, exact=self.exact) if queue_choices else None
 
     @property
     def senders(self) -> list[LeafnodeSender]:
-        """Every connection it may use."""
+        """Every connection that this fan-out may use."""
         return [*self.plain_senders, *(each for _, members, _ in self.queue_choices for each in members)]
 
 
 def make_fanout(
     subject: bytes, found: Sequence[RemoteInterest], local_groups: Collection[bytes]
 ) -> LeafnodeFanout | None:
-    """The fan of a subject; None when nothing of it may cross."""
+    """Build the fan-out of a subject; None if permissions allow none of it."""
     plain_senders: dict[LeafnodeSender, None] = {}
     groups: dict[bytes, dict[LeafnodeSender, int]] = {}
     exact = False

@@ -26,28 +26,28 @@ from headrace.broker.routing.subscription_trie import (
 )
 from headrace.protocol import subjects
 
-#: Beyond this, forgetting every route is cheaper than looking for those concerned.
+#: Beyond this, clearing all routes is cheaper than searching for the affected ones.
 UNSUBSCRIBE_EACH_MAX = 64
-UNINDEX_BATCH_MAX = 250  # in one go: about a millisecond
+UNINDEX_BATCH_MAX = 250  # takes about a millisecond
 CLIENT_ROUTES_MAX = 16384
 
 
-#: Calls something when others have had their turn.
+#: Schedules a call at the end of the turn of the event loop.
 CallSoon = Callable[[Callable[[], None]], object]
 SubjectWatcher = Callable[[bytes], None]
 EntryWatcher = Callable[[bytes, Any, int], None]
 
 
 class SubjectRouter:
-    """Interest and delivery for one account.
+    """Subscriptions and delivery for one account.
 
-    `dirty` lists the sessions whose output became non-empty; whoever flushes takes them from there. Hubs of
-    one server share it.
+    `dirty` lists the sessions whose output became non-empty; the flush takes them from there. All routers of one server
+    share it.
     """
 
     def __init__(self, cache_max: int = 16384, dirty: list[Any] | None = None) -> None:
         self.table = RouteTable(self._resolve, cache_max, dirty)
-        #: Where clients publish; another table than that of the server itself where their subjects are mapped.
+        #: The routes for messages from clients; not the server's own table if client subjects are mapped.
         self.client_table = self.table
         self._tables: tuple[RouteTable, ...] = (self.table,)
         self._map_client_subject: Callable[[bytes], ImportTarget | None] = lambda subject: None
@@ -58,11 +58,11 @@ class SubjectRouter:
         self._root = TrieNode()
         self._watchers: dict[bytes, list[SubjectWatcher]] = {}
         self._all_watchers: list[SubjectWatcher] = []
-        #: Called with pattern, entry and how many there are more, at every change of an entry.
+        #: Called at every change of an entry, with pattern, entry and the change in the number of members.
         self.entry_watchers: list[EntryWatcher] = []
         self._call_soon: CallSoon | None = None
         self._pending_removals: deque[Subscription] = deque()
-        #: What is wanted here besides the entries: told to other servers, of no effect here.
+        #: Patterns announced to other servers in addition to the entries; they have no effect on routing here.
         self.announced_patterns: set[bytes] = set()
 
     @property
@@ -72,20 +72,21 @@ class SubjectRouter:
     # Interest
 
     def subscribe(self, sub: Subscription) -> None:
-        """A client wants what matches `sub.pattern`, which has to be valid."""
+        """Add a client's subscription; `sub.pattern` must be valid."""
         self._add(sub.pattern, sub)
         self.subscriptions += 1
 
     def unsubscribe(self, sub: Subscription) -> None:
-        """A client's interest ends; nothing is delivered to it any more."""
+        """Remove a client's subscription; nothing is delivered to it any more."""
         sub.closed = True
         self._remove(sub.pattern, sub)
         self.subscriptions -= 1
 
     def unsubscribe_all(self, subs: Sequence[Subscription]) -> None:
-        """A client is gone with all its interest: nothing is delivered to it any more.
+        """Remove all subscriptions of a client that disconnected; nothing is delivered to it any more.
 
-        The index lets go of many by and by, where there is a loop to come back from: others are not to wait for it.
+        Many subscriptions are removed from the index in steps, if there is an event loop, so that other clients do not
+        wait.
         """
         if len(subs) <= UNSUBSCRIBE_EACH_MAX:
             for sub in subs:
@@ -100,7 +101,7 @@ class SubjectRouter:
             self._unindex_some()
 
     def _unindex_some(self) -> None:
-        """Take some of those who left out of the index. No route knows them, so none has to be forgotten."""
+        """Remove some of the closed subscriptions from the index. No cached route has them, so none is invalidated."""
         for _ in range(
             min(
                 len(self._pending_removals),
@@ -114,56 +115,56 @@ class SubjectRouter:
             self._call_soon(self._unindex_some)
 
     def invalidate_routes(self) -> None:
-        """What decides about routes besides interest has changed: make them anew."""
+        """Rebuild all routes, because something other than interest has changed."""
         for table in self._tables:
             table.clear()
 
     def subscribe_internal(self, pattern: bytes, subscriber: InternalSubscriber | ImportPattern) -> None:
-        """The server itself takes what matches."""
+        """Add a subscriber inside the server."""
         self._add(pattern, subscriber)
 
     def unsubscribe_internal(self, pattern: bytes, subscriber: InternalSubscriber | ImportPattern) -> None:
-        """The server itself takes it no more."""
+        """Remove a subscriber inside the server."""
         self._remove(pattern, subscriber)
 
     def subscribe_remote(self, entry: RemoteInterest) -> None:
-        """Another server wants what matches `entry.pattern`, which has to be valid."""
+        """Add the interest of another server; `entry.pattern` must be valid."""
         self._add(entry.pattern, entry)
 
     def unsubscribe_remote(self, entry: RemoteInterest) -> None:
-        """It wants it no more."""
+        """Remove the interest of another server."""
         self._remove(entry.pattern, entry)
 
     def set_remote_weight(self, entry: RemoteInterest, weight: int) -> None:
-        """Its queue group has another number of members."""
+        """Change the number of members in a remote queue group."""
         change, entry.weight = weight - entry.weight, weight
         self._on_interest_changed(entry.pattern)
         for watcher in self.entry_watchers:
             watcher(entry.pattern, entry, change)
 
     def announce(self, pattern: bytes) -> None:
-        """Other servers are to send what matches, which finds its way by a wider entry that they are not told of."""
+        """Announce a pattern to other servers; its messages are routed here by a wider entry that is not announced."""
         if pattern not in self.announced_patterns:
             self.announced_patterns.add(pattern)
             for watcher in self.entry_watchers:
                 watcher(pattern, None, 1)
 
     def withdraw(self, pattern: bytes) -> None:
-        """The end of what was declared."""
+        """Withdraw an announced pattern."""
         if pattern in self.announced_patterns:
             self.announced_patterns.discard(pattern)
             for watcher in self.entry_watchers:
                 watcher(pattern, None, -1)
 
     def entries(self) -> Iterator[tuple[bytes, IndexEntry]]:
-        """Everything that is wanted: pattern and entry."""
+        """Iterate over all entries with their patterns."""
         for literal, entries in self._literals.items():
             for entry in entries:
                 yield literal, entry
         yield from iter_entries(self._root, b"")
 
     def has_interest(self, subject: bytes, queue: bytes | None = None) -> bool:
-        """Whether a client or sink would receive this subject; with `queue`, whether such a group would."""
+        """Whether a subscriber would receive this subject; with `queue`, whether a member of that group would."""
         if not subjects.is_well_formed(subject):
             return False
         route = self.table.find(subject)
@@ -177,9 +178,9 @@ class SubjectRouter:
         return any(group[0].queue == queue for group in route.queue_groups)
 
     def watch_subject(self, subject: bytes, call: SubjectWatcher) -> None:
-        """Call `call(subject)` after each change of interest that concerns a literal subject.
+        """Call `call(subject)` after each change of interest that may affect a literal subject.
 
-        What the interest is now, `has_interest(subject, queue)` tells.
+        Use `has_interest(subject, queue)` to get the current interest.
         """
         self._watchers.setdefault(subject, []).append(call)
 
@@ -191,7 +192,7 @@ class SubjectRouter:
             del self._watchers[subject]
 
     def watch_all(self, call: SubjectWatcher) -> None:
-        """Call `call(pattern)` after each change of interest, whatever it concerns."""
+        """Call `call(pattern)` after each change of interest in any pattern."""
         self._all_watchers.append(call)
 
     def unwatch_all(self, call: SubjectWatcher) -> None:
@@ -199,16 +200,16 @@ class SubjectRouter:
         self._all_watchers.remove(call)
 
     def notify_interest(self, pattern: bytes) -> None:
-        """Interest somewhere else, in what this pattern matches, may have changed: tell those who watch."""
+        """Notify watchers that interest elsewhere, in subjects that match this pattern, may have changed."""
         if self._watchers:
             self._notify_watchers(pattern)
         for call in tuple(self._all_watchers):
             call(pattern)
 
     def set_client_mapping(self, map_subject: Callable[[bytes], ImportTarget | None] | None) -> None:
-        """Send what clients publish elsewhere where `map_subject` says so; None ends that.
+        """Map subjects that clients publish to with `map_subject`; None ends the mapping.
 
-        Sessions take their table anew afterwards.
+        Sessions have to be bound to the new `client_table` afterwards.
         """
         self.client_table.clear()
         if map_subject is None:
@@ -220,28 +221,28 @@ class SubjectRouter:
         self._tables = (self.table, self.client_table)
 
     def set_wakeup(self, call: Callable[[], None] | None, call_soon: CallSoon | None = None) -> None:
-        """Call when the first session has output. Without `later` everything is done at once."""
+        """Set the call that is made when the first session has output. Without `call_soon` everything is done at once."""
         self.table.wakeup = self.client_table.wakeup = call
         self._call_soon = call_soon
 
     # Delivery
 
     def publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
-        """Send from inside the server to matching subscriptions and sinks; how many received it."""
+        """Publish from inside the server to matching subscribers; return how many received it."""
         return self.table.publish(subject, reply, header, payload)
 
     def publish_many(self, messages: Iterable[tuple[bytes, bytes, bytes, bytes]]) -> None:
-        """`publish` for each (subject, reply, header, payload), which is cheaper than one by one."""
+        """Publish each (subject, reply, header, payload); cheaper than one by one."""
         self.table.publish_many(messages)
 
     def deliver(
         self, deliver_subject: bytes, subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> int:
-        """Send to those who listen on one subject a message that shows another; how many received it."""
+        """Send a message that shows another subject to subscribers of `deliver_subject`; return how many received it."""
         return self.table.deliver(self.table.find(deliver_subject), subject, reply, header, payload)
 
     def get_route(self, subject: bytes) -> Route:
-        """The receivers of a whole subject; good as long as `route.live`. For `table.send`."""
+        """Return the receivers of a well-formed subject; usable as long as `route.valid`."""
         return self.table.find(subject)
 
     # The index
@@ -274,7 +275,7 @@ class SubjectRouter:
             watcher(pattern, entry, -queue_weight(entry))
 
     def _count_prefixes(self, literal: bytes, change: int) -> None:
-        """Keep how many literals are below a prefix, which tells where one route serves all children."""
+        """Count the literals below each prefix: a prefix without any can share one route for all its subjects."""
         for counts, key in (
             (self._parent_counts, parent_key_for(literal)),
             (self._two_token_counts, two_token_key_for(literal)),
@@ -285,7 +286,7 @@ class SubjectRouter:
                     del counts[key]
 
     def _prune(self, tokens: list[bytes]) -> None:
-        """Remove the nodes of a pattern that lead nowhere any more."""
+        """Remove the nodes of a pattern that are empty now."""
         path = [self._root]
         for token in tokens:
             if token != subjects.REST:
@@ -301,7 +302,7 @@ class SubjectRouter:
                 del path[depth - 1].children[tokens[depth - 1]]
 
     def _on_interest_changed(self, pattern: bytes) -> None:
-        """Interest in a pattern changed: forget the routes it concerns, tell those who watch."""
+        """Invalidate the routes that match a pattern and notify watchers."""
         if subjects.is_literal(pattern):
             for table in self._tables:
                 table.drop(pattern)
@@ -332,11 +333,11 @@ class SubjectRouter:
         if target is not None:
             return Route(subject, KEY_EXACT, [], [], [target])
         route = self._resolve(subject)
-        # A neighbour may be mapped, so one route serves one subject.
+        # Another subject of the same prefix may be mapped, so a route cannot be shared.
         return Route(subject, KEY_EXACT, route.subscribers, route.queue_groups, route.internal_subscribers)
 
     def _resolve(self, subject: bytes) -> Route:
-        """Make the route of a whole subject, for as many subjects as share it."""
+        """Build the route of a well-formed subject, with a key for all subjects that can share it."""
         tokens = subjects.tokens(subject)
         found: list[IndexEntry] = list(self._literals.get(subject, ()))
         nodes, has_literal_children, below_two_tokens = [self._root], False, False
@@ -350,7 +351,7 @@ class SubjectRouter:
             found += node.entries
         key, kind = subject, KEY_EXACT
         if any(isinstance(entry, ImportPattern | RemoteInterest) for entry in found):
-            # What it meets there depends on the subject.
+            # The targets of imports and leafnodes depend on the subject.
             return Route(key, kind, *build_receivers(found, subject))
         if (
             len(tokens) > 3
@@ -368,18 +369,18 @@ class SubjectRouter:
 
 
 def literal_prefix(pattern: bytes) -> bytes:
-    """What every subject that a pattern with wildcards matches begins with."""
+    """Return the part before the first wildcard, which every matching subject begins with."""
     tokens = subjects.tokens(pattern)
     first = next(i for i, token in enumerate(tokens) if token in (subjects.STAR, subjects.REST))
     return b"".join(token + b"." for token in tokens[:first])
 
 
 def parent_key_for(subject: bytes) -> bytes:
-    """The key of all children of a subject's prefix: `a.b.` for `a.b.c`; b"" for a single token."""
+    """The cache key of all direct children of a subject's prefix: `a.b.` for `a.b.c`; b"" for a single token."""
     return subject[: subject.rfind(b".") + 1]
 
 
 def two_token_key_for(subject: bytes) -> bytes:
-    """The key of everything below a subject's first two tokens: `a.b. ` for `a.b.c`; b"" without a third."""
+    """The cache key of everything below a subject's first two tokens: `a.b. ` for `a.b.c`; b"" without a third."""
     second = subject.find(b".", subject.find(b".") + 1)
     return subject[: second + 1] + b" " if second > 0 else b""

@@ -32,21 +32,21 @@ _STRINGS = ("name", "lang", "version", "user", "pass", "auth_token", "nkey", "si
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """What a client may ask for; 0 is no limit."""
+    """Limits of one client; 0 is no limit."""
 
     subscriptions: int = 0
     subscription_tokens: int = 0
-    #: No subscription at all, which 0 does not say.
+    #: Allow no subscription at all, which 0 cannot express.
     no_subscriptions: bool = False
 
     def apply_caps(self, caps: Sequence[int]) -> SessionLimits:
-        """These limits with as many subscriptions as the smallest cap allows."""
+        """Return these limits with the subscriptions capped to the smallest of `caps`."""
         most = min((*caps, *([self.subscriptions] if self.subscriptions else [])), default=0)
         return SessionLimits(most, self.subscription_tokens, no_subscriptions=bool(caps) and most == 0)
 
 
 class SessionIdentity(Protocol):
-    """Who a session speaks for."""
+    """The user of a session."""
 
     @property
     def user(self) -> str: ...
@@ -57,25 +57,25 @@ class SessionIdentity(Protocol):
 
 
 class SessionTransport(Protocol):
-    """What carries a session, a connection as a rule."""
+    """The transport of a session, usually a connection."""
 
     client_ip: str
 
     def now_ns(self) -> int:
-        """The time, for what lasts only so long."""
+        """The time for measuring intervals."""
 
     def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
-        """Who a CONNECT (keys in lower case) proves to be; None is a violation."""
+        """Authenticate a CONNECT (keys in lower case); None is an authorization violation."""
 
     def on_connected(self) -> None:
-        """A CONNECT was accepted."""
+        """Called when a CONNECT was accepted."""
 
     def info(self) -> bytes:
         """The INFO line for a client that is connected, sent after its first PING."""
 
 
 class Session(BackpressuredClient):
-    """One client. `identity` is who it speaks for, None before that is known."""
+    """One client. `identity` is its user, None before authentication."""
 
     __slots__ = (
         "_info_sent",
@@ -121,16 +121,16 @@ class Session(BackpressuredClient):
         self.protocol = 0
         self.name = self.lang = self.version = ""
         self.activity = self.pings_out = 0
-        #: When it came and when it was last asked, in the owner's time; how long its answer took, 0 if not known yet.
+        #: Times of connecting and of the last ping, in the transport's time; the round-trip time, 0 if not measured yet.
         self.start_ns = transport.now_ns()
         self.pinged_ns = self.rtt_ns = 0
-        #: When it came, by the clock; 0 until somebody wants to know.
+        #: Time of connecting by the wall clock; 0 until it is requested.
         self.connected_at_ns = 0
         self.connect_accepted = False
         self._info_sent = False
 
     def close(self) -> None:
-        """The client is gone: so is its interest."""
+        """Remove all subscriptions: the client disconnected."""
         old_subs, self.subs = self.subs, {}
         self.router.unsubscribe_all(list(old_subs.values()))
         self.notify_writable()
@@ -142,7 +142,7 @@ class Session(BackpressuredClient):
     # Control operations, called by the parser
 
     def on_connect(self, args: bytes) -> None:
-        """Take the client's settings and find out who it is; a second CONNECT starts over."""
+        """Apply the client's settings and authenticate it; a second CONNECT starts over."""
         fields = parse_connect(args)
         self.close()
         self._apply_connect(fields)
@@ -159,14 +159,14 @@ class Session(BackpressuredClient):
         self._send_ok()
 
     def bind(self, router: SubjectRouter) -> None:
-        """Speak in another account from now on; interest in the old one is gone."""
+        """Move to another account; subscriptions in the old one are removed."""
         if router is not self.router:
             old_subs, self.subs = self.subs, {}
             self.router.unsubscribe_all(list(old_subs.values()))
             self.router, self.table = router, router.client_table
 
     def authenticate_as(self, identity: SessionIdentity) -> None:
-        """From now on speak for somebody."""
+        """Apply a user's permissions, and remove subscriptions that they do not allow."""
         self.identity = identity
         self.permissions = rules = identity.permissions
         self.has_permissions = rules is not None
@@ -192,7 +192,7 @@ class Session(BackpressuredClient):
         self.version = sys.intern(fields.get("version", ""))
 
     def on_ping(self) -> None:
-        """Answer; after the first one a client that understands it learns what it is connected as."""
+        """Send PONG; after the first PING, send INFO to clients that support it."""
         self.activity += 1
         self.send(server_lines.PONG)
         if self.connect_accepted and not self._info_sent and self.protocol >= 1:
@@ -200,7 +200,7 @@ class Session(BackpressuredClient):
             self.send(self.transport.info())
 
     def ping(self) -> None:
-        """Ask whether the client is there."""
+        """Send a PING."""
         self.pings_out += 1
         self.pinged_ns = self.transport.now_ns()
         self.send(server_lines.PING)
@@ -211,13 +211,13 @@ class Session(BackpressuredClient):
         self.pings_out = 0
 
     def connected_at(self, now_ns: int) -> int:
-        """When the client came, by a clock that shows `now_ns`; the same whenever it is asked."""
+        """Return when the client connected, by a clock that shows `now_ns`; the result is stored and never changes."""
         if not self.connected_at_ns:
             self.connected_at_ns = now_ns - (self.transport.now_ns() - self.start_ns)
         return self.connected_at_ns
 
     def on_sub(self, subject: bytes, queue: bytes | None, sid: bytes) -> None:
-        """Subscribe, or say why not; a sid in use stays what it is."""
+        """Subscribe, or send an error; a sid in use keeps its subscription."""
         self.activity += 1
         error = self._check_subscribe(subject, queue)
         if error:
@@ -234,7 +234,7 @@ class Session(BackpressuredClient):
         self._send_ok()
 
     def _check_subscribe(self, subject: bytes, queue: bytes | None) -> bytes:
-        """Why a subscription is not accepted, or b""."""
+        """Return why a subscription is rejected, or b""."""
         asked = _subscription_violation(subject, queue)
         if queue == SYSTEM_QUEUE:
             return asked
@@ -250,7 +250,7 @@ class Session(BackpressuredClient):
         return b""
 
     def on_unsub(self, sid: bytes, most: bytes | None) -> None:
-        """Unsubscribe, now or after as many deliveries in all."""
+        """Unsubscribe, now or after `most` deliveries in total."""
         self.activity += 1
         sub = self.subs.get(sid)
         if sub is not None:
@@ -261,10 +261,10 @@ class Session(BackpressuredClient):
                 self._remove(sub)
         self._send_ok()
 
-    # Called by the kernel for what is unusual about a message
+    # Called by the compiled core for unusual messages
 
     def on_pedantic_publish(self, subject: bytes) -> None:
-        """A pedantic client hears of a subject that ought not be published to; the message goes on."""
+        """Send an error to a pedantic client for an invalid publish subject; the message is still published."""
         if not subjects.is_valid_publish(subject):
             self.send_error("Invalid Publish Subject")
 
@@ -286,7 +286,7 @@ class Session(BackpressuredClient):
         self.send_error(b'Permissions Violation for Publish with Reply of "%s"' % reply)
 
     def may_deliver(self, sub: Subscription, subject: bytes, reply: bytes) -> bool:
-        """Whether a watched subscription gets a message; with a reply to it the client may answer."""
+        """Whether a subscription with `needs_check` gets a message; if it does, the client may respond to `reply`."""
         rules = self.permissions
         if rules is not None and rules.denies_delivery(subject, sub.queue):
             sometimes("a message is withheld")
@@ -301,18 +301,18 @@ class Session(BackpressuredClient):
         return True
 
     def _needs_check(self, pattern: bytes, queue: bytes | None) -> bool:
-        """Whether a delivery to a subscription has to be looked at."""
+        """Whether deliveries to a subscription have to be checked."""
         rules = self.permissions
         return rules is not None and (
             self.allowed_responses is not None or rules.denies_part_of(pattern, queue)
         )
 
     def on_max_msgs(self, sub: Subscription) -> None:
-        """A subscription had the last delivery it asked for."""
+        """Remove a subscription that reached its maximum of messages."""
         self._remove(sub)
 
     def on_no_responders(self, subject: bytes, reply: bytes) -> None:
-        """Nobody received a request: tell the requester, if it listens for the answer itself."""
+        """Send a 503 to the requester if nobody received its request and it subscribes to the reply subject itself."""
         if not subjects.is_well_formed(reply):
             return
         for sub in self.router.get_route(reply).subscribers:
@@ -340,7 +340,7 @@ def _subscription_violation(subject: bytes, queue: bytes | None) -> bytes:
 
 
 def parse_connect(args: bytes) -> dict[str, Any]:
-    """The object of a CONNECT with keys in lower case; malformed or mistyped ends the connection silently."""
+    """Parse CONNECT and return its fields with keys in lower case; invalid JSON or types end the connection silently."""
     try:
         decoded = msgspec.json.decode(args)
     except JSON_ERRORS:

@@ -22,12 +22,12 @@ WEIGHT_TOTAL = 100
 
 
 class MappingError(HeadraceError):
-    """A mapping that makes no sense."""
+    """An invalid mapping."""
 
 
 @dataclass(frozen=True, slots=True)
 class MappingDestination:
-    """Where a mapped message goes, and how many of a hundred do."""
+    """A destination and its weight in percent."""
 
     subject: str
     weight: int = WEIGHT_TOTAL
@@ -35,13 +35,13 @@ class MappingDestination:
 
 @dataclass(frozen=True, slots=True)
 class SubjectMapping:
-    """One mapping; destinations that make up less than a hundred leave the rest as it is."""
+    """One mapping; if the weights are less than 100 in total, the rest of the messages keep their subject."""
 
     source: str
     destinations: tuple[MappingDestination, ...]
 
     def check(self) -> None:
-        """Raise RedirectError when it makes no sense."""
+        """Raise MappingError if the mapping is invalid."""
         if not subjects.is_valid(self.source.encode()):
             raise MappingError(f"{self.source!r} is no subject")
         names = [destination.subject for destination in self.destinations]
@@ -58,7 +58,7 @@ class SubjectMapping:
 
 
 class WeightedChoice:
-    """One mapping, ready for use."""
+    """A compiled mapping."""
 
     def __init__(self, subject_mapping: SubjectMapping) -> None:
         self.pattern = subject_mapping.source.encode()
@@ -68,7 +68,7 @@ class WeightedChoice:
         self._cumulative_weights = list(accumulate(each.weight for each in subject_mapping.destinations))
 
     def choose(self, subject: bytes) -> bytes:
-        """Where a message on this subject goes this time."""
+        """Choose the destination of one message."""
         if self._cumulative_weights == [WEIGHT_TOTAL]:
             return self._transforms[0](subject)
         drawn = random.randrange(WEIGHT_TOTAL)
@@ -79,7 +79,7 @@ class WeightedChoice:
 
 
 class MappedTarget(ImportTarget):
-    """What a mapped subject meets."""
+    """The target of messages on one mapped subject."""
 
     __slots__ = ("_choice", "_router", "_subject")
 
@@ -87,7 +87,7 @@ class MappedTarget(ImportTarget):
         self._router, self._choice, self._subject = router, choice, subject
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
-        # Still the client's message: one that wants no echo gets none, and a stream knows who publishes.
+        # It is still the client's message: no-echo applies, and a stream knows the publisher.
         chosen = self._choice.choose(self._subject)
         return self._router.table.publish_for(session, chosen, reply, header, payload)
 
@@ -96,9 +96,9 @@ class MappedTarget(ImportTarget):
 
 
 def set_subject_mappings(router: SubjectRouter, mappings: Sequence[SubjectMapping]) -> None:
-    """From now on map what the clients of an account publish; no rules, no mapping."""
+    """Set the subject mappings of an account; an empty sequence removes them."""
     choices = [WeightedChoice(subject_mapping) for subject_mapping in mappings]
-    # A mapping of exactly this subject comes before one with wildcards.
+    # A mapping of a literal subject takes precedence over one with wildcards.
     choices.sort(key=lambda choice: not subjects.is_literal(choice.pattern))
 
     def find_target(subject: bytes) -> ImportTarget | None:

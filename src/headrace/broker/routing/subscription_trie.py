@@ -14,11 +14,11 @@ from headrace.protocol import subjects
 
 
 class InternalSubscriber(Protocol):
-    """A part of the server that takes messages; it counts as a receiver.
+    """A part of the server that receives messages; it counts as a receiver.
 
-    `session` is the publishing Session, or None when the message was sent from inside the server. `header` is
-    b"" when there is none; the payload never includes it. A sink that passes messages on returns how many
-    received it, which may be nobody; None counts as one.
+    `session` is the publishing Session, or None when the message was sent from inside the server. `header` is b"" when
+    there is none; the payload never includes it. A subscriber that forwards messages returns how many received it, which
+    may be none; None counts as one.
     """
 
     def on_message(
@@ -27,7 +27,7 @@ class InternalSubscriber(Protocol):
 
 
 class ImportTarget:
-    """A sink that passes messages on one subject to another place, and receives only as far as that place does."""
+    """Forwards messages on one subject to another account or subject; counts as a receiver only if there is one there."""
 
     __slots__ = ()
 
@@ -35,12 +35,12 @@ class ImportTarget:
         raise NotImplementedError
 
     def has_interest(self, queue: bytes | None) -> bool:
-        """Whether anybody there would receive it; with `queue`, whether such a group would."""
+        """Whether there is a receiver at the destination; with `queue`, whether that group has a member there."""
         raise NotImplementedError
 
 
 class ImportPattern:
-    """A way to another place, which stands in the index with a pattern; `at` gives what a subject on it meets."""
+    """An entry with a pattern that forwards messages; `resolve` returns the target for one subject."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ IndexEntry = Subscription | InternalSubscriber | ImportPattern | RemoteInterest
 
 
 class TrieNode:
-    """A place in the trie of patterns; only patterns with a wildcard are kept there."""
+    """A node of the trie; it holds only patterns with a wildcard."""
 
     __slots__ = ("children", "entries", "rest", "star")
 
@@ -67,7 +67,7 @@ class TrieNode:
         return not (self.children or self.star or self.rest or self.entries)
 
     def get_or_create_entries(self, pattern: bytes) -> list[Any]:
-        """The list of entries of a pattern below this node, making the way to it."""
+        """Return the list of entries for a pattern below this node; create missing nodes."""
         node = self
         for token in subjects.tokens(pattern):
             if token == subjects.REST:
@@ -81,7 +81,7 @@ class TrieNode:
 
 
 def descend(nodes: list[TrieNode], token: bytes, found: list[IndexEntry]) -> list[TrieNode]:
-    """Go one token down the trie, collecting what a `>` catches on the way."""
+    """Go one token down the trie, and add entries that match by `>` to `found`."""
     below = []
     for node in nodes:
         if node.rest:
@@ -97,7 +97,7 @@ def descend(nodes: list[TrieNode], token: bytes, found: list[IndexEntry]) -> lis
 def build_receivers(
     entries: list[IndexEntry], subject: bytes
 ) -> tuple[list[Any], list[list[Any]], list[Any]]:
-    """Plain subscriptions, queue groups, sinks."""
+    """Return client subscriptions, queue groups and internal subscribers of a subject."""
     subscribers: list[Any] = []
     queue_groups: dict[bytes, list[Any]] = {}
     internal_subscribers: list[Any] = []
@@ -108,7 +108,7 @@ def build_receivers(
         elif not isinstance(entry, Subscription):
             internal_subscribers.append(entry.resolve(subject) if isinstance(entry, ImportPattern) else entry)
         elif entry.closed:
-            continue  # its client has left
+            continue  # its client has disconnected
         elif entry.queue is None:
             subscribers.append(entry)
         else:
@@ -120,12 +120,12 @@ def build_receivers(
 
 
 def queue_weight(entry: IndexEntry) -> int:
-    """How many members of its queue group an entry stands for."""
+    """Return how many members of its queue group an entry represents."""
     return entry.weight if isinstance(entry, RemoteInterest) else 1
 
 
 def iter_entries(node: TrieNode, prefix: bytes) -> Iterator[tuple[bytes, IndexEntry]]:
-    """Every entry with a wildcard from a place in the trie on, and its pattern."""
+    """Iterate over all entries below a node, with their patterns."""
     for entry in node.entries:
         yield prefix[:-1], entry
     for entry in node.rest:

@@ -40,7 +40,8 @@ class ConsumerOwner(NamedTuple):
 
     def may_take_over_from(self, other: ConsumerOwner, *, is_bound: bool) -> bool:
         """Whether this stream takes over a consumer of that one: the same stream on another server, or on one whose
-        store is new, while nobody listens to what the consumer delivers."""
+        store is new, while nobody listens to what the consumer delivers.
+        """
         return self[:3] == other[:3] and not is_bound
 
     def owns(self, other: ConsumerOwner) -> bool:

@@ -167,7 +167,8 @@ class ServerManagedConsumer:
 
     def _check_owner(self, response: ConsumerResponse, metadata: dict[str, str]) -> bool:
         """Refuse a consumer of another stream; whether it is one to take over from where this stream was before, or one
-        that does not name its server yet."""
+        that does not name its server yet.
+        """
         own, found = self._upstream.owner, parse_owner(metadata)
         is_own = found is None or own.owns(found)
         # One of an earlier version, of nats-server or made by hand does not say whose it is: another may read with it.

@@ -91,7 +91,8 @@ def parse_reply_subject(reply: bytes) -> BatchReplySubject | None:
 
 class FastIngestBatch:
     """An open batch, by positions: `last_position` is the newest seen, `stored_position` the newest settled,
-    `acked_position` the newest acknowledged."""
+    `acked_position` the newest acknowledged.
+    """
 
     __slots__ = (
         "acked_position",

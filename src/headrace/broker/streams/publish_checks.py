@@ -223,7 +223,8 @@ def parse_ttl_header(stream: Stream, header_map: Mapping[bytes, bytes]) -> int:
 
 def apply_min_ttl(stream: Stream, header: bytes, ttl_s: int) -> tuple[bytes, int]:
     """With delete markers and more than one message a subject, no TTL is shorter than a marker's: otherwise a marker
-    could be missed because an older one still stands."""
+    could be missed because an older one still stands.
+    """
     config = stream.config
     min_ttl_s = config.subject_delete_marker_ttl // SECOND_NS
     if not 0 < ttl_s < min_ttl_s or config.max_msgs_per_subject == 1:
