@@ -8,7 +8,7 @@ from datetime import timedelta
 _UNITS_NS = {
     "ns": 1,
     "us": 1_000,
-    "µs": 1_000,  # the sign of its own, and the Greek letter
+    "µs": 1_000,  # the micro sign, and the Greek letter
     "μs": 1_000,
     "ms": 1_000_000,
     "s": 1_000_000_000,
@@ -16,7 +16,7 @@ _UNITS_NS = {
     "h": 3_600_000_000_000,
     "d": 86_400_000_000_000,
 }
-#: Nothing is read twice: texts of thousands of digits come from strangers.
+#: Possessive, so that matching is linear: texts with thousands of digits come from untrusted clients.
 _DURATION_PART = re.compile(r"(\d++(?:\.\d*+)?|\.\d++)(ns|us|µs|μs|ms|s|m|h|d)")
 
 _SIZE = re.compile(r"(\d+)\s*(?:([kmgt])(i?b?)?)?", re.IGNORECASE)
@@ -26,7 +26,7 @@ Duration = str | int | float | timedelta
 
 
 def parse_duration_ns(duration: Duration) -> int:
-    """Nanoseconds of a text ("1h30m"), a number of seconds, or a timedelta."""
+    """Convert a text ("1h30m"), a number of seconds, or a timedelta to nanoseconds."""
     if isinstance(duration, timedelta):
         return round(duration.total_seconds() * _UNITS_NS["s"])
     if isinstance(duration, int | float):
@@ -42,7 +42,7 @@ def parse_duration_ns(duration: Duration) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "1024", "8k" (powers of 1000) or "64KB", "1MiB" (powers of 1024), as the reference does."""
+    """Parse "1024", "8k" (powers of 1000) or "64KB", "1MiB" (powers of 1024) to bytes, as nats-server does."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size: write for example 1048576, 1MB or 64KB")

@@ -10,13 +10,13 @@ from headrace.deprecation import renamed_names
 
 
 class HeadraceError(Exception):
-    """The root; never raised itself."""
+    """The base class; never raised itself."""
 
 
 class ProtocolError(HeadraceError):
-    """The peer broke the wire protocol; its connection ends.
+    """The peer violated the protocol; its connection ends.
 
-    `text` is sent as `-ERR 'text'` before closing; None closes silently, as the reference does for malformed arguments.
+    `text` is sent as `-ERR 'text'` before closing; None closes silently, as nats-server does for malformed arguments.
     """
 
     def __init__(self, text: str | None) -> None:
@@ -25,11 +25,11 @@ class ProtocolError(HeadraceError):
 
 
 class AuthError(HeadraceError):
-    """Credentials missing, wrong or expired."""
+    """Credentials are missing, wrong or expired."""
 
 
 class RequestError(HeadraceError):
-    """A JetStream request that is refused, with the error of the API's table."""
+    """A rejected JetStream request, with the error of the API's table."""
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
         super().__init__(description)
@@ -39,7 +39,7 @@ class RequestError(HeadraceError):
 
 
 class StoreError(HeadraceError):
-    """The store cannot do what was asked."""
+    """The store cannot do what was requested."""
 
 
 class CorruptData(StoreError):
@@ -55,7 +55,7 @@ class StorePoisoned(StoreError):
 
 
 class StoreFull(StoreError):
-    """No space is left for what was asked; reading and deleting go on."""
+    """No space is left for the request; reading and deleting still work."""
 
 
 class ClaimError(HeadraceError):
@@ -63,7 +63,7 @@ class ClaimError(HeadraceError):
 
 
 class DataLoss(HeadraceError):
-    """Messages that a query had still to read are gone."""
+    """Messages that a query had not read yet are gone."""
 
 
 if not TYPE_CHECKING:

@@ -44,11 +44,13 @@ __all__ = ["Server"]
 
 
 class Server:
-    """One broker. Keywords are the options of `headrace.config.options.ServerOptions`; the port is any free one, and a
-    `store_dir` asks for durable streams. `options` gives all at once, with the command line's defaults.
+    """One broker.
 
-    `clock="virtual"` makes the broker's time stand still until `advance` moves it, so that what waits for an
-    age, a TTL or a redelivery happens at once. Connections keep real time: nobody times out meanwhile.
+    Keywords are the options of `headrace.config.options.ServerOptions`; the default port is any free one, and
+    `store_dir` enables durable streams. `options` sets all of them at once, with the command line's defaults.
+
+    `clock="virtual"` stops the broker's time until `advance` moves it, so that expiry by age or TTL and redeliveries
+    happen at once. Connections use real time: nobody times out meanwhile.
     """
 
     hub = RenamedAttribute("router")
@@ -96,7 +98,7 @@ class Server:
         self._lame_duck_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Accept clients; OptionsError says what stands in the way. A server starts once."""
+        """Start to accept clients; raise OptionsError if something prevents it. A server starts only once."""
         if self._listener is not None or self._stopped.is_set():
             raise RuntimeError("a server starts only once: make another one")
         self._log_startup()
@@ -122,7 +124,7 @@ class Server:
         self._log.info("Server is ready")
 
     async def stop(self) -> None:
-        """Close everything; what was said to clients is sent first. No harm when it has stopped already."""
+        """Close everything; pending output is sent first. No effect if it has already stopped."""
         if self._stopped.is_set():
             return
         if self._listener is not None:
@@ -144,11 +146,11 @@ class Server:
         self._stopped.set()
 
     async def wait_stopped(self) -> None:
-        """Return when the server has stopped, whoever asked for it."""
+        """Wait until the server has stopped."""
         await self._stopped.wait()
 
     def begin_lame_duck(self) -> None:
-        """Take no new clients, ask those there to move, let them go one by one, then stop."""
+        """Stop accepting clients, ask connected ones to move, close them one by one, then stop."""
         if self._lame_duck_task is None and self._listener is not None:
             self._log.info("Entering lame duck mode, stop accepting new clients")
             self._lame_duck_task = asyncio.get_running_loop().create_task(self._run_lame_duck(self._listener))
@@ -158,7 +160,7 @@ class Server:
         await self.stop()
 
     def reload(self, options: ServerOptions) -> None:
-        """Take up changed users, permissions, certificates and log levels; the rest needs a new server."""
+        """Apply changed options that can be reloaded, such as users, permissions and certificates; warn about the rest."""
         options.check()
         listener = self.listener
         tls, authenticator = make_server_context(options), Authenticator(options)
@@ -189,12 +191,12 @@ class Server:
 
     @property
     def jetstream(self) -> AccountJetStream | None:
-        """The streams of the global account."""
+        """The JetStream of the global account."""
         return self.accounts.main.jetstream
 
     @property
     def listener(self) -> Listener:
-        """The door for clients, with the connections."""
+        """The listener for clients, with their connections."""
         if self._listener is None:
             raise RuntimeError("the server does not run: start() it first")
         return self._listener
@@ -206,12 +208,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        """What a client connects to."""
+        """The URL that clients connect to."""
         return f"{'tls' if self.options.tls_enabled else 'nats'}://{format_address(self.options.host, self.port)}"
 
     @property
     def monitor_url(self) -> str:
-        """Where people look: the monitoring page; empty without a monitoring port."""
+        """The URL of the monitoring page; empty without a monitoring port."""
         urls = self._monitor_urls()
         return f"{urls[0]}/" if urls else ""
 
@@ -219,7 +221,7 @@ class Server:
         return self._monitor_ports.get_urls() if self._monitor_ports is not None else []
 
     def now_ns(self) -> int:
-        """The server's time."""
+        """Return the server's time."""
         return self.timers.clock.now_ns()
 
     async def advance(self, duration: Duration) -> None:
@@ -236,23 +238,23 @@ class Server:
         await self._wait_until_quiescent()
 
     async def _wait_until_quiescent(self) -> None:
-        """Let what was just decided become durable, and what speaks of it leave."""
+        """Wait until recent changes are durable and their replies are sent."""
         await asyncio.sleep(0)
-        # The store tells one listener of a commit, and that is the broker.
+        # Poll: the store has a single commit callback, and the broker uses it.
         while any(not jetstream.is_quiescent for jetstream in self.accounts.jetstreams()):  # noqa: ASYNC110
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     def leafz_entries(self) -> list[dict[str, Any]]:
-        """The leafnode connections, in the fields of the monitoring page."""
+        """Return the leafnode connections, with the fields of the monitoring page."""
         return self._leafnodes.leafz_entries() if self._leafnodes is not None else []
 
     def claim_metrics(self) -> bytes:
-        """The metrics of a collector of claims in this process, in the text format."""
+        """Return the metrics of a claims collector in this process, in the text format."""
         return self._collector_service.export_metrics() if self._collector_service is not None else b""
 
     def stats(self) -> ServerStats:
-        """The server's figures at this moment."""
+        """Return the server's current figures."""
         from headrace.monitor.varz import ServerStats
 
         listener, monitors = self.listener, self._monitor_ports
@@ -334,7 +336,7 @@ class Server:
         ]
 
     def _start_system_service(self, listener: Listener) -> None:
-        """Answer in the system account, and tell who comes and goes."""
+        """Start the services of the system account, and publish connects and disconnects there."""
         from headrace.monitor.system_account import SystemAccountService
 
         system_service = SystemAccountService(self)
@@ -347,7 +349,10 @@ class Server:
         return (trust.system_account if trust is not None else self.options.system_account) or SYSTEM
 
     def _watch_backpressure(self, listener: Listener) -> None:
-        """Publishers wait when any account's disk cannot keep up; asked after each chunk, so one is asked directly."""
+        """Pause publishers while the disk of any account cannot keep up.
+
+        The check runs after each chunk, so a single account is asked directly.
+        """
         jetstreams = list(self.accounts.jetstreams())
         for jetstream in jetstreams:
             jetstream.disk_backpressure.on_low(listener.resume_if_paused)
@@ -359,7 +364,7 @@ class Server:
             )
 
     async def _start_leafnodes(self) -> None:
-        """Let other servers dial in, and dial those that this one is to join."""
+        """Listen for leafnode connections, and dial the configured remotes."""
         leafnode_options = self.options.effective_leafnodes
         if not leafnode_options.enabled:
             return
@@ -382,7 +387,7 @@ class Server:
 
     @property
     def leafnode_port(self) -> int:
-        """The port for other servers, 0 when there is none."""
+        """The port for leafnodes, 0 if there is none."""
         return self._leafnodes.port if self._leafnodes is not None else 0
 
     def _make_collector_service(self) -> CollectorService | None:

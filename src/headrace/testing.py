@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class HostedServer:
-    """A server in a thread of its own; every method may be called from any other thread, and blocks.
+    """A server in a thread of its own; all methods block and may be called from any other thread.
 
     `with HostedServer(port=-1) as server: ...`; options as for `headrace.Server`.
     """
@@ -83,7 +83,7 @@ class HostedServer:
             self._stop_loop()
 
     def advance(self, duration: Duration) -> None:
-        """Let the server's time pass (only with clock="virtual")."""
+        """Advance the server's time (only with clock="virtual")."""
         self._call(self.server.advance(duration))
 
     def _call(self, coroutine: Any) -> Any:
@@ -110,7 +110,7 @@ class HostedServer:
 
 @pytest.fixture
 def headrace_factory(tmp_path: Path) -> Iterator[Callable[..., HostedServer]]:
-    """`headrace_factory(**options)` starts a broker on a free port; all of them stop when the test ends."""
+    """`headrace_factory(**options)` starts a broker on a free port; all of them stop at the end of the test."""
     started: list[HostedServer] = []
 
     def start(**options: Any) -> HostedServer:
@@ -127,12 +127,12 @@ def headrace_factory(tmp_path: Path) -> Iterator[Callable[..., HostedServer]]:
 def headrace_server(
     request: pytest.FixtureRequest, headrace_factory: Callable[..., HostedServer]
 ) -> HostedServer:
-    """A broker on a free port, for this test alone; `@pytest.mark.headrace(...)` gives it options."""
+    """A broker on a free port, for this test alone; `@pytest.mark.headrace(...)` sets its options."""
     marker = request.node.get_closest_marker("headrace")
     return headrace_factory(**(marker.kwargs if marker else {}))
 
 
 @pytest.fixture
 def headrace_url(headrace_server: HostedServer) -> str:
-    """The address of `headrace_server`."""
+    """The URL of `headrace_server`."""
     return headrace_server.url

@@ -59,7 +59,7 @@ _CONFIG = b"stream/"
 _DUPLICATES = b"ids/"
 _IDLE_NS = 50_000_000
 _FULL_NS = 1_000_000_000
-#: A clock that went back further than this was set; it is followed.
+#: A clock that went back further than this was set on purpose; follow it.
 _CLOCK_JUMP_NS = 1_000_000_000
 
 ENDPOINTS = (
@@ -72,7 +72,7 @@ ENDPOINTS = (
 
 
 class StreamRecord(msgspec.Struct):
-    """A stream's configuration as the store keeps it."""
+    """A stream's configuration as it is stored."""
 
     created_ns: int
     config: StreamConfig
@@ -106,7 +106,7 @@ class AccountJetStream:
         self.server_name = server_name
         self.account = account
         self.domain = domain
-        #: Whether a request with a key that nobody knows is refused.
+        #: Whether a request with an unknown key is rejected.
         self.reject_unknown_fields = reject_unknown_fields
         self.pending_max = pending_max
         self.call_soon = call_soon
@@ -122,14 +122,14 @@ class AccountJetStream:
         self.fast_ingest_budget = FastIngestBudget(fast_limits)
         self.flow_bytes = flow_bytes
         self.streams: dict[str, Stream] = {}
-        #: Which replicator reads with a durable consumer (subject of the upstream API, name): one at a time.
+        #: The replicator that reads through each durable consumer (subject of the upstream API, name): one at a time.
         self.copiers: dict[tuple[bytes, str], Replicator] = {}
         self.storage_usage = StorageUsage(self)
         self.limits = limits
         self.server_quota = server_quota if server_quota is not None else ServerQuota()
         self.backups: set[backup_send.BackupSender] = set()
         self.restores: dict[str, restore_receiver.BackupRestore] = {}
-        self.pin_leases: dict[str, TimerHandle] = {}  # name of a pin that is held -> its end
+        self.pin_leases: dict[str, TimerHandle] = {}  # name of a pin -> timer of its lease
         self.api_total = 0
         self.api_errors = 0
         self._clock = clock
@@ -144,7 +144,7 @@ class AccountJetStream:
         store.metadata.register_compactor(ORIGINS_KEY, self._compact_source_positions)
 
     def now_ns(self) -> int:
-        """The time for a new message: never the same twice, so that a time names one message at most."""
+        """Return the time for a new message: never the same twice, so that a time identifies at most one message."""
         now = self._clock.now_ns()
         if self._last_ns - _CLOCK_JUMP_NS < now <= self._last_ns:
             now = self._last_ns + 1
@@ -152,61 +152,61 @@ class AccountJetStream:
         return now
 
     def reserve_times(self, count: int) -> int:
-        """The first of so many times in a row, for messages that are stored together."""
+        """Return the first of `count` consecutive times, for messages that are stored together."""
         first = self.now_ns()
         self._last_ns = first + count - 1
         return first
 
     def clock_ns(self) -> int:
-        """The time as the clock shows it."""
+        """Return the wall-clock time."""
         return self._clock.now_ns()
 
-    # Rest
+    # Idle work
 
     def _schedule_idle(self) -> None:
         if self._idle_timer is None:
             self._idle_timer = self.timers.after(_IDLE_NS, self._on_idle)
 
     def _on_idle(self) -> None:
-        """When nothing happened for a while a mark proves the last frame, so that rot can be told from a tear."""
+        """After an idle time, let the store write a mark for the last frame: it tells corruption from a torn write."""
         self._idle_timer = None
         self.store.on_idle()
-        if self.store.full:  # look again: space may be freed by others
+        if self.store.full:  # check again: others may have freed space
             sometimes("a full disk is looked at again")
             self._idle_timer = self.timers.after(_FULL_NS, self._on_idle)
 
     @property
     def is_durable(self) -> bool:
-        """Whether everything admitted is durable and told."""
+        """Whether everything accepted is durable and its replies were sent."""
         return not (self.store.dirty or self.store.in_flight)
 
     @property
     def is_quiescent(self) -> bool:
-        """Whether nothing more becomes durable by waiting."""
+        """Whether waiting would make nothing more durable."""
         return self.is_durable or self.store.waiting_for_space or self.store.poisoned is not None
 
     # Streams
 
     def get_stream(self, name: str) -> Stream:
-        """The stream of that name, or the API's error."""
+        """Return the stream with that name, or raise the API's error."""
         stream = self.streams.get(name)
         if stream is None:
             raise errors.error(10059)
         return stream
 
     def sorted_streams(self, subject: str = "") -> list[Stream]:
-        """By name; with a subject, only streams that could hold a message on it."""
+        """Return the streams by name; with a subject, only those that could have a message on it."""
         found = [self.streams[name] for name in sorted(self.streams)]
         if not subject:
             return found
         return [s for s in found if any(subjects.overlaps(subject.encode(), own) for own in s.get_subjects())]
 
     def configs(self) -> dict[str, StreamConfig]:
-        """The configuration of every stream."""
+        """Return the configuration of every stream."""
         return {name: stream.config for name, stream in self.streams.items()}
 
     def create_stream(self, config: StreamConfig) -> Stream:
-        """Make a stream; its configuration has been validated."""
+        """Create a stream from a validated configuration."""
         if config.name in self.restores:
             raise errors.error(10058)
         log = self.store.create(
@@ -217,7 +217,7 @@ class AccountJetStream:
     def register_stream(
         self, config: StreamConfig, log: StreamLog, restore_state: Callable[[Stream], None] | None = None
     ) -> Stream:
-        """A stream for a log; `restore_state` gives it what it had when it was backed up, before anybody sees it."""
+        """Create the stream of a log; `restore_state` applies its state from a backup before it is visible."""
         stream = Stream(self, config, self.now_ns(), log)
         self.streams[config.name] = stream
         self.storage_usage.invalidate()
@@ -232,8 +232,8 @@ class AccountJetStream:
         return stream
 
     def update_stream(self, stream: Stream, config: StreamConfig) -> None:
-        """Give a stream a new, validated configuration; it is written down before it bites."""
-        stream.retention.enforce()  # what was overdue by the old one is gone
+        """Apply a new, validated configuration to a stream and persist it."""
+        stream.retention.enforce()  # messages that expired under the old configuration are removed
         kept_without_interest = stream.config.retention != "interest"
         stream.configure(config)
         if kept_without_interest and config.retention == "interest":
@@ -244,7 +244,7 @@ class AccountJetStream:
         stream.sourcing.configure(config)
 
     def delete_stream(self, stream: Stream) -> None:
-        """Remove a stream with all it holds."""
+        """Delete a stream and everything in it."""
         self._unsubscribe(stream)
         stream.close()
         del self.streams[stream.name]
@@ -266,7 +266,7 @@ class AccountJetStream:
     def _recover(self) -> None:
         metadata = self.store.metadata
         for log in list(self.store.logs.values()):
-            if metadata.get(restore_writer.unfinished_key_for(log)) is not None:  # the restore was cut short
+            if metadata.get(restore_writer.unfinished_key_for(log)) is not None:  # an unfinished restore
                 restore_writer.discard(self, log)
                 continue
             value = metadata.get(self.config_key(log.ident))
@@ -277,7 +277,7 @@ class AccountJetStream:
             stream.consumer_set.recover()
 
     def start(self) -> None:
-        """Open for business: bring limits up to date first, so that nothing overdue is ever served."""
+        """Start serving; enforce limits first, so that nothing overdue is ever delivered."""
         subscriber = ApiDispatcher(self, ENDPOINTS)
         for pattern in subscriber.subscriptions():
             self.router.subscribe_internal(pattern, subscriber)
@@ -295,7 +295,7 @@ class AccountJetStream:
         self.server_quota.add_account(self)
 
     def close(self) -> None:
-        """Take nothing more, and make everything durable; answers that were waiting leave."""
+        """Stop serving and make everything durable; pending replies are sent."""
         for backup in list(self.backups):
             backup.close()
         for restore in self.restores.values():
@@ -311,7 +311,7 @@ class AccountJetStream:
         self.group_commit.commit()
         self.store.close()
 
-    # Doors
+    # Subscriptions
 
     def _subscribe(self, stream: Stream) -> None:
         self._unsubscribe(stream)
@@ -332,7 +332,7 @@ class AccountJetStream:
             for pattern in subscriber.subscriptions:
                 self.router.unsubscribe_internal(pattern, subscriber)
 
-    # Facts
+    # Metadata
 
     @staticmethod
     def config_key(ident: int) -> bytes:
@@ -366,32 +366,32 @@ class AccountJetStream:
         return stream.sourcing.positions.encode_snapshot() if stream is not None else b""
 
     def to_api_error(self, failure: StoreError) -> RequestError:
-        """What a publisher is told when the store takes nothing more."""
+        """Return the API error for a publish that the store rejected."""
         return errors.error(10023)
 
-    # Figures
+    # Usage and quotas
 
     def usage(self, storage: str) -> tuple[int, int]:
-        """Bytes in use and bytes reserved by `max_bytes`, of one kind of storage."""
+        """Return bytes in use and bytes reserved by `max_bytes`, for one kind of storage."""
         streams = [s for s in self.streams.values() if s.config.storage == storage]
         return sum(s.log.bytes for s in streams), sum(max(s.config.max_bytes, 0) for s in streams)
 
     def quota(self, storage: str) -> int:
-        """How many bytes the account may keep of one kind of storage; -1 is any number."""
+        """Return the account's limit in bytes for one kind of storage; -1 is no limit."""
         return self.limits.max_memory if storage == "memory" else self.limits.max_storage
 
     def has_quota(self, storage: str) -> bool:
-        """Whether a message may be one too many for the account, or the server, whatever its stream says."""
+        """Whether messages must be checked against the quota of the account or the server."""
         return self.quota(storage) >= 0 or storage in self.server_quota.exhausted
 
     def set_limits(self, limits: JetStreamLimits) -> None:
-        """From now on keep within these limits; what is there stays."""
+        """Apply new account limits; stored messages stay."""
         self.limits = limits
         for stream in self.streams.values():
             stream.update_fast_path()
 
     def usage_excluding(self, name: str) -> Usage:
-        """What the account's streams take, except for the one of this name."""
+        """Return the usage of the account's streams, except for the one with this name."""
         others = [stream.config for stream in self.streams.values() if stream.name != name]
         reserved = {
             kind: sum(max(c.max_bytes, 0) for c in others if c.storage == kind) for kind in ("memory", "file")
@@ -401,6 +401,6 @@ class AccountJetStream:
         )
 
     def consumers(self) -> Iterator[object]:
-        """Every consumer of every stream."""
+        """Iterate over every consumer of every stream."""
         for stream in self.streams.values():
             yield from stream.consumers.values()

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 
 _NO_HEADERS: Mapping[bytes, bytes] = {}
-#: What a record costs besides its contents.
+#: Overhead of a record besides its contents.
 _RECORD_OVERHEAD_BYTES = 64
 
 
 class Stream:
-    """One stream of the server."""
+    """One stream of the account."""
 
     __slots__ = (
         "_expires_messages",
@@ -99,7 +99,7 @@ class Stream:
     # Configuration
 
     def configure(self, config: StreamConfig) -> None:
-        """Take a validated configuration; what was derived from the old one is derived anew."""
+        """Apply a validated configuration and derive everything that depends on it."""
         self.config = config
         domain = self.jetstream.domain
         domain_field = f'"domain":"{domain}",' if domain else ""
@@ -128,11 +128,11 @@ class Stream:
             )
 
     def update_fast_path(self) -> None:
-        """Let messages that need no decision take the short way."""
+        """Enable the fast path if messages without special headers need no checks."""
         self.fast_path.enabled = not publish_checks.requires_slow_path(self.jetstream, self.config)
 
     def _metadata_store(self) -> MetadataStore | None:
-        """Where it keeps what has to survive; None for a stream in memory."""
+        """Return the store for durable state; None for a stream in memory."""
         return None if self.config.storage == "memory" else self.jetstream.store.metadata
 
     def _configure_dedup(self, window_ns: int) -> None:
@@ -159,27 +159,27 @@ class Stream:
         return fast_path
 
     def subscribe(self) -> None:
-        """Bind to the configured subjects."""
+        """Subscribe to the configured subjects."""
         self._subscribed_subjects = self.get_subjects()
         for subject in self._subscribed_subjects:
             self.jetstream.router.subscribe_internal(subject, self.fast_path)
 
     def unsubscribe(self) -> None:
-        """Take no more messages."""
+        """Stop receiving messages."""
         for subject in self._subscribed_subjects:
             self.jetstream.router.unsubscribe_internal(subject, self.fast_path)
         self._subscribed_subjects = []
 
     def consumer_configs(self) -> list[tuple[str, ConsumerConfig]]:
-        """Its consumers by name."""
+        """Return its consumers by name."""
         return [(name, consumer.config) for name, consumer in sorted(self.consumers.items())]
 
     def get_subjects(self) -> list[bytes]:
-        """What it listens to."""
+        """Return the subjects that it subscribes to."""
         return [subject.encode() for subject in self.config.subjects]
 
     def close(self) -> None:
-        """It is being deleted; what the tick still wants of it is nothing."""
+        """Stop: the stream is being deleted; group commit ignores it from now on."""
         self.closed = True
         self.unsubscribe()
         self.sourcing.close()
@@ -190,12 +190,12 @@ class Stream:
             self.schedules.delete_all()
         self.retention.stop()
 
-    # The way of a message
+    # Publishing
 
     def on_publish(
         self, session: Session, subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> None:
-        """A publish that needs a decision: admit it or refuse it; the answer waits for its frame."""
+        """Process a publish that needs checks: store or reject it; the reply waits for its frame."""
         try:
             ack = self.process_publish(subject, header, payload)
         except DuplicateMessage as duplicate:
@@ -210,20 +210,20 @@ class Stream:
             self.mark_dirty()
         if not reply or self.config.no_ack:
             return
-        if self.config.persist_mode == "async":  # asked for: the answer does not wait for the disk
+        if self.config.persist_mode == "async":  # as configured, the reply does not wait for the disk
             self.jetstream.router.publish(reply, b"", b"", ack)
         else:
             self.group_commit.reply_after_commit(reply, b"", b"", ack)
 
     def _reply_store_error(self, reply: bytes, store_error: StoreError) -> None:
-        """The store takes nothing."""
+        """Reply with an error if the store accepts nothing."""
         if reply and not self.config.no_ack:
             sometimes("the store takes nothing")
             api_error = self.jetstream.to_api_error(store_error)
             self.group_commit.reply_error(reply, errors.encode_pub_ack_error(self.name, api_error))
 
     def _parse_ttl(self, text: bytes) -> int:
-        """Seconds to live where a `Nats-TTL` is in order, -1 where it needs a decision."""
+        """Return the seconds to live of a valid `Nats-TTL`, or -1 if the slow path has to decide."""
         kind, seconds = times.parse_ttl(text)
         if not self.config.allow_msg_ttl or kind not in (times.TTL_SECONDS, times.TTL_NEVER):
             return -1
@@ -234,14 +234,14 @@ class Stream:
         )
 
     def _after_append(self, subject: bytes, seq: int, time_ns: int, ttl_s: int) -> None:
-        """What a message brings with it on a stream with an age or a limit a subject."""
+        """Track the age of a message and apply the limit per subject."""
         if self._expires_messages:
             self.retention.track_expiry(seq, time_ns, ttl_s)
         if self.config.max_msgs_per_subject > 0:
             self.retention.trim_subject(subject)
 
     def process_publish(self, subject: bytes, header: bytes, payload: bytes) -> bytes:
-        """All checks, then the store; returns the answer or raises it."""
+        """Check and store a message; return the reply or raise the error."""
         header_map = publish_checks.parse_nats_headers(header) if header else _NO_HEADERS
         subject = self.transform_subject(subject)
         if header_map and (name := get_batch_id(header_map)):
@@ -252,7 +252,7 @@ class Stream:
         return b"%b%d}" % (self.pub_ack_prefix, seq)
 
     def process_fast_ingest(self, subject: bytes, header: bytes, payload: bytes) -> int:
-        """A member of a fast batch: checked and stored like a message of its own; its sequence."""
+        """Check and store a member of a fast-ingest batch like a single message; return its sequence."""
         fast_path = self.fast_path
         if fast_path.enabled and (
             not header or (b"Nats-" not in header and publish_checks.is_storable_header(header))
@@ -267,7 +267,7 @@ class Stream:
         return self._process_single(self.transform_subject(subject), header, payload, header_map)
 
     def transform_subject(self, subject: bytes) -> bytes:
-        """The subject that a message is stored under."""
+        """Return the subject that a message is stored under."""
         return subject if self._transform is None else self._transform(subject) or subject
 
     def _process_single(
@@ -319,9 +319,9 @@ class Stream:
         *,
         forced: bool = False,
     ) -> int:
-        """Store a message that passed its checks, with all that follows from it.
+        """Store a message that passed its checks, and apply its consequences.
 
-        `forced` is for what the server itself has to say, into the space that is always reserved.
+        `forced` is for messages of the server itself, which use space that is always reserved.
         """
         log = self.log
         previous = log.get_last_seq(subject) if self._republisher is not None else 0
@@ -341,7 +341,7 @@ class Stream:
         return seq
 
     def reserve_frame_space(self, size: int, count: int) -> None:
-        """Make sure that all of this fits into the frame under construction; raises Full if it does not."""
+        """Make sure that this many bytes fit into the open frame; raise StoreFull if they do not."""
         if self.config.storage == "memory":
             return
         gate = self.jetstream.store.open_frame
@@ -353,7 +353,7 @@ class Stream:
     def skip(
         self, subject: bytes, message_id: bytes, now_ns: int, rollup: bytes, header_map: Mapping[bytes, bytes]
     ) -> int:
-        """Nobody wants it: the sequence is used up, nothing is stored; what it asks for happens all the same."""
+        """Use up a sequence without storing a message that no consumer wants; its side effects still apply."""
         seq = self.log.last_seq + 1
         self.log.advance(seq)
         self._record_message_id(message_id, seq, now_ns)
@@ -361,7 +361,7 @@ class Stream:
         return seq
 
     def apply_side_effects(self, subject: bytes, rollup: bytes, header_map: Mapping[bytes, bytes]) -> None:
-        """Do what a message that is not stored asks for: what it was to replace goes, and the schedule that it ends."""
+        """Apply the side effects of a message that is not stored: rollup removals and schedule cancellation."""
         log = self.log
         if rollup == b"all":
             self.retention.remove_below(log.last_seq + 1)
@@ -375,16 +375,16 @@ class Stream:
         if message_id and self.dedup is not None:
             self.dedup.add(message_id, seq, time_ns)
 
-    # The tick
+    # Group commit
 
     def mark_dirty(self) -> None:
-        """Something changed the stream: see that the frame gets sealed."""
+        """Schedule a commit after a change to the stream."""
         if not self.fast_path.dirty:
             self.fast_path.dirty = True
             self.group_commit.mark_dirty(self)
 
     def prepare_commit(self) -> None:
-        """Limits that are kept once a tick, and ids that have to be durable with their messages."""
+        """Enforce limits that are checked once per commit, and persist message ids together with their messages."""
         self.fast_path.dirty = False
         if self.closed:
             return
@@ -396,17 +396,17 @@ class Stream:
         self.sourcing.prepare_commit()
 
     def on_committed(self) -> None:
-        """The newest changes are durable."""
+        """Deliver: the newest changes are durable."""
         self.consumer_set.on_committed()
 
     def on_messages_removed(self, seqs: np.ndarray | Sequence[int]) -> None:
-        """These messages are gone; whoever still counts on them has to know."""
+        """Notify consumers that messages were removed."""
         self.consumer_set.on_messages_removed(seqs)
 
-    # Looking
+    # Lookups
 
     def find_last_seq(self, subject: bytes) -> int:
-        """The newest sequence on a subject, which may have wildcards; 0 for none."""
+        """Return the newest sequence on a subject, which may have wildcards; 0 if there is none."""
         log = self.log
         if b"*" in subject or b">" in subject:
             return log.find_prev(log.get_filter((subject,)), log.last_seq)
@@ -415,17 +415,17 @@ class Stream:
     def _load_message_id(self, seq: int) -> bytes:
         try:
             message = self.log.get(seq) if seq else None
-        except CorruptData:  # the store reports it; the next message has an id of its own
+        except CorruptData:  # the store reports it; without its id, the next message is not compared with it
             return b""
         return (headers.get(message[2], publish_checks.MSG_ID) or b"") if message else b""
 
     def compute_stored_size(self, subject: bytes, header: bytes, payload: bytes) -> int:
-        """What a message counts against `max_bytes`, by the reference's formula."""
+        """Return what a message counts against `max_bytes`, by nats-server's formula."""
         if self.config.storage == "memory":
             return 16 + len(subject) + len(header) + len(payload)
         return 30 + len(subject) + len(payload) + (4 + len(header) if header else 0)
 
     def get_stored_size(self, seq: int) -> int:
-        """The same for a stored message."""
+        """Return the same for a stored message."""
         message = self.log.get(seq)
         return self.compute_stored_size(message[1], message[2], message[3]) if message else 0

@@ -25,7 +25,7 @@ ImportsByAccount = dict[str, tuple[Import, ...]]
 
 
 class AccountSetup:
-    """Sets accounts up and keeps them so."""
+    """Creates and updates the accounts of a server."""
 
     def __init__(self, accounts: Accounts, timers: Timers, server_name: str, log: Logger) -> None:
         self._accounts = accounts
@@ -37,11 +37,11 @@ class AccountSetup:
         self._jetstream_setup: JetStreamSetup | None = None
         self._active_imports: ImportsByAccount = {}
         self._token_timer: TimerHandle | None = None
-        #: Called with each account that is new.
+        #: Called with each new account.
         self.on_new_account: Callable[[Account], None] = lambda account: None
 
     def apply(self, options: ServerOptions, authenticator: Authenticator) -> None:
-        """Bring the accounts to what is wanted now; OptionsError, before anything changes, for an import that cannot be."""
+        """Apply the options to the accounts; raise OptionsError for an impossible import before anything changes."""
         now_s = time.time()
         account_configs = self._get_account_configs(options, authenticator, now_s)
         imports = self._resolve_imports(account_configs, strict=authenticator.operator_trust is None)
@@ -67,7 +67,7 @@ class AccountSetup:
     def _schedule_token_check(
         self, options: ServerOptions, authenticator: Authenticator, now_s: float
     ) -> None:
-        """Look again at who may import what when the next token for it begins or ends to count."""
+        """Schedule a check of imports for when the next activation token becomes valid or expires."""
         if self._token_timer is not None:
             self._token_timer.cancel()
             self._token_timer = None
@@ -120,8 +120,9 @@ class AccountSetup:
     def _resolve_imports(
         self, account_configs: dict[str, AccountOptions], *, strict: bool
     ) -> ImportsByAccount:
-        """What each account imports. One that is not to be had, or leads back to itself, is an error where `strict`, else
-        it is left out.
+        """Return the imports of each account.
+
+        An import that is not allowed, or forms a cycle, is an error if `strict`; otherwise it is left out.
         """
         rejected: list[AccountImportError] = []
         requested = {
@@ -182,7 +183,7 @@ class AccountSetup:
                     session.table = account.router.client_table
 
     def close(self) -> None:
-        """End what passes between accounts, then their streams."""
+        """Close imports between accounts, then their JetStreams."""
         if self._token_timer is not None:
             self._token_timer.cancel()
         self._account_imports.close()

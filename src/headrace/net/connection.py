@@ -31,7 +31,7 @@ TLS_HANDSHAKE_RECORD = 0x16
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A client on a socket; the `owner` of its session."""
+    """A client on a socket; the transport of its session."""
 
     __slots__ = (
         "_channel",
@@ -53,7 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         "start_s",
     )
 
-    #: Whether what several clients share goes out as it is; otherwise it has to be put into a form of its own.
+    #: Whether chunks shared by several clients can be written as they are, without encoding.
     writes_chunks: ClassVar[bool] = True
     session: Session
     _transport: asyncio.Transport
@@ -78,9 +78,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         listener = self._listener
-        # uvloop's transports do what asyncio's do without being of their kind.
+        # uvloop's transports have asyncio's methods but not its base class.
         self._transport = transport = cast("asyncio.Transport", transport)
-        # Whatever does not fit into the socket at once counts as a blocked write.
+        # Anything that does not fit into the socket at once counts as a blocked write.
         transport.set_write_buffer_limits(high=0)
         peername = transport.get_extra_info("peername") or ("", 0)
         self.client_ip, self.client_port = peername[0], peername[1]
@@ -112,16 +112,16 @@ class Connection(asyncio.BufferedProtocol):
         self._on_ready()
 
     def _send_info(self) -> None:
-        """Say who is here, once, before anything else."""
+        """Send INFO, once, before anything else."""
         self._info_sent = True
         self._send(self.info_line())
 
     def info_line(self) -> bytes:
-        """The first INFO."""
+        """Return the first INFO."""
         return self._listener.make_info(self, self._profile, nonce=self._nonce)
 
     def _on_ready(self) -> None:
-        """The way is open: wait for CONNECT, or for whatever comes."""
+        """Start the timeout for CONNECT, or the ping interval if no CONNECT is needed."""
         listener = self._listener
         options = listener.options
         if listener.at_max_connections:
@@ -131,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         listener.timer_wheel.schedule(self, timeout_s)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        # All connections share one buffer: it is parsed before anybody else can read.
+        # All connections share one buffer: it is parsed before any other connection can read.
         return self._listener.recv_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -153,24 +153,24 @@ class Connection(asyncio.BufferedProtocol):
         elif write_scheduler.is_congested_by(self.session, self.session.fanout_bytes - fanout_before):
             write_scheduler.pause_reader(self)
         elif buffer_full:
-            # Bulk: libuv would read on and on here. Let others have their turn first.
+            # Bulk data: libuv would read on and on here. Let other connections have their turn first.
             self.pause_reading()
             listener.loop.call_soon(self.resume_reading)
 
     def _extend_handshake_timeout(self) -> None:
-        """A client that begins TLS unasked has the whole time for it."""
+        """Restart the timeout for a client that starts TLS before it got INFO."""
         options = self._listener.options
         if not self._info_sent and options.tls_first_wait_s:
             self._listener.timer_wheel.schedule(self, options.tls_timeout_s)
 
     def _on_tls_established(self) -> None:
-        """The handshake is over: greet who was not greeted before."""
+        """Send INFO after the handshake if it was not sent before."""
         if not self._info_sent:
             self._send_info()
         self._on_ready()
 
     def _on_plaintext(self, data: bytes | bytearray, size: int) -> None:
-        """Plain bytes came."""
+        """Handle decrypted or plain bytes."""
         self._parse(data, size)
 
     def _parse(self, data: bytes | bytearray, size: int) -> None:
@@ -179,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
             self._parser.feed(data, size)
         except ProtocolError as error:
             self.fail(error.text)
-        except Exception as error:  # whatever one client triggers must not end the others
+        except Exception as error:  # an error caused by one client must not affect the others
             self._listener.log.error(f"cid {self.session.cid}: {type(error).__name__}: {error}")
             self.fail(None)
 
@@ -212,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def eof_received(self) -> None:
-        # The socket is closed next; what was asked for before is still answered.
+        # The socket is closed next; requests sent before still get their replies.
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -225,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
     # Output
 
     def flush(self) -> None:
-        """Send what the session has to say; a client that does not keep up is cut off."""
+        """Write the session's output; a client that does not keep up is disconnected."""
         if self.session.chunk_bytes and self.writes_chunks and self._channel is None:
             chunks = self.session.drain_chunks()
             if self._transport.is_closing():
@@ -241,11 +241,11 @@ class Connection(asyncio.BufferedProtocol):
             self.session.notify_writable()
 
     def _encode(self, output: bytearray) -> bytes | bytearray:
-        """What goes out as this kind of connection carries it."""
+        """Encode output for this kind of connection."""
         return output
 
     def _send(self, data: bytes | bytearray) -> None:
-        """Send, sealed where there is TLS; before the handshake only the greeting goes as it is."""
+        """Send, encrypted if there is TLS; before the handshake only INFO is sent in plain text."""
         channel = self._channel
         if channel is None:
             self._write(data)
@@ -275,12 +275,12 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def timer_id(self) -> int:
-        """The client id, which the wheel knows it by."""
+        """The client id, by which the timer wheel finds it."""
         return self.session.cid
 
     @property
     def bytes_pending(self) -> int:
-        """What waits to be sent."""
+        """Bytes that wait to be sent."""
         return len(self.session.buffer) + self.session.chunk_bytes + self._transport.get_write_buffer_size()
 
     def pause_reading(self) -> None:
@@ -291,17 +291,17 @@ class Connection(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    # The end
+    # Closing
 
     def fail(self, text: str | None) -> None:
-        """End the connection, saying why unless the reference keeps silent there."""
+        """End the connection, with an error text unless nats-server sends none in that case."""
         if text is not None:
             self.session.send_error(text)
         self._listener.log.debug(f"cid {self.session.cid}: closed: {text or 'malformed operation'}")
         self.close()
 
     def close(self) -> None:
-        """End the connection after what was said has been sent."""
+        """Close the connection after pending output has been sent."""
         if self._closing:
             return
         self.flush()
@@ -314,18 +314,18 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.timer_wheel.schedule(self, CLOSE_TIMEOUT_S)
 
     def _send_close(self) -> None:
-        """What this kind of connection says last."""
+        """Send what this kind of connection sends last."""
 
     def abort(self) -> None:
-        """End the connection at once."""
+        """Close the connection at once."""
         self._closing = True
         self.session.close()
         self._transport.abort()
 
-    # Patience
+    # Timeouts
 
     def on_timeout(self) -> None:
-        """The appointed time has come: somebody was silent for long."""
+        """Handle a timeout: close, handshake, authentication or ping interval."""
         if self._closing:
             self._transport.abort()
         elif self._channel is not None and not self._channel.established:
@@ -336,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
             self._ping()
 
     def _on_handshake_timeout(self) -> None:
-        """No TLS yet: who was waited for in silence is greeted now, anybody else is cut off."""
+        """TLS handshake timed out: send INFO to a client we were waiting on (handshake-first fallback), else disconnect."""
         if self._info_sent or not self._listener.options.tls_first_wait_s:
             self.abort()
             return
@@ -344,7 +344,7 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.timer_wheel.schedule(self, self._listener.options.tls_timeout_s)
 
     def _ping(self) -> None:
-        """Ask whether the client is there, unless it was heard since; too many questions open end it."""
+        """Send a ping unless the client was active since the last one; disconnect after too many without a pong."""
         session, listener = self.session, self._listener
         activity = session.activity + session.in_msgs
         if not self._ping_sent or activity == self._last_activity:
@@ -357,7 +357,7 @@ class Connection(asyncio.BufferedProtocol):
         self._last_activity = activity
         listener.timer_wheel.schedule(self, listener.options.ping_interval_s)
 
-    # What the session asks of its owner
+    # The session's transport
 
     def now_ns(self) -> int:
         return int(self._listener.loop.time() * 1e9)
@@ -370,7 +370,7 @@ class Connection(asyncio.BufferedProtocol):
         return identity
 
     def auth_context(self) -> AuthContext:
-        """How this client comes in."""
+        """Return the properties of the connection that authentication needs."""
         certificate = (
             self._channel.get_peer_certificate()
             if self._channel is not None and self._channel.established
@@ -387,17 +387,17 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def set_max_payload(self, max_payload: int) -> None:
-        """Take no larger messages than this."""
+        """Reject larger messages than this."""
         if self._parser is not None:
             self._parser.payload_max = max_payload
 
     @property
     def connection_type(self) -> str:
-        """What kind of connection this is, such as STANDARD."""
+        """The type of connection, such as STANDARD."""
         return self._profile.connection_type
 
     def _set_expiry(self, at_s: float, text: str = "") -> None:
-        """Who came with a token goes when it ends."""
+        """Disconnect when the user's JWT expires."""
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
             self._expiry_timer = None

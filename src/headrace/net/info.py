@@ -31,7 +31,7 @@ class InfoTemplate:
         verify: bool | None = None,
         no_auth_user: str = "",
     ) -> None:
-        """`tls` and `verify` are the options' own where they are not given; `no_auth_user`: who may come unknown."""
+        """`tls` and `verify` default to the options; `no_auth_user`: the user of clients without credentials."""
         self._options = options
         self._tls = options.tls_enabled if tls is None else tls
         self._verify = options.tls_files.verify if verify is None else verify
@@ -59,7 +59,7 @@ class InfoTemplate:
         nonce: str = "",
         max_payload: int = 0,
     ) -> bytes:
-        """INFO for one client; `account` is that of a client that is connected."""
+        """Render INFO for one client; `account` is set only for a client that is connected."""
         options = self._options
         fields = dict(self._fields)
         if (options.auth_required and not self._allows_no_auth) or (account and options.has_credentials):
@@ -92,5 +92,5 @@ class InfoTemplate:
 
 
 def make_server_id() -> str:
-    """A new identity in the form clients know: 56 characters that start with N."""
+    """Create a new server id in the form that clients know: 56 characters that start with N."""
     return "N" + b32encode(secrets.token_bytes(35)).decode()[:55]

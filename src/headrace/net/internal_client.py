@@ -13,7 +13,7 @@ from headrace.net.listener_profile import format_address
 
 
 def make_internal_credentials(listener: Listener) -> dict[str, Any]:
-    """What to connect with; a secret that is made now and never written lets it in."""
+    """Return options to connect with; they contain a secret that is created now and never stored."""
     options = listener.options
     secret = listener.authenticator.internal_secret = secrets.token_hex(32)
     host = options.host if is_loopback(options.host) else LOOPBACK_HOST
@@ -25,7 +25,7 @@ def make_internal_credentials(listener: Listener) -> dict[str, Any]:
     }
     if not options.tls_enabled:
         return credentials
-    # It is this very server that answers: its name need not be in the certificate.
+    # The client connects to its own server: the name need not be in the certificate.
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if options.tls_verify:

@@ -28,24 +28,24 @@ from headrace.net.logs import Logger
 from headrace.storage import FileDisk, Store
 from headrace.storage.format_features import name_folder_in_errors
 
-#: The folder inside `store_dir` that belongs to Headrace alone.
+#: The directory inside `store_dir` that belongs to Headrace alone.
 STORE_FOLDER = "headrace"
 
-#: The folder beside it with one store for each other account.
+#: The directory beside it with one store for each other account.
 ACCOUNTS_FOLDER = "headrace-accounts"
 
 
 def store_path(options: ServerOptions, account: str = GLOBAL) -> Path:
-    """Where the data of an account is kept."""
+    """Return the directory of an account's store."""
     root = Path(options.store_dir or Path(tempfile.gettempdir()) / "headrace")
     if account == GLOBAL:
         return root / STORE_FOLDER
-    # Names are free text in the configuration: no separator and no dot may lead elsewhere.
+    # Account names are free text: separators and dots must not lead to another directory.
     return root / ACCOUNTS_FOLDER / quote(account, safe="$").replace(".", "%2E")
 
 
 def find_stores(folder: Path) -> list[Path]:
-    """The stores of all accounts below a `store_dir`; the folder itself where it is a store, or nothing we know."""
+    """Return the stores of all accounts below a `store_dir`; the directory itself if it is a store or has none."""
     if (folder / "journal").is_dir():
         return [folder]
     found = [folder / STORE_FOLDER, *sorted((folder / ACCOUNTS_FOLDER).glob("*"))]
@@ -53,7 +53,7 @@ def find_stores(folder: Path) -> list[Path]:
 
 
 class JetStreamSetup:
-    """The streams of those accounts that may have some; the others are told that they have none."""
+    """Opens JetStream for the accounts that may have it; requests of the others get an error."""
 
     def __init__(
         self, options: ServerOptions, accounts: Accounts, timers: Timers, server_name: str, log: Logger
@@ -66,14 +66,14 @@ class JetStreamSetup:
         self._disabled_apis: dict[str, DisabledApi] = {}
 
     def apply(self, options: ServerOptions, account_configs: Mapping[str, AccountOptions]) -> None:
-        """Open and refuse streams as the plans of the accounts want it now."""
+        """Enable or disable JetStream for each account, as configured now."""
         server = make_server_limits(options)
         configured_names = [name for name in account_configs if name != self._accounts.system.name]
         for account in self._accounts:
             account_config = account_configs.get(account.name)
             if account is self._accounts.system:
                 continue
-            # Without accounts of anybody's own everybody is in the global one.
+            # Without configured accounts, everybody is in the global one.
             limits = account_config.jetstream_limits if account_config is not None else None
             if not configured_names and account.name == GLOBAL:
                 self._enable(options, account, server)
@@ -101,7 +101,7 @@ class JetStreamSetup:
             self._disabled_apis[account.name].subscribe()
 
     def close(self) -> None:
-        """Take nothing more; all of it is durable then."""
+        """Close all JetStreams; everything is durable then."""
         for account in self._accounts:
             jetstream, account.jetstream = account.jetstream, None
             if jetstream is None:
@@ -115,21 +115,21 @@ class JetStreamSetup:
 
 
 def make_server_limits(options: ServerOptions) -> JetStreamLimits:
-    """What the server as a whole allows, for an account that has no limits of its own."""
+    """Return the server's limits, for an account without limits of its own."""
     return JetStreamLimits(
         server_memory=options.max_memory_store or -1, server_storage=options.max_file_store or -1
     )
 
 
 def combine_limits(limits: JetStreamLimits, server: JetStreamLimits) -> JetStreamLimits:
-    """An account's limits, and the server's beside them."""
+    """Return an account's limits together with the server's."""
     return msgspec.structs.replace(
         limits, server_memory=server.server_memory, server_storage=server.server_storage
     )
 
 
 def _make_fast_ingest_limits(options: ServerOptions) -> FastIngestLimits:
-    """What is configured for batches holds for fast ones too; only the defaults are their own."""
+    """Return the limits of fast ingest: those configured for batches apply too; only the defaults differ."""
     limits, defaults = FastIngestLimits(timeout_ns=int(options.batch_timeout_s * 1e9)), DEFAULT_LIMITS
     if options.batch_max_inflight_per_stream != defaults.per_stream:
         limits = replace(limits, per_stream=options.batch_max_inflight_per_stream)
@@ -147,7 +147,7 @@ def open_jetstream(
     limits: JetStreamLimits = NO_LIMITS,
     server_quota: ServerQuota | None = None,
 ) -> AccountJetStream:
-    """Recover the store and open its streams; what was overdue while the server was down is gone on return."""
+    """Recover the store and open its streams; messages that expired while the server was down are removed on return."""
     loop = asyncio.get_running_loop()
     path = store_path(options, account.name)
     disk = FileDisk(path, loop.call_soon_threadsafe)

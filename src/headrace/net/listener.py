@@ -32,7 +32,7 @@ LAME_DUCK_STEP_S_MAX = 1.0
 
 
 class Listener:
-    """Clients on one address, and what they share with those who come by other doors."""
+    """Clients on one address, and what they share with clients of the WebSocket address."""
 
     profile: ListenerProfile
     _websocket_profile: ListenerProfile
@@ -58,7 +58,7 @@ class Listener:
         self._deadline_timer: asyncio.TimerHandle | None = None
         self.recv_buffer = bytearray(RECV_BUFFER_BYTES)
         self.congested = False
-        #: Asked after each chunk: whether more waits for the disk than should.
+        #: Called after each chunk: whether too much waits for the disk.
         self.is_disk_backlogged: Callable[[], bool] = lambda: False
         self.total_connections = 0
         self.slow_consumers = 0
@@ -71,7 +71,7 @@ class Listener:
         self._paused_connections: dict[Connection, None] = {}
         self._in_lame_duck = False
         self._all_closed: asyncio.Event | None = None
-        #: Told of every client that was let in, and that is gone.
+        #: Called for every client that was authenticated, and that disconnected.
         self.on_connect: Callable[[Session], None] = lambda session: None
         self.on_disconnect: Callable[[Session], None] = lambda session: None
         self._server: asyncio.Server | None = None
@@ -81,7 +81,7 @@ class Listener:
     # Life
 
     async def start(self) -> None:
-        """Listen; raises OSError when the address is not to be had."""
+        """Start to listen; raise OSError if the address is not available."""
         self.loop = asyncio.get_running_loop()
         self.timer_wheel = TimerWheel(self.loop, self.connections.get)
         self.write_scheduler = WriteScheduler(
@@ -103,7 +103,7 @@ class Listener:
         await self._server.start_serving()
 
     async def start_websocket(self, tls: ssl.SSLContext | None) -> None:
-        """Listen for WebSocket clients, too; raises OSError when the address is not to be had."""
+        """Listen for WebSocket clients, too; raise OSError if the address is not available."""
         from headrace.net.websocket_connection import create_websocket_server
 
         settings = self.options.websocket
@@ -130,7 +130,7 @@ class Listener:
         return ListenerProfile(WEBSOCKET, info_template, tls, settings.tls.map_users, settings.no_auth_user)
 
     async def stop(self) -> None:
-        """Accept no more, send what is pending, close."""
+        """Stop accepting, send pending output, close all connections."""
         self.stop_accepting()
         for connection in list(self.connections.values()):
             connection.close()
@@ -151,11 +151,11 @@ class Listener:
     def reconfigure(
         self, options: ServerOptions, tls: ssl.SSLContext | None, websocket_tls: ssl.SSLContext | None = None
     ) -> None:
-        """Go by these options from now on; the address stays what it is."""
+        """Apply new options; the address stays the same."""
         self.options, self.tls = options, tls
         self._limits = SessionLimits(options.max_subscriptions, options.max_subscription_tokens)
         profile = self._make_profile(tls)
-        # Who is here came through the old one; from now on it is the same.
+        # Existing connections refer to the old profile, so change it in place.
         self.profile.info_template, self.profile.tls, self.profile.map_users = (
             profile.info_template,
             profile.tls,
@@ -169,14 +169,14 @@ class Listener:
         return ListenerProfile(STANDARD, info_template, tls, self.options.tls_map)
 
     def stop_accepting(self) -> None:
-        """Accept no more."""
+        """Stop accepting connections."""
         for server in (self._server, self._websocket_server):
             if server is not None:
                 server.close()
         self._server = self._websocket_server = None
 
     async def run_lame_duck(self) -> None:
-        """Accept no more, tell clients to go elsewhere, close them one by one; returns when all are gone."""
+        """Stop accepting, notify clients of lame duck mode, close them one by one; return when all are closed."""
         self.stop_accepting()
         self._in_lame_duck = True
         for connection in self.connections.values():
@@ -190,7 +190,7 @@ class Listener:
             connection.close()
             await asyncio.sleep(step_s)
 
-    # What connections need
+    # Connections
 
     @property
     def at_max_connections(self) -> bool:
@@ -198,13 +198,13 @@ class Listener:
         return bool(limit) and len(self.connections) > limit
 
     def create_session(self, connection: Connection) -> tuple[Session, Parser]:
-        """A session and a parser for a new connection."""
+        """Create the session and the parser of a new connection."""
         self.total_connections += 1
         cid = self.total_connections
         session = Session(self.accounts.main.router, connection, cid, self._limits, False)
         auth_context = connection.auth_context()
         if not self.authenticator.is_required_for(auth_context):
-            # Whoever may come unknown is let in under the same rules as with a CONNECT that names nobody.
+            # A client that needs no authentication gets the same identity as with a CONNECT without credentials.
             identity = self.authenticator.check({}, auth_context)
             if identity is not None and not self._account_for(identity).at_max_connections:
                 self._add_to_account(session, identity)
@@ -216,7 +216,7 @@ class Listener:
         )
 
     def bind_account(self, connection: Connection, identity: UserIdentity) -> None:
-        """Bring a session into the account of whom it speaks for, with the limits that go with it."""
+        """Move a session to the account of its user, and apply the limits of both."""
         session = connection.session
         self._remove_from_account(session)
         if self._account_for(identity).at_max_connections:
@@ -235,7 +235,7 @@ class Listener:
         session.limits = self._limits.apply_caps(caps)
 
     def _max_payload_for(self, identity: Any) -> int:
-        """The largest message that somebody may send."""
+        """Return the largest payload that a user may send."""
         caps = [self.options.max_payload]
         if isinstance(identity, UserIdentity):
             caps += [
@@ -250,7 +250,7 @@ class Listener:
             self.accounts.get_or_create(session.identity.account).sessions.discard(session)
 
     def remove(self, connection: Connection) -> None:
-        """A connection is gone; what it moved stays counted."""
+        """Remove a closed connection; its traffic stays in the totals."""
         session = connection.session
         traffic = (session.in_msgs, session.in_bytes, session.out_msgs, session.out_bytes)
         self._closed_totals = tuple(a + b for a, b in zip(self._closed_totals, traffic, strict=True))  # type: ignore[assignment]
@@ -267,7 +267,7 @@ class Listener:
     def make_info(
         self, connection: Connection, profile: ListenerProfile, *, account: str = "", nonce: str = ""
     ) -> bytes:
-        """The INFO line for one client."""
+        """Return the INFO line for one client."""
         return profile.info_template.render(
             connection.session.cid,
             connection.client_ip,
@@ -279,7 +279,7 @@ class Listener:
         )
 
     def get_traffic(self) -> tuple[int, int, int, int]:
-        """Messages and bytes in, messages and bytes out, since the start."""
+        """Return messages and bytes in, messages and bytes out, since the start."""
         totals = list(self._closed_totals)
         for connection in self.connections.values():
             s = connection.session
@@ -290,7 +290,7 @@ class Listener:
     # Output
 
     def _schedule_flush(self) -> None:
-        """The first session of this turn has output: flush when the turn is over."""
+        """Flush at the end of the turn, when the first session has output."""
         self.loop.call_soon(self.write_scheduler.flush)
 
     def _on_send_error(self, session: Any, error: Exception) -> None:
@@ -298,7 +298,7 @@ class Listener:
         session.transport.abort()
 
     def on_write_backlog(self, connection: Connection, pending: int) -> None:
-        """A client has not taken all that was sent: cut it off, or slow publishers when it is near that."""
+        """Disconnect a client with too much pending output, or slow down publishers when it gets near the limit."""
         limit = self.options.max_pending
         if pending > limit:
             self.slow_consumers += 1
@@ -308,17 +308,17 @@ class Listener:
             self.congested = True
 
     def start_write_deadline(self, connection: Connection) -> None:
-        """A client's socket is full: from now on its write deadline runs."""
+        """Start the write deadline of a client whose socket is full."""
         self._write_deadlines[connection] = self.loop.time() + self.options.write_deadline_s
         if self._deadline_timer is None:
             self._deadline_timer = self.loop.call_later(self.options.write_deadline_s, self._abort_overdue)
 
     def clear_write_deadline(self, connection: Connection) -> None:
-        """A client has taken all that was sent."""
+        """Stop the write deadline of a client whose output has been sent."""
         self._write_deadlines.pop(connection, None)
 
     def _abort_overdue(self) -> None:
-        """Cut off those whose socket has been full for longer than the write deadline."""
+        """Disconnect clients whose socket has been full for longer than the write deadline."""
         self._deadline_timer = None
         now = self.loop.time()
         for connection in [c for c, deadline in self._write_deadlines.items() if deadline <= now]:
@@ -328,26 +328,26 @@ class Listener:
         if self._write_deadlines:
             self._deadline_timer = self.loop.call_at(min(self._write_deadlines.values()), self._abort_overdue)
 
-    # Back-pressure
+    # Backpressure
 
     def pause_publishers(self) -> None:
-        """Stop reading from whoever sends something, until `resume_publishers`."""
+        """Stop reading from connections that send something, until `resume_publishers`."""
         self._publishers_paused = self.congested = True
 
     def resume_publishers(self) -> None:
-        """Read again."""
+        """Resume reading from all paused connections."""
         self._publishers_paused = self.congested = False
         paused, self._paused_connections = self._paused_connections, {}
         for connection in paused:
             connection.resume_reading()
 
     def resume_if_paused(self) -> None:
-        """Read again, if publishers were paused."""
+        """Resume reading if publishers are paused."""
         if self._publishers_paused:
             self.resume_publishers()
 
     def pause_connection(self, connection: Connection) -> None:
-        """Stop reading from a connection that sends while the server is strained."""
+        """Stop reading from a connection that sends while the server is congested."""
         connection.pause_reading()
         if not self._paused_connections and not self._publishers_paused:
             self.loop.call_later(STALL_PAUSE_S, self._resume_after_stall)

@@ -12,24 +12,24 @@ from headrace.net.info import InfoTemplate
 
 @dataclass(slots=True)
 class ListenerProfile:
-    """One address that clients connect to."""
+    """What the clients of one address share."""
 
     connection_type: str
     info_template: InfoTemplate
     tls: ssl.SSLContext | None = None
-    #: Users are found by what their certificates name.
+    #: Map users by the names in their certificates.
     map_users: bool = False
-    #: The user that strangers are taken for, where this listener has its own.
+    #: The user of clients without credentials, if this listener has its own.
     no_auth_user: str = ""
 
 
 def format_address(host: str, port: int) -> str:
-    """A host and port as part of a URL."""
+    """Format a host and port as part of a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host or '0.0.0.0'}:{port}"
 
 
 def make_bind_error(host: str, port: int, flag: str, error: OSError) -> OptionsError:
-    """Why a door cannot be opened, and what to do."""
+    """Return the error for an address that cannot be bound, with what to do."""
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     return OptionsError(
         f"cannot listen on {format_address(host, port)}: {reason}; choose another port with {flag}"

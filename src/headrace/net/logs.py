@@ -27,12 +27,12 @@ _URL_SECRET = re.compile(r"(\w+://)[^/\s@]+@")
 
 
 def redact(text: str) -> str:
-    """The text with the values of secret JSON fields, and user parts of URLs, hidden."""
+    """Hide the values of secret JSON fields and the user part of URLs."""
     return _URL_SECRET.sub(r"\1[hidden]@", _SECRET.sub(r'\1"[hidden]"', text))
 
 
 class Logger:
-    """Where a server says what it does. `debug_enabled` and `trace_enabled` are asked before costly texts are built."""
+    """The server's log. Check `debug_enabled` and `trace_enabled` before building costly texts."""
 
     def __init__(
         self, *, debug: bool = False, trace: bool = False, write: Callable[[str, str], None] | None = None
@@ -62,10 +62,10 @@ class Logger:
             self._emit("TRC", text)
 
     def reopen(self) -> None:
-        """Go on in a new file of the same name, after somebody moved the old one away."""
+        """Continue in a new file with the same name, after the old one was moved away."""
 
     def close(self) -> None:
-        """Write what is waiting, as long as somebody takes it."""
+        """Write the queued lines, with a timeout."""
 
     def _emit(self, level: str, text: str) -> None:
         if self._write is not None:
@@ -76,7 +76,7 @@ SILENT_LOGGER = Logger()
 
 
 class QueuedLogger(Logger):
-    """A log whose lines go to stderr or to a file."""
+    """A log that writes to stderr or to a file."""
 
     def __init__(self, options: ServerOptions) -> None:
         super().__init__(debug=options.debug, trace=options.trace, write=self._enqueue)
@@ -95,7 +95,7 @@ class QueuedLogger(Logger):
 
 
 class _Timestamp:
-    """The time of a line; the part that changes once a second is kept."""
+    """The time of a line; the part that changes once a second is cached."""
 
     def __init__(self, *, enabled: bool, utc: bool) -> None:
         self.enabled = enabled
@@ -128,7 +128,7 @@ def _format_json(timestamp: _Timestamp, level: str, text: str) -> bytes:
 
 
 class _LineWriter:
-    """A thread that writes queued lines to a file descriptor, and forgets lines rather than wait."""
+    """A thread that writes queued lines to a file descriptor; drops lines rather than wait."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -170,7 +170,7 @@ class _LineWriter:
             try:
                 _write_all(self._fd, line)
             except OSError:
-                # A closed pipe or a full disk: the server goes on without its log.
+                # A closed pipe or a full disk: the server continues without its log.
                 continue
         if self._path:
             os.close(self._fd)

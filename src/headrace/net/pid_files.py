@@ -11,12 +11,12 @@ from pathlib import Path
 
 from headrace.config.options import OptionsError, ServerOptions
 
-#: Launchers look for the reference's name.
+#: Launchers look for nats-server's file name.
 PORTS_FILE = "nats-server_{pid}.ports"
 
 
 class PidAndPortsFiles:
-    """Writes the files that the options ask for, and removes what it wrote."""
+    """Writes the files named in the options, and removes them again."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._pid_file = Path(options.pid_file) if options.pid_file else None

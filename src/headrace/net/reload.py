@@ -48,7 +48,7 @@ UNAUTHORIZED = "Authorization Violation"
 
 
 def find_restart_only_changes(before: ServerOptions, after: ServerOptions) -> set[str]:
-    """The names of changed options that only a restart can take up."""
+    """Return the names of changed options that need a restart."""
     names = {field.name for field in fields(ServerOptions)} - RELOADABLE
     changed = {name for name in names if getattr(before, name) != getattr(after, name)}
     address_changed = (before.websocket.host, before.websocket.port) != (
@@ -59,9 +59,9 @@ def find_restart_only_changes(before: ServerOptions, after: ServerOptions) -> se
 
 
 def merge_options(before: ServerOptions, after: ServerOptions) -> ServerOptions:
-    """The options to go by from now on: what can be taken up from `after`, the rest as it was."""
+    """Return the new options: the reloadable ones from `after`, the rest from `before`."""
     new_options = replace(before, **{name: getattr(after, name) for name in RELOADABLE})
-    # A door that is open stays where it is; one that is not there is not opened.
+    # A WebSocket listener keeps its address; a reload does not open a new one.
     old_websocket = before.websocket
     return replace(
         new_options, websocket=replace(after.websocket, host=old_websocket.host, port=old_websocket.port)
@@ -71,7 +71,7 @@ def merge_options(before: ServerOptions, after: ServerOptions) -> ServerOptions:
 def recheck_connection(
     connection: Connection, authenticator: Authenticator, old_authenticator: Authenticator
 ) -> None:
-    """Let a client stay, with its new permissions, or send it away as the reference does."""
+    """Apply new permissions to a client, or disconnect it as nats-server does."""
     identity = connection.session.identity
     if not isinstance(identity, UserIdentity):
         return

@@ -10,12 +10,12 @@ import asyncio
 from headrace.broker import Timers
 
 SECOND_NS = 1_000_000_000
-#: Never sleep longer than this on one alarm: the system's clock may be set meanwhile.
+#: Never sleep longer than this: the system's clock may be set meanwhile.
 SLEEP_S_MAX = 60.0
 
 
 class TimerDriver:
-    """Runs what is due when it is due, with one loop timer for the next deadline."""
+    """Runs due calls, with one timer of the event loop for the next deadline."""
 
     def __init__(self, timers: Timers, loop: asyncio.AbstractEventLoop) -> None:
         self._timers = timers
@@ -44,7 +44,7 @@ class TimerDriver:
     def _on_timer(self) -> None:
         self._handle = None
         started_ns, started_s = self._armed_at
-        # The loop's own clock is never set.
+        # The event loop's clock is monotonic.
         self._timers.advance_to(started_ns + int((self._loop.time() - started_s) * SECOND_NS))
         try:
             self._timers.run_due()

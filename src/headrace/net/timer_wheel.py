@@ -15,7 +15,7 @@ SLOT_S = 0.02
 
 
 class Timed(Protocol):
-    """What waits for its appointment; `slot` belongs to the wheel."""
+    """An object with a timeout; `slot` belongs to the wheel."""
 
     slot: int
 
@@ -23,11 +23,11 @@ class Timed(Protocol):
     def timer_id(self) -> int: ...
 
     def on_timeout(self) -> None:
-        """The appointed time has come."""
+        """Called when the timeout has expired."""
 
 
 class TimerWheel:
-    """Appointments, kept to a fiftieth of a second and never early."""
+    """Timeouts with a resolution of 20 ms, never early."""
 
     __slots__ = ("_find", "_handle", "_loop", "_slot_heap", "_slots")
 
@@ -39,7 +39,7 @@ class TimerWheel:
         self._handle: asyncio.TimerHandle | None = None
 
     def schedule(self, timed: Timed, delay_s: float) -> None:
-        """Look at it after this delay, and not before."""
+        """Set the timeout of an object; it replaces the previous one."""
         slot = int((self._loop.time() + delay_s) / SLOT_S) + 1
         timed.slot = slot
         timer_ids = self._slots.get(slot)
@@ -52,7 +52,7 @@ class TimerWheel:
             self._arm()
 
     def stop(self) -> None:
-        """Keep no more appointments."""
+        """Drop all timeouts."""
         if self._handle is not None:
             self._handle.cancel()
         self._slots.clear()

@@ -14,12 +14,12 @@ READ_CHUNK_BYTES = 256 * 1024
 
 
 class TlsChannel:
-    """One end of a TLS channel: `open` after the handshake, `ended` when the peer said goodbye."""
+    """One end of a TLS channel; `established` after the handshake, `peer_closed` when the peer closed it."""
 
     __slots__ = ("_incoming", "_outgoing", "_tls", "established", "peer_closed")
 
     def __init__(self, context: ssl.SSLContext, host: str | None = None) -> None:
-        """With the name of a host this is the end that dialled it; else the other."""
+        """With the name of a host this is the client side, otherwise the server side."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(
@@ -29,7 +29,7 @@ class TlsChannel:
         self.peer_closed = False
 
     def receive(self, data: memoryview) -> list[bytes]:
-        """Take what came from the peer; the plain text in it. Raises ssl.SSLError when it is no good TLS."""
+        """Process bytes from the peer and return the plain text in them; raise ssl.SSLError if they are not valid TLS."""
         self._incoming.write(data)
         plaintext: list[bytes] = []
         try:
@@ -46,20 +46,20 @@ class TlsChannel:
         return plaintext
 
     def get_peer_certificate(self) -> Mapping[str, Any] | None:
-        """The peer's certificate, if it showed one and it was verified."""
+        """Return the peer's certificate, if it presented one and it was verified."""
         return self._tls.getpeercert() or None
 
     def drain_outgoing(self) -> bytes:
-        """What has to go to the peer for the channel's own sake: handshake, alerts, tickets."""
+        """Return bytes to send for TLS itself: handshake, alerts, tickets."""
         return self._outgoing.read()
 
     def encrypt(self, plaintext: bytes | bytearray) -> bytes:
-        """What to send so that the peer reads `plain`."""
+        """Encrypt plain text and return the bytes to send."""
         self._tls.write(plaintext)
         return self._outgoing.read()
 
     def close(self) -> bytes:
-        """The farewell."""
+        """Close the channel and return the closing alert to send."""
         try:
             self._tls.unwrap()
         except ssl.SSLError:

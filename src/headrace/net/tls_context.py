@@ -8,12 +8,12 @@ from headrace.config.options import OptionsError, ServerOptions, TlsFiles
 
 
 def make_server_context(options: ServerOptions) -> ssl.SSLContext | None:
-    """The context of the door for clients; None when the options ask for no TLS."""
+    """Create the context of the client listener; None if TLS is not enabled."""
     return make_tls_context(options.tls_files) if options.tls_enabled else None
 
 
 def make_tls_context(files: TlsFiles) -> ssl.SSLContext:
-    """The context of a listener with these certificates."""
+    """Create the context of a listener with these certificates."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load_certificate(context, files)

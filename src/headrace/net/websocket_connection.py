@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from headrace.config.options import WebSocketOptions
     from headrace.net.listener import Listener
 
-#: What may come out of a compressed message of somebody who is not known yet.
+#: The maximum size of a decompressed message before authentication.
 UNAUTHENTICATED_BYTES_MAX = 64 * 1024
-#: What a closing frame says for the errors of the protocol inside it.
+#: Status and reason of the close frame for errors of the NATS protocol.
 _CLOSE_STATUS = {
     "Authorization Violation": (websocket.POLICY, "Authentication Failure"),
     "Authentication Timeout": (websocket.POLICY, "Authentication Timeout"),
@@ -33,13 +33,13 @@ _CLOSE_STATUS = {
     "Maximum Payload Violation": (websocket.TOO_BIG, "Maximum Message Payload Exceeded"),
     "Stale Connection": (websocket.GOING_AWAY, "Stale Connection"),
 }
-#: Paths by which others than clients would come.
+#: Paths for connections other than clients.
 _NON_CLIENT_PATHS = ("/leafnode", "/mqtt")
 _PROTOCOL_VIOLATION = (websocket.PROTOCOL_ERROR, "Protocol Violation")
 
 
 class WebSocketConnection(Connection):
-    """A browser's client, as a rule."""
+    """A client on a WebSocket, usually in a browser."""
 
     __slots__ = ("_close_status", "_codec", "_cookies", "_http_head", "_settings")
 
@@ -63,7 +63,7 @@ class WebSocketConnection(Connection):
         self._listener.timer_wheel.schedule(self, self._settings.handshake_timeout_s)
 
     def _on_tls_established(self) -> None:
-        """TLS stands; the request comes next."""
+        """Do nothing: the HTTP request comes next."""
 
     def _on_plaintext(self, data: bytes | bytearray, size: int) -> None:
         if self._http_head is not None:
@@ -128,10 +128,10 @@ class WebSocketConnection(Connection):
             replies = bytes(codec.replies)
             codec.replies.clear()
             if codec.close_received:
-                self.flush()  # what was said goes before the goodbye
+                self.flush()  # pending output goes before the close frame
             self._send(replies)
         if codec.close_received:
-            self._codec = None  # it has had its answer
+            self._codec = None  # the close frame has been answered
             self.close()
 
     def _send_info(self) -> None:
@@ -142,7 +142,7 @@ class WebSocketConnection(Connection):
     def _encode(self, output: bytearray) -> bytes | bytearray:
         return self._codec.encode(output) if self._codec is not None else b""
 
-    # The end
+    # Closing
 
     def fail(self, text: str | None) -> None:
         self._close_status = _CLOSE_STATUS.get(text or "", _PROTOCOL_VIOLATION)
@@ -158,10 +158,10 @@ class WebSocketConnection(Connection):
         else:
             super().on_timeout()
 
-    # Who it is
+    # Authentication
 
     def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
-        """Cookies stand in for what CONNECT does not say: a page cannot always see them itself."""
+        """Use cookies for credentials that CONNECT does not have: a page cannot always read its cookies itself."""
         settings = self._settings
         names = {
             "jwt": settings.jwt_cookie,
@@ -188,7 +188,7 @@ async def create_websocket_server(
     host: str,
     port: int,
 ) -> asyncio.Server:
-    """Accept WebSocket clients; raises OSError when the address is not to be had."""
+    """Create the server for WebSocket clients; raise OSError if the address is not available."""
     return await listener.loop.create_server(
         lambda: WebSocketConnection(listener, *get_profile()), host, max(port, 0), start_serving=False
     )

@@ -17,23 +17,24 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 16 * 1024
 SLICE_S = 0.002
-#: What one chunk may bring to others while large outputs wait.
+#: The fan-out that one chunk may cause while large outputs are queued.
 SMALL_FANOUT_BYTES = 4 * 1024
-#: What may wait in all; payloads that several clients share are not counted.
+#: The maximum of queued bytes in total; payloads that several clients share are not counted.
 QUEUED_BYTES_MAX = 32 * 1024 * 1024
 
 
 class PausableReader(Protocol):
-    """A connection that can be held."""
+    """A connection whose reading can be paused."""
 
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
 
 
 class WriteScheduler:
-    """The outputs of sessions on their way out; `dirty` lists the sessions that have some.
+    """Schedules the output of sessions; `dirty` lists the sessions that have some.
 
-    `most` says what may wait for one client. Told of a session whose output cannot be sent: `failed`.
+    `get_client_limit` returns how much may be queued for one client; `on_error` is called with a session whose output
+    cannot be sent.
     """
 
     def __init__(
@@ -48,17 +49,17 @@ class WriteScheduler:
         self._get_client_limit = get_client_limit
         self._on_error = on_error
         self._large_outputs: deque[Any] = deque()
-        self._queued_count = self._sent_count = 0  # how many there ever were in the queue, and left it
-        self._paused_readers: dict[PausableReader, int] = {}  # with what had been queued by then
+        self._queued_count = self._sent_count = 0  # totals of outputs that entered and left the queue
+        self._paused_readers: dict[PausableReader, int] = {}  # with `_queued_count` at that time
         self._slice_ended_s = 0.0
 
     @property
     def has_queued_output(self) -> bool:
-        """Whether large outputs wait for their turn."""
+        """Whether large outputs are queued."""
         return bool(self._large_outputs)
 
     def flush(self) -> None:
-        """Send the output of every session that has some; of large ones a slice, the rest by and by."""
+        """Send the output of every session that has some; of large outputs a slice, the rest in later turns."""
         sessions = self._dirty[:]
         self._dirty.clear()
         was_sending = bool(self._large_outputs)
@@ -75,7 +76,7 @@ class WriteScheduler:
     def _flush_session(self, session: Any) -> None:
         try:
             session.transport.flush()
-        except Exception as error:  # whatever one client triggers must not end the others
+        except Exception as error:  # an error caused by one client must not affect the others
             self._on_error(session, error)
 
     def _send_next(self) -> None:
@@ -83,7 +84,11 @@ class WriteScheduler:
         self._flush_session(self._large_outputs.popleft())
 
     def _send_slice(self) -> None:
-        """As long as half of what else was done since the last one: who is waited for must not fall behind."""
+        """Send queued output for one time slice.
+
+        A slice lasts 2 ms, or half of the time spent on other work since the previous slice if that is longer, so that
+        large outputs do not fall behind.
+        """
         large, time = self._large_outputs, self._loop.time
         now = time()
         end = now + max(SLICE_S, (now - self._slice_ended_s) / 2)
@@ -98,7 +103,7 @@ class WriteScheduler:
             self._loop.call_soon(self._send_slice)
 
     def _flush_oversized(self) -> None:
-        """Send what must not wait: outputs near the limit of a client, and the oldest while all are too large."""
+        """Send output that must not wait: outputs near a client's limit, and the oldest while the total is too large."""
         limit, total = self._get_client_limit(), 0
         for session in tuple(self._large_outputs):
             size = len(session.buffer)
@@ -108,18 +113,18 @@ class WriteScheduler:
                 total += size
         while (
             self._large_outputs and total > QUEUED_BYTES_MAX
-        ):  # one that was sent out of turn may stand there twice
+        ):  # a session whose output was sent early may be in the queue twice
             total -= len(self._large_outputs[0].buffer)
             self._send_next()
 
     def is_congested_by(self, session: Session, fanout_bytes: int) -> bool:
-        """Whether large outputs wait, and a client has brought much to others now or has such output itself."""
+        """Whether large outputs are queued, and a client caused much fan-out just now or has a large output itself."""
         if not self.has_queued_output:
             return False
         return fanout_bytes > SMALL_FANOUT_BYTES or len(session.buffer) + session.chunk_bytes >= LARGE_BYTES
 
     def pause_reader(self, reader: PausableReader) -> None:
-        """Read no more from a connection until what waits now is gone."""
+        """Stop reading from a connection until the outputs queued now are sent."""
         reader.pause_reading()
         self._paused_readers[reader] = self._queued_count
         self._flush_oversized()
@@ -133,5 +138,5 @@ class WriteScheduler:
             reader.resume_reading()
 
     def remove_reader(self, reader: PausableReader) -> None:
-        """A connection is gone."""
+        """Remove a connection that is closed."""
         self._paused_readers.pop(reader, None)

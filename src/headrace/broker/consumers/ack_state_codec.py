@@ -79,8 +79,9 @@ def unpack_set(data: bytes) -> Seqs:
 
 
 def pack_pairs(stream: Seqs, consumer: Seqs) -> tuple[bytes, int, bytes]:
-    """Pack stream and consumer sequences: stream sequences, common offset, consumer sequences if there is no common
-    offset.
+    """Pack stream and consumer sequences.
+
+    Return the stream sequences, the common offset, and the consumer sequences if there is no common offset.
     """
     if not len(stream):
         return b"", 0, b""

@@ -23,14 +23,14 @@ PREFIX = b"$JS.API."
 
 @dataclass(slots=True)
 class ApiRequest:
-    """One API call."""
+    """One API request."""
 
-    names: list[str]  # what follows the endpoint in the subject: stream, consumer, ...
+    names: list[str]  # the rest of the subject: stream, consumer, ...
     header: bytes
     body: bytes
     reply: bytes
-    response_header: bytes = b""  # what a handler wants the answer to carry
-    session: Any = None  # who asks; None for the server itself
+    response_header: bytes = b""  # set by a handler, for the response
+    session: Any = None  # of the client; None for the server itself
 
 
 ApiHandler = Callable[["AccountJetStream", ApiRequest], bytes]
@@ -38,21 +38,19 @@ ApiHandler = Callable[["AccountJetStream", ApiRequest], bytes]
 
 @dataclass(frozen=True, slots=True)
 class ApiEndpoint:
-    """A row of the table."""
+    """One endpoint of the API."""
 
-    response_type: str  # of answer, such as stream_create_response
+    response_type: str  # such as stream_create_response
     handler: ApiHandler
     names: int = 0  # how many names follow in the subject
-    optional_names: int = (
-        0  # how many more may follow; the last one may itself contain dots (a filter subject)
-    )
+    optional_names: int = 0  # how many more may follow; the last one may contain dots (a filter subject)
     audit: Literal["always", "errors", "never"] = "always"
-    private: bool = False  # not counted, and without a reply subject nothing happens
-    checks_api_level: bool = True  # asks first whether the client needs a higher API level
+    private: bool = False  # not counted, and ignored without a reply subject
+    checks_api_level: bool = True  # checks first whether the client needs a higher API level
 
 
 class ApiDispatcher:
-    """Takes every request of the account and answers it."""
+    """Handles every API request of the account."""
 
     __slots__ = ("_endpoints", "_jetstream")
 
@@ -61,11 +59,11 @@ class ApiDispatcher:
         self._endpoints = endpoints
 
     def subscriptions(self) -> list[bytes]:
-        """What to subscribe to."""
+        """Return the patterns to subscribe to."""
         return subscription_patterns(self._endpoints)
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        """One request; unknown ones meet silence, as with the reference."""
+        """Handle one request; unknown ones are ignored, as in nats-server."""
         tokens = subject[len(PREFIX) :].decode("utf-8", "replace").split(".")
         endpoint, names = match_endpoint(self._endpoints, tokens)
         if endpoint is None or (endpoint.private and not reply):
@@ -85,9 +83,9 @@ class ApiDispatcher:
             request.response_header = b""
             error = failure if isinstance(failure, RequestError) else jetstream.to_api_error(failure)
             response = responses.encode_error_response(endpoint.response_type, error)
-        jetstream.api_total += not endpoint.private  # an answer does not count its own request
+        jetstream.api_total += not endpoint.private  # a response does not count its own request
         if jetstream.store.dirty:
-            jetstream.group_commit.schedule()  # also what was done before something failed has to become durable
+            jetstream.group_commit.schedule()  # changes made before a failure have to become durable, too
         if reply:
             jetstream.group_commit.publish_when_all_durable(reply, b"", request.response_header, response)
         if endpoint.audit == "always" or (failed and endpoint.audit == "errors"):
@@ -95,7 +93,7 @@ class ApiDispatcher:
 
 
 class DisabledApi:
-    """Takes the requests of an account that has no streams, and says so."""
+    """Replies to the requests of an account without JetStream with an error."""
 
     __slots__ = ("_endpoints", "_router")
 
@@ -121,7 +119,7 @@ class DisabledApi:
 
 
 def subscription_patterns(endpoints: dict[tuple[str, ...], ApiEndpoint]) -> list[bytes]:
-    """All that is a request, but not what only an existing stream or consumer answers."""
+    """Return patterns for all requests, except those that only an existing stream or consumer handles."""
     inner = {path[1] for path in endpoints if path[0] == "CONSUMER"}
     tails = ["*", "STREAM.>", "META.>", "SERVER.>", "ACCOUNT.>", "CONSUMER.*"]
     tails += [f"CONSUMER.{verb}.>" for verb in sorted(inner)]
@@ -131,7 +129,7 @@ def subscription_patterns(endpoints: dict[tuple[str, ...], ApiEndpoint]) -> list
 def match_endpoint(
     endpoints: dict[tuple[str, ...], ApiEndpoint], tokens: list[str]
 ) -> tuple[ApiEndpoint | None, list[str]]:
-    """The row of a request's words, and the names in it."""
+    """Return the endpoint for the tokens of a request, and the names in them."""
     for depth in (3, 2, 1):
         endpoint = endpoints.get(tuple(tokens[:depth]))
         if endpoint is None:

@@ -39,16 +39,16 @@ _WINDOW_DEFAULT, _WINDOW_MAX = 8 * 1024 * 1024, 32 * 1024 * 1024
 _ACK_TIMEOUT_NS = 5_000_000_000
 _INTEREST_GRACE_NS = 2_000_000_000
 _CHECK_INTERVAL_NS = 100_000_000
-#: Runs of records read in one turn, how large they are, and how far one looks ahead for them.
+#: Runs of records per turn, their size, and how far to look ahead for them.
 _RUNS_PER_SLICE = 8
 _VIEW_BYTES = 64 * 1024
 _SCAN_AHEAD = 4096
-#: Backups under way at once in an account.
+#: The maximum of concurrent backups in an account.
 CONCURRENT_MAX = 64
 
 
 def start_backup(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
-    """STREAM.SNAPSHOT: the answer first, then chunks."""
+    """Handle STREAM.SNAPSHOT: the response comes first, then chunks."""
     if is_empty(request.body):
         raise errors.error(10003)
     stream = jetstream.get_stream(request.names[0])
@@ -70,7 +70,7 @@ ENDPOINTS: dict[tuple[str, ...], ApiEndpoint] = {
 
 
 class BackupSender:
-    """One backup under way."""
+    """One backup in progress."""
 
     def __init__(self, stream: Stream, wanted: SnapshotRequest, client: ClientInfo) -> None:
         self._stream = stream
@@ -96,7 +96,7 @@ class BackupSender:
     # Life
 
     def start(self) -> None:
-        """The answer is on its way: listen for acknowledgements and send."""
+        """Subscribe to acks and start sending, after the response was sent."""
         if self not in self._jetstream.backups:
             return
         self._jetstream.advisories.publish(
@@ -108,13 +108,13 @@ class BackupSender:
         self._schedule()
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        """A chunk has arrived at the other end."""
+        """Handle the ack of a chunk."""
         self._last_ack_ns = self._jetstream.timers.now_ns()
         self._slots = min(self._slots + 1, self._slots_max)
         self._schedule()
 
     def _check_receiver(self) -> None:
-        """The receiver has to be there, and to answer."""
+        """End the backup if the receiver is gone or does not acknowledge."""
         self._timer = None
         now_ns = self._jetstream.timers.now_ns()
         if not self._slots and now_ns - self._last_ack_ns >= _ACK_TIMEOUT_NS:
@@ -134,7 +134,7 @@ class BackupSender:
             self._jetstream.call_soon(self._send_slice)
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._jetstream.backups.discard(self)
         if self._started:
             self._jetstream.router.unsubscribe_internal(self._ack_subject + b".>", self)
@@ -153,7 +153,7 @@ class BackupSender:
     # Sending
 
     def _send_slice(self) -> None:
-        """Read some messages, and send what makes a chunk."""
+        """Read some messages, and send full chunks."""
         self._scheduled = False
         jetstream = self._jetstream
         if (
@@ -197,7 +197,7 @@ class BackupSender:
         self._jetstream.group_commit.publish_when_all_durable(self._deliver_subject, reply, b"", chunk)
 
     def _finish(self) -> None:
-        """The rest needs no acknowledgement; the end has a status only if there was a chunk before it."""
+        """Send the rest, which needs no ack, and the end, which has a status only if a chunk was sent before."""
         if self._buffer:
             self._jetstream.group_commit.publish_when_all_durable(
                 self._deliver_subject, b"", b"", bytes(self._buffer)
@@ -207,7 +207,7 @@ class BackupSender:
     # Reading
 
     def _iter_entries(self) -> Iterator[bytes]:
-        """Entries of the archive, a run of them at a time."""
+        """Yield the entries of the archive, a run at a time."""
         now_ns = self._jetstream.clock_ns()
         state = {**self.state, "consumer_count": len(self._consumers)}
         yield encode_entry(BackupEntry(STATE_ENTRY, now_ns, 0, b"", msgspec.json.encode(state)))
@@ -219,7 +219,7 @@ class BackupSender:
         log = self._stream.log
         seq = log.find_next(None, log.first_seq)
         while 0 < seq <= self._last_seq:
-            # What is live is looked up anew each time: whatever is gone by now is not in the backup.
+            # Live messages are looked up again each time: those removed by now are not in the backup.
             live = log.find_seqs(None, seq, min(seq + _SCAN_AHEAD - 1, self._last_seq))
             data, count = encode_record_entries(log.read_view(seq, _VIEW_BYTES)[0], live)
             yield data
@@ -227,7 +227,7 @@ class BackupSender:
 
 
 def _encode_consumer(consumer: Consumer, last_seq: int) -> bytes:
-    """Configuration and progress as the reference has them, and what only we know of it."""
+    """Encode configuration and state in nats-server's format, plus fields that only Headrace has."""
     progress, wait_ns = consumer.ack_state, consumer.config.ack_wait
     floor_consumer, floor_stream = progress.get_ack_floor()
     state: dict[str, Any] = {

@@ -35,7 +35,7 @@ def _get_consumer(jetstream: AccountJetStream, request: ApiRequest) -> Consumer:
 
 
 def stream_identity(stream: Stream) -> str:
-    """What tells a stream from a later one of the same name."""
+    """Return an identity that distinguishes a stream from a later one with the same name."""
     return short_hash(times.format_time(stream.created_ns))
 
 
@@ -43,14 +43,14 @@ def stream_identity(stream: Stream) -> str:
 
 
 def create(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
-    """CREATE.<stream>[.<name>[.<filter>]]"""
+    """Handle CREATE.<stream>[.<name>[.<filter>]]."""
     stream, name, pattern = (*request.names, "", "")[:3]
     form = consumers.NAMED if name else consumers.EPHEMERAL
     return _create(jetstream, request, stream=stream, form=form, name=name, filter_subject=pattern)
 
 
 def create_durable(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
-    """DURABLE.CREATE.<stream>.<name>"""
+    """Handle DURABLE.CREATE.<stream>.<name>."""
     stream, name = request.names
     return _create(jetstream, request, stream=stream, form=consumers.DURABLE, name=name)
 
@@ -100,7 +100,7 @@ def _new_name(stream: Stream) -> str:
 
 
 def _check_identity(stream: Stream, request: ApiRequest) -> None:
-    """Sourcing requests learn, and may insist on, which stream of that name they talk to."""
+    """Return the stream's identity to sourcing requests, and raise if they expect another one."""
     ours = stream_identity(stream)
     request.response_header = headers.build([(IDENTITY, ours.encode())])
     theirs = headers.get(request.header, IDENTITY) if request.header else None
@@ -108,7 +108,7 @@ def _check_identity(stream: Stream, request: ApiRequest) -> None:
         raise errors.error(10225, identity=ours)
 
 
-# Look
+# Info and lists
 
 
 def info(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
@@ -137,7 +137,7 @@ def _parse_list_request(jetstream: AccountJetStream, request: ApiRequest) -> tup
     return jetstream.get_stream(request.names[0]), wanted.offset
 
 
-# Change
+# Changes
 
 
 def delete(jetstream: AccountJetStream, request: ApiRequest) -> bytes:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PREFIX = b"$JS.API.DIRECT.GET."
 RESULTS_MAX = 1024
 Array = NDArray[np.uint64]
-#: As much is read and answered in one go.
+#: How much is read and sent at a time.
 _VIEW_BYTES = 65_536
 _SCAN_MIN, _SCAN_MAX = 64, 16_384
 
@@ -44,7 +44,7 @@ _UNREADABLE = b"NATS/1.0 500 Store Unavailable\r\n\r\n"
 
 
 class DirectGet:
-    """The direct-get door of one stream, under its own name or, for a mirror, under its origin's."""
+    """Serves direct gets for one stream, under its own name or, for a mirror, under its upstream's."""
 
     __slots__ = ("_prefix_length", "_stream", "_stream_header", "_subject")
 
@@ -56,13 +56,13 @@ class DirectGet:
 
     @property
     def subscriptions(self) -> tuple[bytes, bytes]:
-        """What to subscribe to."""
+        """The subjects to subscribe to."""
         return self._subject, self._subject + b".>"
 
     def on_message(
         self, session: Session, subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> None:
-        """One request."""
+        """Handle one request."""
         if not reply:
             return None
         if header and requires_newer_api(header):
@@ -155,7 +155,7 @@ class DirectGet:
     def _send_run(
         self, reply: bytes, request: MessageGetRequest, chunks: Iterable[Array], pending: int
     ) -> tuple[int, int]:
-        """Messages of a batch, at most as many and as large as asked; returns the last sequence and what is left."""
+        """Send the messages of a batch, within the requested limits; return the last sequence and how many are left."""
         log, group_commit = self._stream.log, self._stream.group_commit
         bytes_left = request.max_bytes or self._stream.jetstream.pending_max
         count_left = request.batch if request.batch > 0 else RESULTS_MAX
@@ -195,8 +195,9 @@ class DirectGet:
 
 
 class MirrorDirectGet(DirectGet):
-    """A mirror answers under its origin's name, as one of a group: once it has caught up, and only where the origin
-    itself does not answer.
+    """Serves direct gets for a mirror's upstream, once the mirror has nearly caught up.
+
+    Only if there is no upstream in this server that serves them itself.
     """
 
     __slots__ = ("_upstream_name",)
@@ -215,7 +216,7 @@ class MirrorDirectGet(DirectGet):
 
 
 def find_seq(stream: Stream, request: MessageGetRequest) -> int:
-    """The sequence that a get for one message means; 0 when there is none."""
+    """Return the sequence that a get for one message refers to; 0 if there is none."""
     log = stream.log
     seq = request.seq
     if request.start_time is not None:
@@ -230,7 +231,7 @@ def find_seq(stream: Stream, request: MessageGetRequest) -> int:
 
 
 def _iter_matches(log: StreamLog, wanted: Filter | None, seq: int, most: int) -> Iterator[Array]:
-    """The sequences of live matches from `seq` on, some at a time; those who want few need not look far."""
+    """Yield the sequences of matching messages from `seq` on, some at a time, so that small requests scan little."""
     scan_rows = min(max(most, _SCAN_MIN), _SCAN_MAX)
     while seq := log.find_next(wanted, seq):
         yield log.find_seqs(wanted, seq, seq + scan_rows - 1)
@@ -252,7 +253,7 @@ def _check(request: MessageGetRequest) -> bytes:
 
 
 def _check_last_by_subject(request: MessageGetRequest) -> bytes:
-    """With the subject in the request's subject nothing but `no_hdr` makes sense."""
+    """Reject all options but `no_hdr` if the subject is in the request's subject."""
     other = (
         request.last_by_subj
         or request.next_by_subj

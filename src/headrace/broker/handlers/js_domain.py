@@ -17,7 +17,7 @@ _BUCKETS = (b"$KV.", b"$OBJ.")
 
 
 class DomainPrefix:
-    """Takes what is meant for the domain and passes it on under the plain subject."""
+    """Forwards requests for the domain to the plain API subject."""
 
     __slots__ = ("_prefix", "_router")
 
@@ -26,12 +26,12 @@ class DomainPrefix:
         self._prefix = f"$JS.{domain}.API.".encode()
 
     def subscribe(self) -> None:
-        """Listen."""
+        """Subscribe to the subjects of the domain."""
         for tail in (*_TAILS, *(bucket + b">" for bucket in _BUCKETS)):
             self._router.subscribe_internal(self._prefix + tail, self)
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
-        """Pass it on as if it had been published there; how many received it."""
+        """Forward a request as if it had been published there; return how many received it."""
         rest = subject[len(self._prefix) :]
         api_subject = rest if rest.startswith(_BUCKETS) else _API + rest
         route = self._router.get_route(api_subject)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 _IDLE_NS = 5_000_000_000
 _BACKPRESSURE_RETRY_NS = 10_000_000
-#: What may wait to be unpacked; whoever sends more does not wait for its answers.
+#: The maximum queued for decompression; a client that exceeds it does not wait for acks.
 _QUEUE_MAX = 64 * 1024 * 1024
-#: What all restores of an account may hold in memory together: the largest entry there can be, and what follows it.
+#: The maximum that all restores of an account buffer in memory: the largest possible entry, and what follows it.
 BUFFERED_MAX = 2 * _QUEUE_MAX
 _ENTRIES_PER_SLICE = 512
 _BYTES_PER_SLICE = 4 * 1024 * 1024
@@ -39,7 +39,7 @@ CONCURRENT_MAX = 16
 
 
 def start_restore(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
-    """STREAM.RESTORE: where to send the chunks."""
+    """Handle STREAM.RESTORE: return the subject for the chunks."""
     if is_empty(request.body):
         raise errors.error(10003)
     wanted = decode(RestoreRequest, request.body, strict=jetstream.reject_unknown_fields)
@@ -59,7 +59,7 @@ ENDPOINTS: dict[tuple[str, ...], ApiEndpoint] = {
 
 
 def validate_config(jetstream: AccountJetStream, config: StreamConfig, name: str) -> StreamConfig:
-    """The configuration of a stream to be restored; unlike a new one it may be sealed."""
+    """Validate the configuration of a stream to restore; unlike a new one it may be sealed."""
     existing, sealed, config = jetstream.configs(), config.sealed, copy_config(config)
     config.sealed = False
     if name in existing and config.name == name:
@@ -73,7 +73,7 @@ def validate_config(jetstream: AccountJetStream, config: StreamConfig, name: str
 
 
 class BackupRestore:
-    """One restore under way."""
+    """One restore in progress."""
 
     def __init__(self, jetstream: AccountJetStream, config: StreamConfig, session: Any) -> None:
         self._jetstream = jetstream
@@ -94,13 +94,13 @@ class BackupRestore:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes in memory: what waits to be unpacked, and what was unpacked and waits for the rest of its entry."""
+        """Bytes in memory: queued chunks, and decompressed bytes of an incomplete entry."""
         return self._queued_bytes + self._archive.buffered_bytes
 
     # Life
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        """A chunk; an empty one is the last."""
+        """Handle a chunk; an empty one is the last."""
         if self._closed:
             return
         if self._error is not None:
@@ -119,7 +119,7 @@ class BackupRestore:
         self._restart_idle_timer()
 
     def _limit_memory(self) -> None:
-        """Where the restores of an account hold too much together, the one that holds most ends."""
+        """If the restores of an account buffer too much together, fail the one that buffers most."""
         running = self._jetstream.restores.values()
         if sum(each.buffered_bytes for each in running) > BUFFERED_MAX:
             max(running, key=lambda each: each.buffered_bytes).fail(
@@ -127,7 +127,7 @@ class BackupRestore:
             )
 
     def _restart_idle_timer(self) -> None:
-        """Nothing more for some time means that nothing more will come."""
+        """Restart the timeout after which the restore fails if no chunk arrives."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._idle_timer = self._jetstream.timers.after(_IDLE_NS, self._on_idle_timeout)
@@ -142,7 +142,7 @@ class BackupRestore:
         self.close()
 
     def close(self) -> None:
-        """Take nothing more. What has come stays marked as unfinished, for the next start to remove."""
+        """Stop receiving. What was stored stays marked as unfinished and is removed at the next start."""
         if not self._closed:
             self._closed = True
             self._jetstream.router.unsubscribe_internal(self.subject, self)
@@ -150,7 +150,7 @@ class BackupRestore:
             self._idle_timer.cancel()
 
     def fail(self, problem: str) -> None:
-        """Nothing of it stays; whoever still sends is told why."""
+        """Remove everything restored so far, and send the error to the client."""
         jetstream = self._jetstream
         self._error = errors.error(10062, err=problem)
         if jetstream.restores.get(self._config.name) is self:
@@ -184,7 +184,7 @@ class BackupRestore:
             self._jetstream.call_soon(self._run_slice)
 
     def _run_slice(self) -> None:
-        """Unpack some; a chunk is answered when all of it is in the log, the last one when the stream is there."""
+        """Decompress some; a chunk is acknowledged when all of it is in the log, the last one when the stream exists."""
         self._scheduled = False
         if self._error is not None or self._closed or not self._queue:
             return
@@ -197,7 +197,7 @@ class BackupRestore:
             self._process_chunk()
         except HeadraceError as problem:
             self.fail(str(problem))
-        except Exception as problem:  # whatever a backup holds: all of it is restored or nothing
+        except Exception as problem:  # whatever the backup contains: it is restored completely or not at all
             self.fail(f"{type(problem).__name__}: {problem}")
         self._limit_memory()
         if jetstream.store.dirty:
@@ -220,7 +220,7 @@ class BackupRestore:
             self._schedule()
 
     def _store_entries(self) -> bool:
-        """Take some entries; whether there is nothing more in what came."""
+        """Store some entries; return whether the chunk is used up."""
         limit = self._archive.decompressed_bytes + _BYTES_PER_SLICE
         for _ in range(_ENTRIES_PER_SLICE):
             if self._archive.decompressed_bytes >= limit:
@@ -234,7 +234,7 @@ class BackupRestore:
     def _finish(self, reply: bytes) -> None:
         jetstream, name = self._jetstream, self._config.name
         self._writer.check_complete()
-        # Others may have taken its subjects meanwhile.
+        # Its subjects may have been taken by others meanwhile.
         del jetstream.restores[name]
         validate_config(jetstream, self._config, name)
         stream = self._writer.complete()

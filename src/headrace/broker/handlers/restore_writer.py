@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 UNFINISHED_KEY = b"restoring/"
 ENTRY_MAX = 64 * 1024 * 1024
 _TIME_MAX = (1 << 63) - 1
-_SUBJECT_MAX = 0xFFFF  # what a record can say
+_SUBJECT_MAX = 0xFFFF  # the maximum of a record
 _NONE: Mapping[bytes, bytes] = {}
 
 
@@ -52,21 +52,21 @@ class SequencePair(msgspec.Struct):
 
 
 class BackupPending(msgspec.Struct, rename={"seq": "Sequence", "time_ns": "Timestamp"}):
-    """A message that waits for its acknowledgement: its consumer sequence, and when it was delivered."""
+    """A pending message: its consumer sequence, and when it was delivered."""
 
     seq: int = 0
     time_ns: int = 0
 
 
 class BackupInitialQueue(msgspec.Struct):
-    """What is left of a start with the last message of each subject, and where to go on after it."""
+    """What is left of the initial last message of each subject, and where to continue after that."""
 
     initial: list[int] = []
     resume: int = 0
 
 
 class ConsumerBackupState(msgspec.Struct):
-    """How far a consumer was; the reference writes and reads all but `headrace`."""
+    """The state of a consumer; nats-server writes and reads all but `headrace`."""
 
     delivered: SequencePair = msgspec.field(default_factory=SequencePair)
     ack_floor: SequencePair = msgspec.field(default_factory=SequencePair)
@@ -81,14 +81,14 @@ class ConsumerBackup(msgspec.Struct):
 
 
 class RestoredConsumer(NamedTuple):
-    """A consumer that comes back with its stream."""
+    """A consumer that is restored with its stream."""
 
     config: ConsumerConfig
     ack_state: AckState
 
 
 class RestoreWriter:
-    """A backup as far as it has come."""
+    """A backup that is being restored."""
 
     def __init__(self, jetstream: AccountJetStream, config: StreamConfig) -> None:
         self._jetstream = jetstream
@@ -104,7 +104,7 @@ class RestoreWriter:
         self._schedules: dict[bytes, tuple[bytes, int, int]] = {}
 
     def write(self, entry: BackupEntry) -> None:
-        """The next entry; raises what is wrong with it."""
+        """Store the next entry; raise if it is invalid."""
         if self._log is None or self._state is None:
             self._start(entry)
         elif len(self._consumers) < self._state.consumer_count:
@@ -115,7 +115,7 @@ class RestoreWriter:
             self._append_message(self._log, entry)
 
     def _remaining_quota(self) -> int:
-        """How many bytes the account, and the server, have left for it."""
+        """Return how many bytes the account and the server have left for it."""
         jetstream, storage = self._jetstream, self._config.storage
         quota, remaining = jetstream.quota(storage), jetstream.server_quota.remaining(storage)
         return min(quota - jetstream.usage(storage)[0], remaining) if quota >= 0 else remaining
@@ -124,7 +124,7 @@ class RestoreWriter:
         if not self._end_seen:
             raise ProtocolError("backup was truncated")
 
-    # What is in it
+    # Contents
 
     def _start(self, entry: BackupEntry) -> None:
         if entry.name != STATE_ENTRY:
@@ -206,7 +206,7 @@ class RestoreWriter:
         )
 
     def _index_headers(self, entry: BackupEntry, found: Mapping[bytes, bytes], time_ns: int) -> None:
-        """What a stream knows besides its messages is in their headers."""
+        """Collect what a stream stores besides its messages: ids, source positions and schedules, from the headers."""
         window_ns = self._config.duplicate_window
         message_id = found.get(publish_checks.MSG_ID)
         if message_id and time_ns > self._jetstream.clock_ns() - window_ns:
@@ -218,10 +218,10 @@ class RestoreWriter:
         elif not found.get(schedules.SCHEDULER):
             self._schedules.pop(entry.name, None)
 
-    # The end
+    # Completion
 
     def complete(self) -> Stream:
-        """Make the stream, with all that belongs to it, in one frame."""
+        """Create the stream, with everything that belongs to it, in one frame."""
         jetstream, log, state = self._jetstream, self._log, self._state
         assert log is not None
         assert state is not None
@@ -233,7 +233,7 @@ class RestoreWriter:
         return jetstream.register_stream(self._config, log, self._restore_state)
 
     def _restore_state(self, stream: Stream) -> None:
-        """Before it opens: its ids, positions, schedules and consumers."""
+        """Restore ids, positions, schedules and consumers before the stream opens."""
         if stream.dedup is not None:
             for message_id, seq, time_ns in self._ids:
                 stream.dedup.add(message_id, seq, time_ns)
@@ -249,19 +249,19 @@ class RestoreWriter:
             consumer.persist_state()
 
     def discard(self) -> None:
-        """Nothing of it stays."""
+        """Remove everything restored so far."""
         if self._log is not None:
             discard(self._jetstream, self._log)
             self._log = None
 
 
 def unfinished_key_for(log: StreamLog) -> bytes:
-    """The fact that says that a log is not finished."""
+    """Return the metadata key that marks a log as unfinished."""
     return UNFINISHED_KEY + b"%d" % log.ident
 
 
 def discard(jetstream: AccountJetStream, log: StreamLog) -> None:
-    """Remove a log that was not finished, with everything that was noted for it."""
+    """Remove an unfinished log and all its metadata."""
     metadata, ident = jetstream.store.metadata, log.ident
     keys = [
         unfinished_key_for(log),
@@ -291,12 +291,12 @@ def _make_ack_state(state: ConsumerBackupState, config: ConsumerConfig) -> AckSt
         ack_state.apply_delta(_encode_delta(state, config))
     except (ValueError, OverflowError) as problem:
         raise ProtocolError(f"failed to set consumer state: {problem}") from None
-    ack_state.needs_snapshot = ack_state.dirty = True  # all of it is to be written down
+    ack_state.needs_snapshot = ack_state.dirty = True  # persist all of it
     return ack_state
 
 
 def _encode_delta(state: ConsumerBackupState, config: ConsumerConfig) -> bytes:
-    """The reference's record of a consumer as one of ours."""
+    """Convert nats-server's record of a consumer to an ack state delta."""
     pending = sorted(state.pending.items())
     numbers = [state.delivered.consumer_seq, state.delivered.stream_seq, state.ack_floor.consumer_seq]
     numbers += [state.ack_floor.stream_seq, *state.pending, *(each.seq for each in state.pending.values())]

@@ -32,9 +32,10 @@ _NAME = re.compile(r"[0-9a-f]{1,32}-[0-9]{1,9}")
 
 
 def create_lease(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
-    """Hold a stream as it is; the answer leaves when what the pin shows is durable.
+    """Pin a stream as it is now; the response is sent when everything in the pin is durable.
 
-    With `pin` nothing new is held: it asks for a token of a pin that is. With `grant` the answer has a token.
+    With `pin` nothing new is pinned: the request asks for a token of an existing pin. With `grant` the response has a
+    token.
     """
     body = _parse_body(request)
     existing = body.get("pin")
@@ -76,7 +77,7 @@ def _get_existing(jetstream: AccountJetStream, request: ApiRequest, name: object
 
 
 def find_lease(jetstream: AccountJetStream, name: str) -> Manifest | None:
-    """What a pin shows; None if it is not held (any more), or the name is none."""
+    """Return the manifest of a pin; None if it expired, was released, or the name is not valid."""
     if not _NAME.fullmatch(name):
         return None
     try:
@@ -87,7 +88,7 @@ def find_lease(jetstream: AccountJetStream, name: str) -> Manifest | None:
 
 
 def make_token(jetstream: AccountJetStream, name: str) -> str:
-    """What a reader shows to be served the files of a pin."""
+    """Return the token with which a reader may fetch the files of a pin."""
     metadata = jetstream.store.metadata
     secret = metadata.get(_SECRET)
     if secret is None:
@@ -97,14 +98,14 @@ def make_token(jetstream: AccountJetStream, name: str) -> str:
 
 
 def is_valid_token(jetstream: AccountJetStream, name: str, token: str) -> bool:
-    """Whether a token is that of a pin."""
+    """Whether a token belongs to a pin."""
     if jetstream.store.metadata.get(_SECRET) is None:
         return False
     return hmac.compare_digest(make_token(jetstream, name).encode(), token.encode("utf-8", "replace"))
 
 
 def release_lease(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
-    """Let go of a pin before its lease ends; one that is gone already is no error."""
+    """Release a pin before its lease ends; not an error if it is already gone."""
     jetstream.get_stream(request.names[0])
     name = _parse_body(request).get("pin")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -125,7 +126,7 @@ def _remove_expired(jetstream: AccountJetStream) -> None:
 
 
 def _cancel_timer(jetstream: AccountJetStream, name: str) -> None:
-    """There is no lease to end any more."""
+    """Cancel the timer of a lease that has ended."""
     timer = jetstream.pin_leases.pop(name, None)
     if timer is not None:
         timer.cancel()

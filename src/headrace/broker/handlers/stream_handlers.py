@@ -169,7 +169,7 @@ def delete_message(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     return responses.encode_success("stream_msg_delete_response")
 
 
-# What only a cluster can do
+# Requests that need a cluster
 
 
 def clustered_only(jetstream: AccountJetStream, request: ApiRequest) -> bytes:

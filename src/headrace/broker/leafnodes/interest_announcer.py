@@ -25,18 +25,18 @@ LOOP_PREFIX = b"$LDS."
 
 
 class LeafnodeSet:
-    """The leafnode connections of one account. `loop_subject` comes back only where connections form a ring."""
+    """The leafnode connections of one account. `loop_subject` comes back only if connections form a cycle."""
 
     def __init__(self, router: SubjectRouter, account: str = "$G") -> None:
         self.router = router
         self.account = account
         self.sessions: list[LeafnodeSession] = []
         self.loop_subject = LOOP_PREFIX + nuid().encode()
-        #: Called when a connection has been made, with its session.
+        #: Called with the session of each connection that was established.
         self.on_established: list[Callable[[LeafnodeSession], None]] = []
 
     def add(self, session: LeafnodeSession) -> None:
-        """A connection is ready: tell it what is wanted here, now and from now on."""
+        """Announce current and future interest to an established connection."""
         if not self.sessions:
             self.router.entry_watchers.append(self.on_entry_changed)
         self.sessions.append(session)
@@ -45,20 +45,20 @@ class LeafnodeSet:
             call(session)
 
     def remove(self, session: LeafnodeSession) -> None:
-        """A connection is gone."""
+        """Remove a closed connection."""
         if session in self.sessions:
             self.sessions.remove(session)
             if not self.sessions:
                 self.router.entry_watchers.remove(self.on_entry_changed)
 
     def on_entry_changed(self, pattern: bytes, entry: Any, change: int) -> None:
-        """Somebody came or went; `change` is how many there are more."""
+        """Announce a change of interest; `change` is the change in the number of members."""
         for session in tuple(self.sessions):
             session.announced_interest.update(pattern, entry, change)
 
 
 class AnnouncedInterest:
-    """What one connection was told."""
+    """The interest announced on one connection."""
 
     __slots__ = ("_session", "counts")
 
@@ -67,7 +67,7 @@ class AnnouncedInterest:
         self.counts: dict[tuple[bytes, bytes | None], int] = {}
 
     def announce_all(self, leafnodes: LeafnodeSet) -> None:
-        """Everything that is wanted at this moment."""
+        """Announce all current interest."""
         for pattern, entry in leafnodes.router.entries():
             if self._should_announce(pattern, entry):
                 key = (pattern, get_queue(entry))
@@ -81,7 +81,7 @@ class AnnouncedInterest:
         )
 
     def update(self, pattern: bytes, entry: Any, change: int) -> None:
-        """Interest changed: tell it where it makes a difference."""
+        """Announce a change of interest if it makes a difference."""
         if not self._should_announce(pattern, entry):
             return
         key = (pattern, get_queue(entry))
@@ -110,7 +110,7 @@ class AnnouncedInterest:
 
 
 def get_queue(entry: Any) -> bytes | None:
-    """The queue group of an entry of the hub; parts of the server are in none."""
+    """Return the queue group of an entry of the router; None for internal subscribers."""
     if isinstance(entry, Subscription | RemoteInterest):
         return entry.queue
     return None

@@ -12,9 +12,9 @@ from typing import Any
 from headrace.broker.routing.permissions import Permissions
 from headrace.protocol import subjects
 
-#: Each side answers these itself.
+#: Each side serves these subjects itself.
 LOCAL_ONLY = (b"$JS.API.>", b"$KV.>", b"$OBJ.>")
-#: Which cross whatever the rules are.
+#: These subjects cross regardless of permissions.
 ALWAYS_ALLOWED = (b"$LDS.", b"_GR_.", b"$GR.")
 _REPLY_PREFIXES = (b"_R_.", b"$JS.ACK.")
 
@@ -29,7 +29,7 @@ class LeafnodePermissions:
         self.deny = tuple(deny)
 
     def with_denied(self, deny: Iterable[bytes]) -> LeafnodePermissions:
-        """The same with more denied."""
+        """Return the same permissions with more subjects denied."""
         return LeafnodePermissions(self.allow, (*self.deny, *deny))
 
     def allows(self, subject: bytes) -> bool:
@@ -39,11 +39,11 @@ class LeafnodePermissions:
         return self.allow is None or any(subjects.matches(entry, subject) for entry in self.allow)
 
     def allows_inbound(self, subject: bytes) -> bool:
-        """Whether a message that arrived is taken; answers to what was sent across always are."""
+        """Whether a message that arrived is accepted; replies to what was sent always are."""
         return subject.startswith(_REPLY_PREFIXES) or self.allows(subject)
 
     def allows_interest(self, pattern: bytes) -> bool:
-        """Whether interest in a pattern may be told."""
+        """Whether interest in a pattern may be announced."""
         if pattern.startswith(ALWAYS_ALLOWED):
             return True
         if any(subjects.is_subset(pattern, entry) for entry in self.deny):
@@ -52,7 +52,7 @@ class LeafnodePermissions:
 
 
 def permissions_for(permissions: Permissions | None) -> tuple[LeafnodePermissions, LeafnodePermissions]:
-    """What a user may publish and what it may subscribe to."""
+    """Return a user's permissions for publishing and subscribing."""
     if permissions is None:
         return LeafnodePermissions(), LeafnodePermissions()
     publish = LeafnodePermissions(permissions.publish_allow, permissions.publish_deny)
@@ -62,13 +62,13 @@ def permissions_for(permissions: Permissions | None) -> tuple[LeafnodePermission
 
 
 def to_info(permissions: LeafnodePermissions) -> dict[str, list[str]] | None:
-    """The rules as INFO tells them; None when there are none."""
+    """Encode permissions for INFO; None if there are no restrictions."""
     found = {"allow": permissions.allow, "deny": permissions.deny}
     return {key: [each.decode() for each in value] for key, value in found.items() if value} or None
 
 
 def from_info(value: object) -> LeafnodePermissions:
-    """What INFO told; malformed parts tell nothing."""
+    """Parse permissions from INFO; malformed parts are ignored."""
     fields: Mapping[str, Any] = value if isinstance(value, dict) else {}
 
     def read_subjects(key: str) -> list[bytes] | None:
@@ -79,5 +79,5 @@ def from_info(value: object) -> LeafnodePermissions:
 
 
 def is_local_only(subject: bytes) -> bool:
-    """Whether each side answers this itself."""
+    """Whether each side serves this subject itself."""
     return any(subjects.matches(entry, subject) for entry in LOCAL_ONLY)

@@ -40,13 +40,13 @@ CLIENT_ON_LEAFNODE_PORT = "attempted to connect to leaf node port"
 DUPLICATE_REMOTE = "Duplicate Remote LeafNode Connection"
 INBOUND_ROUTES_MAX = 4096
 PROTOCOL = 1
-#: How long a server that dialled waits before it tries again, after what would only happen again.
+#: How long a server that dialed waits before it retries after an error that would only happen again.
 LOOP_DELAY_S = 30.0
 _DELAYS = (("Loop detected", LOOP_DELAY_S), (SAME_CLUSTER, 30.0), ("Permissions Violation", 30.0))
 
 
 class InboundRoute(NamedTuple):
-    """Where messages of one subject go that come over one connection; good as long as `route.live`."""
+    """The route of one subject for messages that arrive over one connection; usable as long as `route.valid`."""
 
     route: Route
     local_route: Route | None
@@ -55,7 +55,7 @@ class InboundRoute(NamedTuple):
 
 
 class LeafnodeSession(BackpressuredClient):
-    """One connection. `spoke` is whether this side joins the other's system; `cluster` and `domain` are the other's."""
+    """One connection. `spoke`: this side is the spoke; `cluster` and `domain` are those of the other side."""
 
     __slots__ = (
         "_deny_exports",
@@ -99,7 +99,7 @@ class LeafnodeSession(BackpressuredClient):
         deny_imports: Sequence[bytes] = (),
         deny_exports: Sequence[bytes] = (),
     ) -> None:
-        """`solicited`: we are the client side. `hub_role`: and yet the other side joins us."""
+        """`solicited`: this side dialed. `hub_role`: the other side is the spoke nevertheless."""
         super().__init__(leafnodes.router.table)
         self._leafnodes, self.router = leafnodes, leafnodes.router
         self.transport, self.cid, self._local_info = transport, cid, local_info
@@ -126,16 +126,16 @@ class LeafnodeSession(BackpressuredClient):
 
     @property
     def advertised_urls(self) -> list[str]:
-        """Where else the other side can be dialled, as it says."""
+        """More addresses of the other side, as it advertises them."""
         found = self._info.get("leafnode_urls")
         return [url for url in found if isinstance(url, str)] if isinstance(found, list) else []
 
-    # The handshake, client side
+    # Handshake, dialing side
 
     def on_info(self, body: bytes) -> None:
-        """The first one is answered by CONNECT; later ones tell permissions and that all is well."""
+        """Reply to the first INFO with CONNECT; later ones carry permissions and confirm the connection."""
         if not self.solicited:
-            return  # only asked for where compression is negotiated, which we never offer
+            return  # only sent to negotiate compression, which this server never offers
         fields = _parse_object(body)
         first = not self._info
         if first and not (fields.get("client_id") and "leafnode_urls" in fields):
@@ -154,7 +154,7 @@ class LeafnodeSession(BackpressuredClient):
             self._establish()
 
     def send_connect(self) -> None:
-        """Say who we are; called again when TLS was to be set up first."""
+        """Send CONNECT, after TLS is set up if it is needed."""
         local, info = self._local_info, self._info
         fields: dict[str, Any] = {
             "version": local.version,
@@ -175,17 +175,17 @@ class LeafnodeSession(BackpressuredClient):
             self._establish()
 
     def _apply_info(self, fields: Mapping[str, Any]) -> None:
-        """The other side tells what it lets us do."""
+        """Apply the permissions that the other side grants."""
         if "export" in fields or "import" in fields:
             self.outbound_permissions = from_info(fields.get("export")).with_denied(self._deny_exports)
             self.inbound_permissions = from_info(fields.get("import")).with_denied(self._deny_imports)
             if self._established:
                 self._deny_local_subjects()
 
-    # The handshake, server side
+    # Handshake, accepting side
 
     def on_connect(self, body: bytes) -> None:
-        """Somebody says who it is."""
+        """Authenticate the server that dialed."""
         if self.solicited or self.authenticated:
             raise ProtocolError(None)
         fields = _parse_object(body)
@@ -211,21 +211,21 @@ class LeafnodeSession(BackpressuredClient):
         self._establish()
 
     def _bind(self, leafnodes: LeafnodeSet) -> None:
-        """Belong to an account."""
+        """Move to an account."""
         self._leafnodes, self.router, self.table = leafnodes, leafnodes.router, leafnodes.router.table
 
     def _replace_stale(self) -> None:
-        """The same server dialled again before we noticed that it was gone."""
+        """Close an older connection of the same server that dialed again before its loss was noticed."""
         for other in tuple(self._leafnodes.sessions):
             same = (other.name, other.cluster) == (self.name, self.cluster)
             if same and self.name and not other.solicited and other.remote_account == self.remote_account:
                 sometimes("a leafnode dials before it is missed")
                 other.transport.fail(DUPLICATE_REMOTE)
 
-    # Both
+    # Both sides
 
     def _establish(self) -> None:
-        """From now on interest and messages go to and fro."""
+        """Start to exchange interest and messages."""
         if self._established:
             return
         if (
@@ -233,14 +233,14 @@ class LeafnodeSession(BackpressuredClient):
             and self.cluster
             and any(s.cluster == self.cluster for s in self._leafnodes.sessions)
         ):
-            self._fail_on_loop()  # joined with it already, the other way round or by another name
+            self._fail_on_loop()  # already connected to it, in the other direction or under another name
         self._established = self.authenticated = True
         self._deny_local_subjects()
         self._leafnodes.add(self)
         self.transport.on_established()
 
     def _deny_local_subjects(self) -> None:
-        """Each side answers for its own JetStream; a request for ours is not sent away."""
+        """Keep the JetStream API and buckets local: each side serves its own, and requests for ours are not sent away."""
         self.outbound_permissions = self.outbound_permissions.with_denied(LOCAL_ONLY)
         self.inbound_permissions = self.inbound_permissions.with_denied(LOCAL_ONLY)
         domain = self._local_info.domain
@@ -251,7 +251,7 @@ class LeafnodeSession(BackpressuredClient):
         self.router.invalidate_routes()
 
     def close(self) -> None:
-        """The connection is gone, and with it what the other side wanted."""
+        """Remove the other side's interest: the connection is closed."""
         self.authenticated = False
         if self._established:
             self._established = False
@@ -270,22 +270,22 @@ class LeafnodeSession(BackpressuredClient):
         self.pings_out = 0
 
     def on_error(self, text: str) -> None:
-        """The other side complains; it closes next."""
+        """Handle an error from the other side, which closes the connection next."""
         self.reconnect_delay_s = next((delay for start, delay in _DELAYS if start in text), 0.0)
         self.transport.on_remote_error(text)
 
     # Interest
 
     def may_announce(self, pattern: bytes) -> bool:
-        """Whether the other side may know that we want this."""
+        """Whether interest in a pattern may be announced to the other side."""
         return self.inbound_permissions.allows_interest(pattern)
 
     def may_send(self, subject: bytes) -> bool:
-        """Whether messages on this subject may go to the other side."""
+        """Whether messages on this subject may be sent to the other side."""
         return subject.startswith(ALWAYS_ALLOWED) or self.outbound_permissions.allows(subject)
 
     def on_interest(self, subject: bytes, queue: bytes | None, weight: int) -> None:
-        """The other side wants something, or a queue group there has grown or shrunk."""
+        """Add interest of the other side, or change the size of a queue group there."""
         self._require_established()
         self.activity += 1
         if subject == self._leafnodes.loop_subject:
@@ -307,7 +307,7 @@ class LeafnodeSession(BackpressuredClient):
             self.router.set_remote_weight(entry, weight)
 
     def on_no_interest(self, subject: bytes, queue: bytes | None) -> None:
-        """The other side wants it no more."""
+        """Remove interest of the other side."""
         self._require_established()
         self.activity += 1
         entry = self.remote_interest.pop((subject, queue), None)
@@ -315,13 +315,13 @@ class LeafnodeSession(BackpressuredClient):
             self.router.unsubscribe_remote(entry)
 
     def _fail_on_loop(self) -> None:
-        """Our own mark came back: messages would go round for ever."""
+        """Close the connection because our own loop subject came back: messages would circulate forever."""
         self.reconnect_delay_s = LOOP_DELAY_S
         text = f'Loop detected for leafnode account="{self.account}". Delaying attempt to reconnect for 30s'
         raise ProtocolError(text)
 
     def _on_violation(self, what: str, subject: bytes) -> None:
-        """Where the other side decides what we may do we keep silent; else it should have known better."""
+        """Raise on a violation, unless the other side is the hub: then it sets the permissions, and we ignore it."""
         if not self.spoke:
             raise ProtocolError(f'Permissions Violation for {what} to "{subject.decode("utf-8", "replace")}"')
 
@@ -334,7 +334,7 @@ class LeafnodeSession(BackpressuredClient):
     def send_msg(
         self, subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes
     ) -> None:
-        """Send a message across."""
+        """Send a message to the other side."""
         if header and not self.headers:
             header = b""
         self.buffer += leafnode.encode_msg(subject, reply, queues, header, payload)
@@ -343,7 +343,7 @@ class LeafnodeSession(BackpressuredClient):
         self.mark_dirty()
 
     def send_run(self, data: bytes, count: int, size: int) -> None:
-        """Send messages that are encoded already."""
+        """Send messages that are already encoded."""
         self.buffer += data
         self.out_msgs += count
         self.out_bytes += size
@@ -352,7 +352,7 @@ class LeafnodeSession(BackpressuredClient):
     def on_message(
         self, subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes
     ) -> None:
-        """A message came across: hand it to those who want it here, and beyond."""
+        """Deliver a message from the other side to subscribers here and on other connections."""
         if not self._established:
             raise ProtocolError(UNAUTHORIZED)
         self.in_msgs += 1
@@ -379,7 +379,7 @@ class LeafnodeSession(BackpressuredClient):
         for subscriber in inbound_route.internal_subscribers:
             subscriber.on_message(self, original_subject, reply, header, payload)
         if inbound_route.fast_paths:
-            # Whatever it shows, nobody stores under a subject that it may not publish to.
+            # A message is never stored under an original subject that the other side may not publish to.
             stored_subject = (
                 original_subject
                 if original_subject is subject or self.inbound_permissions.allows(original_subject)

@@ -12,7 +12,7 @@ from headrace.broker.routing.session import SessionIdentity
 
 @dataclass(frozen=True, slots=True)
 class LeafnodeLocalInfo:
-    """What this server says of itself."""
+    """What this server reports about itself."""
 
     server_id: str
     name: str
@@ -23,35 +23,35 @@ class LeafnodeLocalInfo:
 
 
 class LeafnodeTransport(Protocol):
-    """What carries a session, a connection as a rule."""
+    """The transport of a session, usually a connection."""
 
     client_ip: str
 
     def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
-        """Who a CONNECT proves to be; None is a violation."""
+        """Authenticate a CONNECT; None is an authorization violation."""
 
     def leafnodes(self, account: str) -> LeafnodeSet:
-        """The leafnode connections of an account; ProtocolError when it may have no more."""
+        """Return the leafnode connections of an account; raise ProtocolError if it may have no more."""
 
     def start_tls(self, *, requested: bool) -> None:
-        """Set up TLS, where the other side asked for it or we insist on it, then `send_connect`."""
+        """Set up TLS, if the other side requested it or we require it, then call `send_connect`."""
 
     def credentials(self, nonce: str) -> dict[str, str]:
-        """What a CONNECT says of who we are."""
+        """Return the credentials for CONNECT."""
 
     def info(
         self, account: str, imports: dict[str, list[str]] | None, exports: dict[str, list[str]] | None
     ) -> bytes:
-        """The INFO line for somebody who is known now, and what it may hear and say."""
+        """Return the INFO line for an authenticated server, with its permissions."""
 
     def may_subscribe(self, count: int) -> bool:
-        """Whether the other side may want one thing more than these many."""
+        """Whether the other side may add one more subscription to `count`."""
 
     def on_established(self) -> None:
-        """Both sides know each other."""
+        """Called when the handshake is complete."""
 
     def on_remote_error(self, text: str) -> None:
-        """The other side sent an error; the connection is ending."""
+        """Called when the other side sent an error; the connection is ending."""
 
     def fail(self, text: str | None) -> None:
-        """End the connection, saying why unless there is nothing to say."""
+        """End the connection, with an error text unless it is None."""

@@ -13,14 +13,14 @@ from typing import NamedTuple
 from headrace.errors import RequestError
 from headrace.jetstream_api import errors
 
-#: The server that made the consumer, as its store identifies it; nats-server has no such key.
+#: The id of the store of the server that created the consumer; nats-server has no such key.
 _SERVER = "_headrace.server"
 _KINDS = ("_nats.src.", "_nats.mirror.")
 _IN_USE = 10013
 
 
 class ConsumerOwner(NamedTuple):
-    """A stream, and where it is. `server` is "" where it is not known."""
+    """A stream and its location. `server` is "" if it is not known."""
 
     account: str
     domain: str
@@ -28,7 +28,7 @@ class ConsumerOwner(NamedTuple):
     server: str = ""
 
     def metadata(self, *, mirror: bool) -> dict[str, str]:
-        """What a consumer of this stream carries."""
+        """Return the metadata of a consumer that belongs to this stream."""
         prefix = _KINDS[mirror]
         about = {
             f"{prefix}acc": self.account,
@@ -39,13 +39,15 @@ class ConsumerOwner(NamedTuple):
         return {key: value for key, value in about.items() if value}
 
     def may_take_over_from(self, other: ConsumerOwner, *, is_bound: bool) -> bool:
-        """Whether this stream takes over a consumer of that one: the same stream on another server, or on one whose
-        store is new, while nobody listens to what the consumer delivers.
+        """Whether this stream may take over a consumer of `other`.
+
+        It may if both are the same stream, on another server or in a new store, and nobody subscribes to the deliver
+        subject.
         """
         return self[:3] == other[:3] and not is_bound
 
     def owns(self, other: ConsumerOwner) -> bool:
-        """Whether that one is this very stream. A server keeps its streams when its domain gets another name."""
+        """Whether `other` is this very stream. A server keeps its streams when its domain is renamed."""
         if self.server and other.server:
             is_same_stream = (self.account, self.stream) == (other.account, other.stream)
             return self.server == other.server and is_same_stream
@@ -57,7 +59,7 @@ class ConsumerOwner(NamedTuple):
 
 
 def parse_owner(metadata: Mapping[str, str]) -> ConsumerOwner | None:
-    """The owner of a consumer with this metadata; None for one that no copying server made."""
+    """Parse the owner from a consumer's metadata; None if it was not created for a mirror or source."""
     for prefix in _KINDS:
         if stream := metadata.get(f"{prefix}stream"):
             account, domain = (metadata.get(prefix + key, "") for key in ("acc", "domain"))
@@ -66,7 +68,7 @@ def parse_owner(metadata: Mapping[str, str]) -> ConsumerOwner | None:
 
 
 def consumer_in_use_error(consumer: str, origin: str, owner: object) -> RequestError:
-    """The error of a copy whose consumer is that of another."""
+    """Return the error for a copy whose consumer belongs to another stream."""
     entry = errors.load_table()[_IN_USE]
     text = (
         f"{entry.description}: {owner} reads stream {origin!r} with consumer {consumer!r}; give this copy a consumer name "

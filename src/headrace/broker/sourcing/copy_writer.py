@@ -30,14 +30,14 @@ _SOURCE = b"Nats-Stream-Source"
 _EMPTY_HEADER = b"NATS/1.0\r\n\r\n"
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 _COMMIT = b"Nats-Batch-Commit"
-#: Members of a batch are kept back as far as this; a larger one becomes visible in parts.
+#: Members of an incomplete batch are held back up to this size; a larger batch becomes visible in parts.
 _PENDING_BATCH_BYTES_MAX = 64 * 1024 * 1024
-#: And as long as this after the last one came.
+#: And up to this time after the last member arrived.
 _PENDING_BATCH_TIMEOUT_NS = 10 * times.SECOND_NS
 
 
 def strip_upstream_headers(header: bytes, *, is_source: bool) -> bytes:
-    """A header block without what was meant for the origin only; b"" when nothing is left of it."""
+    """Remove headers that were meant for the upstream only; return b"" if none are left."""
     dropped_prefixes: list[bytes] = [b"Nats-Expected-", b"Nats-Batch-"]
     if is_source:
         dropped_prefixes.append(_SOURCE + b":")
@@ -49,7 +49,7 @@ def strip_upstream_headers(header: bytes, *, is_source: bool) -> bytes:
 
 
 class _BaseWriter:
-    """What both have in common."""
+    """The common part of both writers."""
 
     __slots__ = ("_stream", "_subject_transform", "upstream")
 
@@ -64,7 +64,7 @@ class _BaseWriter:
         return self._stream.transform_subject(subject)
 
     def _parse_ttl(self, header_map: Mapping[bytes, bytes]) -> int:
-        """Seconds to live; what cannot be read is no limit, and never is only so where TTLs are enabled."""
+        """Return the seconds to live: 0 if invalid, and exempt only if TTLs are enabled."""
         value = header_map.get(publish_checks.TTL)
         if not value:
             return 0
@@ -83,7 +83,7 @@ class _BaseWriter:
         )
 
     def _check_capacity(self, subject: bytes, header: bytes, payload: bytes, rollup: bytes) -> None:
-        """Refuse for now what a full stream that keeps its oldest has no place for."""
+        """Raise if the stream is full and discards new messages; the copy is retried later."""
         if self._stream.config.storage in self._stream.jetstream.server_quota.exhausted:
             raise errors.error(10023)
         if self._stream.config.discard == "new":
@@ -97,7 +97,7 @@ class _BaseWriter:
 
 
 class MirrorWriter(_BaseWriter):
-    """Keeps a stream the same as its origin. `seq` is the newest sequence that is settled here."""
+    """Keeps a stream identical to its upstream. `stored_seq` is the newest sequence that is done here."""
 
     __slots__ = ()
 
@@ -111,7 +111,7 @@ class MirrorWriter(_BaseWriter):
 
     @property
     def durable_seq(self) -> int:
-        """The newest sequence that the frame under construction makes durable."""
+        """The newest sequence that is durable with the open frame."""
         return self._stream.log.last_seq
 
     @property
@@ -119,18 +119,18 @@ class MirrorWriter(_BaseWriter):
         return ""
 
     def get_start_position(self) -> StartPosition:
-        """Where the origin has to begin."""
+        """Return where the upstream has to start."""
         last = self._stream.log.last_seq
         return StartPosition(last + 1) if last else self._get_configured_start()
 
     def skip_to(self, seq: int, identity: str) -> None:
-        """The origin will not deliver anything up to `seq`."""
+        """Skip to `seq`: the upstream will not deliver anything up to it."""
         if seq > self._stream.log.last_seq:
             self._stream.log.advance(seq)
             self._stream.mark_dirty()
 
     def reset_identity(self) -> None:
-        """Another stream has taken the origin's name; a mirror follows its sequences all the same."""
+        """Do nothing: a mirror follows the sequences of a new upstream with the same name."""
 
     def store(self, seq: int, time_ns: int, subject: bytes, header: bytes, payload: bytes) -> None:
         """Store the next message."""
@@ -165,7 +165,7 @@ class MirrorWriter(_BaseWriter):
 
     @staticmethod
     def _store_plain(stream: Stream, seq: int, time_ns: int, subject: bytes, payload: bytes) -> None:
-        """The next one in line, with nothing to look at, on a stream that takes such messages as they come."""
+        """Store the next message without any checks, on a stream whose fast path is enabled."""
         fast_path = stream.fast_path
         stream.log.append(subject, b"", payload, time_ns)
         fast_path.last_message_id = b""
@@ -174,23 +174,23 @@ class MirrorWriter(_BaseWriter):
         stream.mark_dirty()
 
     def flush_incomplete_batch(self, *, idle: bool) -> None:
-        """Nothing is ever kept back."""
+        """Do nothing: a mirror holds nothing back."""
 
     def rollback(self) -> None:
-        """Nothing is ever kept back."""
+        """Do nothing: a mirror holds nothing back."""
 
     def take_over(self, other: CopyWriter) -> None:
-        """Nothing is ever kept back."""
+        """Do nothing: a mirror holds nothing back."""
 
     def finish(self) -> None:
-        """Nothing is ever kept back."""
+        """Do nothing: a mirror holds nothing back."""
 
 
 class SourceWriter(_BaseWriter):
-    """Adds what one origin has to a stream of its own. `seq` is the newest origin sequence that is settled here.
+    """Adds the messages of one upstream to a stream. `stored_seq` is the newest upstream sequence that is done here.
 
-    Members of an atomic batch are kept back until it is complete, if the stream does batches itself, and then stored
-    within one frame (batch.md, 6); `received` counts them already, `seq` does not. They are durable meanwhile.
+    If the stream supports atomic batches, members are held back until the batch is complete and then stored within one
+    frame (batch.md, 6); `received_seq` includes them, `stored_seq` does not. They are durable meanwhile.
     """
 
     __slots__ = (
@@ -245,13 +245,13 @@ class SourceWriter(_BaseWriter):
     def skip_to(self, seq: int, identity: str) -> None:
         if seq > self.received_seq or identity != self.identity:
             if seq > self.received_seq:
-                self._store_pending_batch()  # what is missing of a batch will not come
+                self._store_pending_batch()  # the missing members of a batch will not come
                 self.stored_seq = self.received_seq = seq
             self._set_identity(identity)
             self._save_position()
 
     def reset_identity(self) -> None:
-        """Another stream has taken the origin's name: begin anew with it."""
+        """Start over: another stream now has the upstream's name."""
         self._store_pending_batch()
         self.stored_seq = self.received_seq = 0
         self._set_identity("")
@@ -274,7 +274,7 @@ class SourceWriter(_BaseWriter):
         return self._unfiltered and self._stream.config.allow_atomic
 
     def _add_to_batch(self, message: SourcedMessage) -> None:
-        """A message while a batch is open, or the first of one."""
+        """Handle a message while a batch is open, or the first member of one."""
         header_map = publish_checks.parse_nats_headers(message[2])
         member_batch_id = get_batch_id(header_map)
         if self.pending_batch and (
@@ -294,7 +294,7 @@ class SourceWriter(_BaseWriter):
         return get_batch_id(publish_checks.parse_nats_headers(message[2]))
 
     def _store_pending_batch(self) -> None:
-        """Store what was kept back, whether it is a whole batch or not; what does not fit is kept back on."""
+        """Store the members held back, complete or not; those that do not fit stay."""
         pending_batch = self.pending_batch
         if not pending_batch:
             return
@@ -308,7 +308,7 @@ class SourceWriter(_BaseWriter):
             pending_batch.remove_first(stored_count)
 
     def flush_incomplete_batch(self, *, idle: bool) -> None:
-        """The origin has nothing more to send (`idle`), or is silent for long: what is missing will not come."""
+        """Store an incomplete batch if the upstream has nothing more (`idle`) or sent nothing for long."""
         if not self.pending_batch:
             return
         if (
@@ -321,19 +321,19 @@ class SourceWriter(_BaseWriter):
             self.received_seq = self.stored_seq
 
     def rollback(self) -> None:
-        """Forget what a crash would; the origin will deliver it again."""
+        """Drop what would not survive a crash; the upstream will deliver it again."""
         self.pending_batch.rollback()
         self.received_seq = self.durable_seq
 
     def take_over(self, other: CopyWriter) -> None:
-        """Go on with what was kept back by the one before this."""
+        """Take over the members that the predecessor holds back."""
         if isinstance(other, SourceWriter) and other.pending_batch:
             self.pending_batch.take_over(other.pending_batch)
             self.batch_id = other.batch_id
             self.received_seq = self.durable_seq
 
     def finish(self) -> None:
-        """The source goes: the origin was told that these are stored, so they are."""
+        """Store the members held back, because they were already acknowledged to the upstream."""
         self._store_pending_batch()
 
     # Storing

@@ -11,7 +11,7 @@ from headrace.broker.routing.router import SubjectRouter
 
 
 class ReachabilityWatch:
-    """Calls `on_reachable` whenever requests on a subject are heard again after a time when they were not."""
+    """Calls `on_reachable` whenever a subject has interest again after it had none."""
 
     __slots__ = ("_on_reachable", "_reachable", "_router", "_subject")
 
@@ -22,13 +22,13 @@ class ReachabilityWatch:
         self._reachable = True
 
     def start(self, subject: bytes) -> None:
-        """From now on."""
+        """Start to watch."""
         self._subject = subject
         self._reachable = self._router.has_interest(subject)
         self._router.watch_subject(subject, self._on_interest_change)
 
     def stop(self) -> None:
-        """No more; no harm when it was never watched."""
+        """Stop to watch; no effect if it never started."""
         if self._subject:
             self._router.unwatch_subject(self._subject, self._on_interest_change)
             self._subject = b""

@@ -41,7 +41,7 @@ def jitter_ns() -> int:
 
 
 class Replicator:
-    """The copying from one origin."""
+    """Copies from one upstream."""
 
     __slots__ = (
         "_consumer_name",
@@ -69,9 +69,9 @@ class Replicator:
         self.writer = writer
         self.consumer_strategy = strategy_for(writer.upstream)
         self.error: RequestError | None = None
-        self.waiting_for_space = False  # the stream did not take a message
+        self.waiting_for_space = False  # the stream did not accept a message
         self._receiver = UpstreamReceiver(jetstream, self, writer)
-        self._resume_seq = -1  # up to where the link before this one told its origin that all is stored
+        self._resume_seq = -1  # up to where the replaced replicator acknowledged messages as stored
         self._last_setup_ns = 0
         self._failures = 0
         self._consumers_to_delete: list[bytes] = []
@@ -87,12 +87,12 @@ class Replicator:
     # Life
 
     def start(self) -> None:
-        """Begin at the end of this turn."""
+        """Start at the end of this turn."""
         self._set_timer(0)
         self._reachability.start(self.writer.upstream.reachability_subject)
 
     def stop(self) -> None:
-        """Ask and take nothing more."""
+        """Stop requests and deliveries."""
         if self._jetstream.copiers.get(self._claim) is self:
             del self._jetstream.copiers[self._claim]
         self._cancel_timers()
@@ -100,24 +100,26 @@ class Replicator:
         self._reachability.stop()
 
     def _on_reachable(self) -> None:
-        """What was under way is gone: set up anew, whatever the wait was going to be."""
+        """Set up again at once, because earlier requests and deliveries may be lost."""
         sometimes("the way to the origin is open again")
         self._failures = 0
         self.restart()
 
     def remove(self) -> None:
-        """The source was removed: its consumer goes too, if it was ours to make."""
+        """Stop after the source was removed, and delete its consumer if this server created it."""
         self.stop()
         try:
             self.writer.finish()
         except (RequestError, StoreError):
-            pass  # the stream takes nothing more, or is going itself
+            pass  # the stream accepts nothing more, or is being deleted itself
         if self._deletes:
             self._send_delete(self.writer.upstream.make_delete_subject(self.consumer_name))
 
     def take_over(self, predecessor: Replicator) -> None:
-        """Go on where another way of reading the same origin stops. Its consumer stays until there is a new one,
-        because what it has not acknowledged could be lost with it; that is delivered again, dropped and acknowledged.
+        """Continue where a replicator with the same upstream and another consumer stops.
+
+        Its consumer is deleted only when there is a new one: messages that it has not acknowledged could be lost with
+        it. They are delivered again, dropped as already stored, and acknowledged.
         """
         predecessor.stop()
         self.writer.take_over(predecessor.writer)
@@ -130,24 +132,24 @@ class Replicator:
 
     @property
     def consumer_name(self) -> bytes:
-        """The name of the consumer at the origin, as far as it is known."""
+        """The name of the consumer at the upstream, as far as it is known."""
         return self._consumer_name or self.consumer_strategy.name.encode()
 
     @property
     def _deletes(self) -> bool:
-        """Whether the consumer goes with this link: not if another stream reads with it."""
+        """Whether to delete the consumer with this replicator: not if another stream reads through it."""
         return self.consumer_strategy.deletes_consumer and self._claim not in self._jetstream.copiers
 
     @property
     def num_pending(self) -> int:
-        """What the origin last said was left; -1 before it said anything."""
+        """How many messages the upstream last reported as pending; -1 before its first delivery."""
         return self._receiver.num_pending
 
     def _send_delete(self, subject: bytes) -> None:
         self._jetstream.router.publish(subject, b"", b"", b"")
 
     def make_info(self, now_ns: int) -> responses.SourceStatus:
-        """For the stream's info."""
+        """Build the status for the stream's info."""
         entry, receiver = self.writer.upstream.entry, self._receiver
         return responses.SourceStatus(
             entry.name,
@@ -160,7 +162,7 @@ class Replicator:
             entry.subject_transforms,
         )
 
-    # Setting up
+    # Setup
 
     def _setup(self) -> None:
         self._cancel_timers()
@@ -178,12 +180,12 @@ class Replicator:
 
     @property
     def _claim(self) -> tuple[bytes, str]:
-        """The consumer that the configuration names: two links that read with one take messages from each other."""
+        """The consumer that the configuration names: two replicators must not read through one."""
         consumer = self.writer.upstream.entry.consumer
         return self.writer.upstream.reachability_subject, consumer.name if consumer is not None else ""
 
     def _is_refused(self) -> bool:
-        """Whether another stream of this account reads with the consumer; then wait, and leave the consumer alone."""
+        """Whether another stream of this account reads through the consumer; if so, retry later."""
         origin, holder = self.writer.upstream, self._jetstream.copiers.get(self._claim)
         if origin.entry.consumer is None or holder is None or holder is self:
             return False
@@ -243,7 +245,7 @@ class Replicator:
         self._request(request)
 
     def _on_consumer_ready(self, response: ConsumerResponse, identity: bytes | None) -> None:
-        """The consumer is there: listen to what it delivers."""
+        """Subscribe to the deliver subject, now that the consumer exists."""
         assert response.config is not None
         if self._is_refused():
             return
@@ -274,10 +276,10 @@ class Replicator:
         if subject:
             self._jetstream.router.unsubscribe_internal(subject, self._subscriber)
 
-    # Starting anew
+    # Restart
 
     def _retry_later(self) -> None:
-        """Try again later, and later each time; meanwhile listen for a consumer that others have to make."""
+        """Retry with increasing delays; meanwhile watch for deliveries of a consumer that others have to create."""
         self._failures += 1
         self.restart(min(BACKOFF_NS * self._failures, BACKOFF_NS_MAX))
         if self.consumer_strategy.probe_subject:
@@ -285,13 +287,13 @@ class Replicator:
             self._waiting_for_consumer = True
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        """Something is delivered by a consumer that was not there: it is now."""
+        """Set up now: a delivery shows that the missing consumer exists."""
         if self._waiting_for_consumer:
             self._waiting_for_consumer = False
             self._set_timer(jitter_ns())
 
     def restart(self, backoff_ns: int = 0) -> None:
-        """Set up anew, as soon as that is decent."""
+        """Set up again, but not more often than every SETUP_INTERVAL_NS."""
         self._cancel_timers()
         self._unsubscribe()
         delay_ns = max(self._last_setup_ns + SETUP_INTERVAL_NS - self._now(), 0) + backoff_ns
@@ -300,13 +302,13 @@ class Replicator:
         self._set_timer(delay_ns)
 
     def on_store_error(self) -> None:
-        """The stream cannot take what arrives; the origin will be asked for it again."""
+        """Restart because the stream cannot store a message; the upstream will deliver it again."""
         sometimes("a copy cannot be stored")
         self.restart()
         self.waiting_for_space = True
 
     def on_space_available(self) -> None:
-        """The stream has room again."""
+        """Continue when the stream has space again."""
         if self.waiting_for_space:
             self.waiting_for_space = False
             self._set_timer(0)
@@ -317,7 +319,7 @@ class Replicator:
         self._timer = self._jetstream.timers.after(delay_ns, self._setup)
 
     def _check_heartbeat(self) -> None:
-        """Every so often: is anybody there?"""
+        """Restart if nothing arrived for too long."""
         self._heartbeat_timer = None
         if self._now() - self._receiver.last_received_ns > HEARTBEAT_TIMEOUT_NS:
             sometimes("the origin is silent")
@@ -326,7 +328,7 @@ class Replicator:
             self._heartbeat_timer = self._jetstream.timers.after(HEARTBEAT_TIMEOUT_NS, self._check_heartbeat)
 
     def _cancel_timers(self) -> None:
-        """Drop the timers and the answer that was expected."""
+        """Cancel the timers and the pending request."""
         for timer in (self._timer, self._heartbeat_timer):
             if timer is not None:
                 timer.cancel()

@@ -14,25 +14,25 @@ from headrace.storage import SEQ_MAX, MetadataStore, StreamLog
 
 KEY = b"origins/"
 SOURCE_HEADER = b"Nats-Stream-Source"
-#: How many messages are looked at, from the newest on.
+#: How many messages are searched, starting with the newest.
 LOOK_BACK_MAX = 50_000
 _DIGITS_MAX = 20
 
 
 class SourcePosition(msgspec.Struct, array_like=True):
-    """`seq` 0: nothing yet. `identity` tells the origin from a later stream of the same name."""
+    """`seq` 0: nothing yet. `identity` distinguishes the upstream from a later stream with the same name."""
 
     seq: int = 0
     identity: str = ""
 
 
 def make_key(ident: int) -> bytes:
-    """Where the positions of a stream are kept."""
+    """Return the metadata key of a stream's positions."""
     return KEY + b"%d" % ident
 
 
 def parse_source_header(value: bytes) -> tuple[str, SourcePosition] | None:
-    """The index name and position in the header of a copy; None where it makes no sense."""
+    """Parse the index name and position from the header of a copy; None if it is not valid."""
     tokens = value.decode("utf-8", "replace").split(" ")
     if len(tokens) < 5 or len(tokens[1]) > _DIGITS_MAX or not (tokens[1].isascii() and tokens[1].isdigit()):
         return None
@@ -43,7 +43,7 @@ def parse_source_header(value: bytes) -> tuple[str, SourcePosition] | None:
 
 
 def recover_from_copies(log: StreamLog, index: str) -> SourcePosition:
-    """The position that the newest copy from a source tells; none when there is no such copy among the newest."""
+    """Return the position in the newest copy from a source; 0 if there is no copy among the newest messages."""
     seq = log.find_prev(None, log.last_seq) if log.messages else 0
     for _ in range(LOOK_BACK_MAX):
         message = log.get(seq) if seq else None
@@ -57,7 +57,7 @@ def recover_from_copies(log: StreamLog, index: str) -> SourcePosition:
 
 
 class SourcePositions:
-    """The positions of one stream; `facts` is None for a stream in memory, whose positions need not survive."""
+    """The positions of one stream; `metadata` is None for a stream in memory, whose positions need not survive."""
 
     __slots__ = ("_key", "_metadata", "_saved", "_unsaved")
 
@@ -75,20 +75,20 @@ class SourcePositions:
         return self._unsaved.get(index) or self._saved.get(index) or SourcePosition()
 
     def has_position(self, index: str) -> bool:
-        """Whether this source ever had a position here."""
+        """Whether this source ever had a position in this stream."""
         return index in self._unsaved or index in self._saved
 
     def set(self, index: str, seq: int, identity: str) -> None:
-        """To be written down with the frame under construction."""
+        """Set a position; it is persisted with the open frame."""
         self._unsaved[index] = SourcePosition(seq, identity)
 
     def save(self) -> None:
-        """The frame is about to close."""
+        """Persist changed positions before the frame closes."""
         if self._unsaved and self._metadata is not None:
             self._metadata.merge(self._key, msgspec.msgpack.encode(self._unsaved))
         self._saved |= self._unsaved
         self._unsaved.clear()
 
     def encode_snapshot(self) -> bytes:
-        """All that are written down, for a checkpoint: none may be ahead of its copy."""
+        """Encode all persisted positions for a checkpoint: none may be ahead of its copy."""
         return msgspec.msgpack.encode(self._saved)

@@ -22,26 +22,26 @@ from headrace.jetstream_api.validation.sourcing import make_index_name
 if TYPE_CHECKING:
     from headrace.broker.stream import Stream
 
-#: A mirror answers direct gets for its origin once it is as close as this.
+#: A mirror serves direct gets for its upstream once its lag is below this.
 CAUGHT_UP_LAG = 10
 
 
 class Sourcing:
-    """The links of one stream, by index name."""
+    """The replicators of one stream, by index name."""
 
     __slots__ = ("_message_count", "_replicators", "_stream", "positions")
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._replicators: dict[str, Replicator] = {}
-        self._message_count = 0  # at the end of the last frame
+        self._message_count = 0  # as of the last commit
         metadata = None if stream.config.storage == "memory" else stream.jetstream.store.metadata
         self.positions = SourcePositions(metadata, stream.log.ident)
 
     # Configuration
 
     def configure(self, config: StreamConfig) -> None:
-        """Start what is new, retire what is gone, leave alone what stays."""
+        """Start new replicators, remove those no longer configured, leave the others alone."""
         entries = {make_index_name(entry): entry for entry in _iter_entries(config)}
         if not entries and not self._replicators:
             return
@@ -80,14 +80,14 @@ class Sourcing:
         replicator.start()
 
     def _find_predecessor(self, entry: StreamSource, removed: dict[str, Replicator]) -> Replicator | None:
-        """A link that goes and differs from the entry only in its consumer."""
+        """Find a removed replicator that differs from the entry only in its consumer."""
         for index, replicator in removed.items():
             if _strip_consumer(replicator.writer.upstream.entry) == _strip_consumer(entry):
                 return removed.pop(index)
         return None
 
     def _transfer_position(self, index: str, predecessor: Replicator) -> None:
-        """Go on where the predecessor was, so that no message comes twice."""
+        """Continue at the predecessor's position, so that no message is stored twice."""
         writer, saved = predecessor.writer, self.positions.get(index)
         if writer.stored_seq > saved.seq or writer.identity != saved.identity:
             self.positions.set(index, writer.stored_seq, writer.identity)
@@ -96,30 +96,30 @@ class Sourcing:
     # Life
 
     def stop(self) -> None:
-        """The server is closing."""
+        """Stop all replicators: the server is closing."""
         for replicator in self._replicators.values():
             replicator.stop()
 
     def close(self) -> None:
-        """The stream is being deleted."""
+        """Remove all replicators: the stream is being deleted."""
         for replicator in self._replicators.values():
             replicator.remove()
         self._replicators.clear()
 
-    # The tick
+    # Group commit
 
     def prepare_commit(self) -> None:
-        """Before the frame closes: positions go with their copies; whoever waited for room may have it now."""
+        """Persist positions together with their copies, and retry copies if there is space again."""
         self.positions.save()
         message_count, self._message_count = self._message_count, self._stream.log.messages
         if message_count > self._message_count:
             for replicator in self._replicators.values():
                 replicator.on_space_available()
 
-    # Looking
+    # Status
 
     def make_mirror_info(self, now_ns: int) -> responses.SourceStatus | None:
-        """How the mirror fares, for the stream's info."""
+        """Return the status of the mirror, for the stream's info."""
         infos = [
             replicator.make_info(now_ns)
             for replicator in self._replicators.values()
@@ -128,7 +128,7 @@ class Sourcing:
         return infos[0] if infos else None
 
     def make_source_infos(self, now_ns: int) -> list[responses.SourceStatus]:
-        """The same of every source."""
+        """Return the status of every source, for the stream's info."""
         return [
             replicator.make_info(now_ns)
             for replicator in self._replicators.values()
@@ -137,7 +137,7 @@ class Sourcing:
 
     @property
     def is_almost_caught_up(self) -> bool:
-        """Whether a mirror has nearly everything that its origin has."""
+        """Whether a mirror has nearly everything that its upstream has."""
         return any(0 <= replicator.num_pending < CAUGHT_UP_LAG for replicator in self._replicators.values())
 
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from headrace.broker.stream import Stream
 
 KEY = b"held/"
-#: What is larger than this goes through the journal once, as a message.
+#: A larger member goes through the journal only once, as a message.
 MEMBER_BYTES_MAX = 256 * 1024
 DURABLE_BYTES_MAX = 16 * 1024 * 1024
 
-SourcedMessage = tuple[int, bytes, bytes, bytes]  # origin sequence, subject, header, payload
+SourcedMessage = tuple[int, bytes, bytes, bytes]  # upstream sequence, subject, header, payload
 _TYPE = tuple[int, bytes, bytes, bytes]
 
 
 class PendingBatch:
-    """What one source keeps back."""
+    """The members that one source holds back."""
 
     __slots__ = ("_key", "_stream", "bytes", "durable_count", "last_added_ns", "messages")
 
@@ -50,11 +50,11 @@ class PendingBatch:
 
     @property
     def durable_seq(self) -> int:
-        """The newest origin sequence that survives a crash; 0 when there is none."""
+        """The newest upstream sequence that survives a crash; 0 if there is none."""
         return self.messages[self.durable_count - 1][0] if self.durable_count else 0
 
     def add(self, message: SourcedMessage, now_ns: int) -> None:
-        """Keep one back; raises Full when the disk does not take it."""
+        """Hold back one member; raise StoreFull if the disk has no space for it."""
         size = _size(message)
         if self.durable_count == len(self.messages) and self._fits(size):
             self._persist(message)
@@ -73,12 +73,12 @@ class PendingBatch:
             self._stream.mark_dirty()
 
     def rollback(self) -> None:
-        """Forget what a crash would; the origin delivers it again."""
+        """Drop what would not survive a crash; the upstream delivers it again."""
         del self.messages[self.durable_count :]
         self.bytes = sum(map(_size, self.messages))
 
     def remove_first(self, count: int) -> None:
-        """So many are stored as messages now, in the same frame."""
+        """Remove members that are now stored as messages, in the same frame."""
         if not count:
             return
         remaining = self.messages[count:]
@@ -90,13 +90,13 @@ class PendingBatch:
         self.bytes = sum(map(_size, remaining))
 
     def clear(self) -> None:
-        """Keep nothing back."""
+        """Drop all members."""
         if self._is_persistent and self.durable_count:
             self._stream.jetstream.store.metadata.delete(self._key)
         self.messages, self.durable_count, self.bytes = [], 0, 0
 
     def take_over(self, other: PendingBatch) -> None:
-        """Go on with what a source held that this one takes over from."""
+        """Take over the members of the source that this one replaces."""
         messages, durable_count, last_added_ns = other.messages, other.durable_count, other.last_added_ns
         other.clear()
         for message in messages[:durable_count]:

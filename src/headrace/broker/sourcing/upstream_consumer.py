@@ -15,7 +15,7 @@ from headrace.broker.sourcing.consumer_ownership import consumer_in_use_error, p
 from headrace.broker.sourcing.upstream_requests import StartPosition, Upstream, UpstreamRequest
 from headrace.jetstream_api import errors
 
-#: The peer does not know the request's level, or a field of it.
+#: The upstream does not support the request's API level, or one of its fields.
 _OLDER_SERVER_ERRORS = (10185, 10025)
 _NO_CONSUMER = 10014
 _DELIVER_ALL_ONLY = 10101
@@ -38,7 +38,7 @@ class DeliveredPosition(msgspec.Struct):
 
 
 class ConsumerResponse(msgspec.Struct):
-    """What of a consumer's create, reset or info response is looked at, and the response itself."""
+    """The fields of a consumer's create, reset or info response that are used, and the response itself."""
 
     error: UpstreamError | None = None
     name: str = ""
@@ -49,9 +49,9 @@ class ConsumerResponse(msgspec.Struct):
 
 
 class EphemeralConsumer:
-    """A new consumer every time."""
+    """Creates a new consumer at every setup."""
 
-    #: Whether the consumer goes with its source, and whether to listen for one that is missing.
+    #: Whether to delete the consumer with its source; where to watch for deliveries of a missing one.
     deletes_consumer, probe_subject = True, b""
 
     def __init__(self, upstream: Upstream) -> None:
@@ -61,19 +61,19 @@ class EphemeralConsumer:
         self._start_position, self._identity = StartPosition(), ""
 
     def first_request(self, start_position: StartPosition, identity: str) -> UpstreamRequest:
-        """The first request of a setup."""
+        """Return the first request of a setup."""
         self._variant, self._start_position, self._identity = 0, start_position, identity
         return self._upstream.make_create_request(start_position, identity, 0)
 
     def on_error(self, err_code: int) -> UpstreamRequest | None:
-        """What to ask instead; 0 stands for no answer at all."""
+        """Return what to request instead; `err_code` 0 means that there was no response."""
         if err_code not in _OLDER_SERVER_ERRORS or self._variant + 1 == self._upstream.compat_variants:
             return None
         self._variant += 1
         return self._upstream.make_create_request(self._start_position, self._identity, self._variant)
 
     def on_success(self, response: ConsumerResponse) -> UpstreamRequest | None:
-        """What is left to ask."""
+        """Return the next request, or None if the setup is done."""
         return None
 
     def get_deliver_subject(self, config: UpstreamConsumerConfig) -> bytes:
@@ -81,7 +81,7 @@ class EphemeralConsumer:
 
 
 class UserManagedConsumer:
-    """A durable consumer that is there, or will be."""
+    """Uses a durable consumer that somebody else creates."""
 
     deletes_consumer = False
 
@@ -109,7 +109,7 @@ class UserManagedConsumer:
 
 
 class _Step(Enum):
-    """What a server-managed setup has asked last."""
+    """The last request of a server-managed setup."""
 
     LOOK = auto()
     ADOPT = auto()
@@ -118,7 +118,7 @@ class _Step(Enum):
 
 
 class ServerManagedConsumer:
-    """A durable consumer of ours: look whether it is there and ours, make it where it is missing, then reset it."""
+    """Uses a durable consumer of its own: check whether it exists and is ours, create it if missing, then reset it."""
 
     probe_subject = b""
 
@@ -126,10 +126,10 @@ class ServerManagedConsumer:
         self._upstream = upstream
         assert upstream.entry.consumer is not None
         self.name = upstream.entry.consumer.name
-        self.deletes_consumer = True  # until it is known to be another stream's
+        self.deletes_consumer = True  # unless it turns out to be another stream's
         self._start_position, self._identity = StartPosition(), ""
         self._step = _Step.LOOK
-        #: Whether the consumer that was found can be used also if it cannot be changed.
+        #: Whether the existing consumer can be used even if it cannot be updated.
         self._may_keep = False
 
     def first_request(self, start_position: StartPosition, identity: str) -> UpstreamRequest:
@@ -141,7 +141,7 @@ class ServerManagedConsumer:
         if self._step is _Step.CREATE:
             if err_code != _DELIVER_ALL_ONLY or self._start_position == StartPosition():
                 return None
-            self._start_position = StartPosition()  # a work queue holds nothing that was taken before
+            self._start_position = StartPosition()  # a work queue has no messages that were already consumed
             return self._create()
         if err_code == _NO_CONSUMER:
             return self._create()
@@ -150,7 +150,7 @@ class ServerManagedConsumer:
         if err_code:
             return None
         if self._step is _Step.LOOK:
-            return self._reset()  # who may not look may reset, and sees the owner in that answer
+            return self._reset()  # RESET may be allowed where INFO is not; its response names the owner
         return self._create() if self._step is _Step.RESET else None
 
     def on_success(self, response: ConsumerResponse) -> UpstreamRequest | None:
@@ -166,12 +166,14 @@ class ServerManagedConsumer:
         return self._reset()
 
     def _check_owner(self, response: ConsumerResponse, metadata: dict[str, str]) -> bool:
-        """Refuse a consumer of another stream; whether it is one to take over from where this stream was before, or one
-        that does not name its server yet.
+        """Raise if the consumer belongs to another stream; return whether its owner has to be updated.
+
+        That is the case if it is taken over from where this stream was before, or does not name its server yet.
         """
         own, found = self._upstream.owner, parse_owner(metadata)
         is_own = found is None or own.owns(found)
-        # One of an earlier version, of nats-server or made by hand does not say whose it is: another may read with it.
+        # A consumer made by hand, by nats-server or by an earlier version names no owner: somebody else may read
+        # through it.
         is_unnamed = is_own and self._step is _Step.LOOK and (found is None or not found.server)
         is_heir = (
             found is not None and not is_own and own.may_take_over_from(found, is_bound=response.push_bound)
@@ -198,7 +200,7 @@ ConsumerStrategy = EphemeralConsumer | UserManagedConsumer | ServerManagedConsum
 
 
 def strategy_for(upstream: Upstream) -> ConsumerStrategy:
-    """The way that the configuration asks for."""
+    """Return the strategy that the configuration asks for."""
     consumer = upstream.entry.consumer
     if consumer is None:
         return EphemeralConsumer(upstream)

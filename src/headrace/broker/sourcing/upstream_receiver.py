@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _STATUS = b"NATS/1.0 100 "
 _STALLED = b"Nats-Consumer-Stalled"
 _LAST_CONSUMER = b"Nats-Last-Consumer"
-#: What a message of a run counts besides header and payload: deliver subject and acknowledgement subject.
+#: What a message of a run counts besides header and payload: deliver subject and ack subject.
 _MESSAGE_OVERHEAD = 100
 
 
 class UpstreamReceiver:
-    """The deliveries of one consumer after another."""
+    """Receives the deliveries of one consumer after another."""
 
     __slots__ = (
         "_ack_prefix",
@@ -49,21 +49,19 @@ class UpstreamReceiver:
         self._jetstream = jetstream
         self._replicator = replicator
         self._writer = writer
-        self.active = False  # closed while the link starts anew
+        self.active = False  # False while the replicator restarts
         self.lag = 0
-        self.num_pending = -1  # what the origin last said was left; -1 before it said anything
+        self.num_pending = -1  # what the upstream last reported; -1 before that
         self.last_received_ns = 0
-        #: The origin was told that everything up to this is stored; -1 before it said where it begins.
+        #: Everything up to this was acknowledged to the upstream; -1 before its start is known.
         self.acked_seq = -1
         self._consumer_name = b""
-        self._ack_prefix = (
-            b"$JS.ACK."  # what numbers a message that is delivered for the first time begins with
-        )
+        self._ack_prefix = b"$JS.ACK."  # prefix of the ack subject of a first delivery
         self._last_consumer_seq = 0
         self._stored_position = (0, 0)  # consumer and stream sequence up to which everything is stored
 
     def start(self, consumer_name: bytes, delivered_seq: int) -> None:
-        """From now on take what this consumer delivers; it has delivered everything up to `reached`."""
+        """Receive from this consumer; it has delivered everything up to `delivered_seq`."""
         self._consumer_name = consumer_name
         self._ack_prefix = b"$JS.ACK.%s.%s.1." % (self._writer.upstream.entry.name.encode(), consumer_name)
         self._last_consumer_seq = 0
@@ -72,7 +70,7 @@ class UpstreamReceiver:
         self.active = True
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        """A message or a status on the deliver subject."""
+        """Handle a message or a status on the deliver subject."""
         if not self.active:
             return
         self.last_received_ns = self._jetstream.timers.now_ns()
@@ -104,10 +102,10 @@ class UpstreamReceiver:
         num_pending: int,
         size_max: int,
     ) -> tuple[int, int]:
-        """What `offer` does for a run of stored records of an origin in this server; how many were taken and their size.
+        """Store a run of records of an upstream in this server; return how many were taken and their size.
 
         The records are those of `view` that are in `seqs` from `at` on; the first has consumer sequence `consumer_seq`.
-        `ack` is the acknowledgement subject up to the stream sequence.
+        `ack_prefix` is the ack subject up to the stream sequence.
         """
         if (
             not self.active
@@ -143,8 +141,10 @@ class UpstreamReceiver:
         header: bytes,
         payload: bytes,
     ) -> None:
-        """Gap detection: sourcing.md, table 7.5, except that a source starts anew like a mirror when the consumer's count
-        goes back. The reference waits for a heartbeat, whose count may by then be the one it knows.
+        """Store a delivery, or restart if there is a gap.
+
+        Gap detection follows sourcing.md, table 7.5, except that a source restarts like a mirror when the consumer
+        sequence goes back. nats-server waits for a heartbeat, whose sequence may by then be the expected one.
         """
         writer, expected_seq = self._writer, self._last_consumer_seq + 1
         if seq <= writer.received_seq:
@@ -152,7 +152,7 @@ class UpstreamReceiver:
                 self._advance(expected_seq, seq)
             elif consumer_seq < expected_seq:
                 sometimes("the origin counts anew")
-                self._replicator.restart()  # somebody reset the consumer: it counts from one again
+                self._replicator.restart()  # the consumer was reset: its sequence starts from one again
             return
         if consumer_seq != expected_seq and not (writer.upstream.is_mirror and seq == writer.stored_seq + 1):
             sometimes("a gap in what arrives")
@@ -185,20 +185,18 @@ class UpstreamReceiver:
             return
         stalled_reply = headers.get(header, _STALLED)
         try:
-            # With nothing left to come, or nothing for long, what is missing of a batch will not come either.
+            # If nothing is left to come, or nothing came for long, missing members of a batch will not come either.
             self._writer.flush_incomplete_batch(idle=not stalled_reply and self.num_pending == 0)
         except (RequestError, StoreError):
             self._replicator.on_store_error()
             return
         if self._writer.durable_seq > self._stored_position[1]:
             self._stored_position = (self._last_consumer_seq, self._writer.durable_seq)
-        if (
-            stalled_reply
-        ):  # also before the first delivery: a reset consumer still waits for what it asked before
+        if stalled_reply:  # also before the first delivery: a reset consumer still waits for an earlier reply
             self._jetstream.group_commit.publish_when_all_durable(stalled_reply, b"", b"", b"")
 
     def _on_flow_request(self, reply: bytes) -> None:
-        """Everything that came before it becomes durable, then the answer leaves."""
+        """Reply once everything that arrived before the request is durable."""
         template = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n"
         self._jetstream.group_commit.publish_when_all_durable(
             reply, b"", template % self._stored_position, b""

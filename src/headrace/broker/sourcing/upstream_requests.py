@@ -23,12 +23,12 @@ _API_PREFIX = "$JS.API"
 _ACK_WAIT_NS = 22 * 3600 * SECOND_NS
 _CREATE_TIMEOUT_NS = 30 * SECOND_NS
 _RESET_TIMEOUT_NS = 5 * SECOND_NS
-#: With a durable consumer of ours the flow-control window, counted in bytes, is what limits; not this.
+#: High on purpose: for a server-managed consumer the flow-control window, counted in bytes, is the limit.
 _MAX_ACK_PENDING = 65_536
 
 
 class UpstreamRequest(NamedTuple):
-    """A request, and how long to wait for its answer."""
+    """A request, and how long to wait for its response."""
 
     subject: bytes
     header: bytes
@@ -37,14 +37,14 @@ class UpstreamRequest(NamedTuple):
 
 
 class StartPosition(NamedTuple):
-    """Where to begin: a sequence, else a time, else with everything."""
+    """Where to start: a sequence, else a time, else with everything."""
 
     seq: int = 0
     time_ns: int = 0
 
 
 class Upstream:
-    """How one entry of a stream's configuration speaks to its origin."""
+    """Builds the requests of one mirror or source entry."""
 
     __slots__ = ("consumer_base_name", "entry", "index_name", "is_mirror", "owner", "upstream_name")
 
@@ -74,7 +74,7 @@ class Upstream:
 
     @property
     def reachability_subject(self) -> bytes:
-        """A request subject of the origin: while nobody listens there, the way to it is down."""
+        """An API subject of the upstream: without a subscriber there, the upstream is not reachable."""
         return self._make_api_subject(f"CONSUMER.CREATE.{self.entry.name}")
 
     def _make_deliver_subject(self, token: str) -> str:
@@ -84,7 +84,7 @@ class Upstream:
         return f"{prefix}.{kind}.{token}"
 
     def get_stable_deliver_subject(self) -> str:
-        """Where a consumer that this server manages delivers to: configured, or always the same."""
+        """Return the deliver subject of a server-managed consumer: the configured one, or one that never changes."""
         consumer = self.entry.consumer
         assert consumer is not None
         if consumer.deliver_subject:
@@ -92,7 +92,7 @@ class Upstream:
         return self._make_deliver_subject(short_hash(f"{self.consumer_base_name} {consumer.name}"))
 
     def get_filters(self) -> list[str]:
-        """What the consumer is asked to deliver; [] for everything."""
+        """Return the filters of the consumer; [] for everything."""
         if self.entry.subject_transforms:
             return [each.src or ">" for each in self.entry.subject_transforms]
         return [self.entry.filter_subject] if self.entry.filter_subject else []
@@ -102,7 +102,7 @@ class Upstream:
     def make_create_request(
         self, start_position: StartPosition, identity: str, variant: int
     ) -> UpstreamRequest:
-        """A new ephemeral consumer; forms above 0 ask older servers with less and less."""
+        """Make the request for a new ephemeral consumer; variants above 0 ask older servers for less and less."""
         is_oldest_variant = variant == self.compat_variants - 1
         name = f"{self.consumer_base_name}_{nuid()[:8]}" if is_oldest_variant else self.consumer_base_name
         config = self._make_consumer_config(start_position, name, self._make_deliver_subject(nuid()[:8]))
@@ -122,17 +122,17 @@ class Upstream:
 
     @property
     def compat_variants(self) -> int:
-        """How many forms of `create` there are."""
+        """How many variants of the create request there are."""
         return 2 if self.is_mirror else 3
 
     def look(self) -> UpstreamRequest:
-        """What the durable consumer is like; this changes nothing."""
+        """Make the request for the info of the durable consumer; it changes nothing."""
         assert self.entry.consumer is not None
         subject = self._make_api_subject(f"CONSUMER.INFO.{self.entry.name}.{self.entry.consumer.name}")
         return UpstreamRequest(subject, b"", b"", _RESET_TIMEOUT_NS)
 
     def adopt(self, config: dict[str, Any]) -> UpstreamRequest:
-        """The durable consumer as it is, with this stream as its owner."""
+        """Make the request that sets this stream as the owner of the durable consumer and changes nothing else."""
         assert self.entry.consumer is not None
         owner_fields = self.owner.metadata(mirror=self.is_mirror)
         changed = {**config, "metadata": {**config.get("metadata", {}), **owner_fields}}
@@ -143,7 +143,7 @@ class Upstream:
         return UpstreamRequest(self._make_api_subject(tail), b"", dumps(body), _CREATE_TIMEOUT_NS)
 
     def make_create_durable_request(self, start_position: StartPosition) -> UpstreamRequest:
-        """The durable consumer that the configuration names, unless there is one."""
+        """Make the request that creates the durable consumer of the configuration, if it does not exist."""
         assert self.entry.consumer is not None
         config = self._make_consumer_config(
             start_position, self.entry.consumer.name, self.get_stable_deliver_subject()
@@ -191,7 +191,7 @@ class Upstream:
         return UpstreamRequest(self._make_api_subject(tail), header, dumps(body), _CREATE_TIMEOUT_NS)
 
     def make_reset_request(self, identity: str) -> UpstreamRequest:
-        """The durable consumer goes back to what was acknowledged."""
+        """Make the request that resets the durable consumer to its ack floor."""
         assert self.entry.consumer is not None
         header_fields = [] if self.is_mirror else [(REQUIRED_API_LEVEL, b"5"), (IDENTITY, identity.encode())]
         subject = self._make_api_subject(f"CONSUMER.RESET.{self.entry.name}.{self.entry.consumer.name}")
@@ -200,5 +200,5 @@ class Upstream:
         )
 
     def make_delete_subject(self, consumer: bytes) -> bytes:
-        """The subject that deletes a consumer."""
+        """Return the subject of the request that deletes a consumer."""
         return self._make_api_subject(f"CONSUMER.DELETE.{self.entry.name}.{consumer.decode()}")

@@ -2,7 +2,7 @@
 
 Members are staged in memory, visible to nobody, until the one that commits. Then every check is made against the stream
 as it was before the batch; the first that fails rejects the whole batch. Staging is bounded: messages per batch, batches
-per stream and per server, bytes per server, and time: a batch without traffic is abandoned.
+per stream and per account, bytes per account, and time: a batch without traffic is abandoned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ID, ID_ALT = b"Nats-Batch-Id", b"Nats-Batch-ID"
 SEQUENCE, SEQUENCE_ALT = b"Nats-Batch-Sequence", b"Nats-Batch-Seq"
 COMMIT = b"Nats-Batch-Commit"
-#: A member with these headers only has nothing that could be refused, except for want of room.
+#: A member with only these headers cannot be rejected, except for lack of space.
 PLAIN_HEADERS = frozenset((ID, ID_ALT, SEQUENCE, SEQUENCE_ALT, COMMIT))
 _ID_BYTES_MAX = 64
 _U64_MAX = 2**64 - 1
@@ -35,7 +35,7 @@ _U64_MAX = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How much may wait, and for how long; the reference's figures, and a bound on bytes that it lacks."""
+    """How much may be staged, and for how long: nats-server's values, and a limit on bytes that it lacks."""
 
     per_stream: int = 50
     per_server: int = 1000
@@ -58,8 +58,10 @@ class BatchMember:
 
 
 class AtomicBatch(OpenBatch):
-    """An open batch. Its members are plain ones, (subject, header, payload), until the first that may be refused: from
-    then on there are `Member`s among them.
+    """An open batch.
+
+    Its members are plain tuples (subject, header, payload), except for those that may be rejected: they are
+    `BatchMember`s.
     """
 
     __slots__ = ("needs_checks", "timer")
@@ -71,7 +73,7 @@ class AtomicBatch(OpenBatch):
         self.timer: TimerHandle | None = None
 
     def expand_members(self) -> list[BatchMember]:
-        """Every member in full."""
+        """Return every member as a BatchMember."""
         return [each if isinstance(each, BatchMember) else _expand_member(*each) for each in self.members]
 
 
@@ -80,7 +82,7 @@ def _expand_member(subject: bytes, header: bytes, payload: bytes) -> BatchMember
 
 
 class AtomicBatchBudget(ByteBudget):
-    """What all streams of a server have staged together."""
+    """The bytes and batches that all streams of an account have staged."""
 
     __slots__ = ("limits", "open_batches")
 
@@ -91,7 +93,7 @@ class AtomicBatchBudget(ByteBudget):
 
 
 def get_batch_id(header_map: Mapping[bytes, bytes]) -> bytes:
-    """The batch a message belongs to, by either spelling; b"" for none."""
+    """Return the batch that a message belongs to, by either spelling of the header; b"" for none."""
     return header_map.get(ID) or header_map.get(ID_ALT, b"")
 
 
@@ -109,7 +111,7 @@ class AtomicBatches:
         return len(self._open)
 
     def on_member(self, member: BatchMember, name: bytes) -> bytes:
-        """One message of a batch: staged (the answer is empty) or, with the commit, the answer to all."""
+        """Handle one message of a batch: stage it and return b"", or commit and return the reply for the batch."""
         self._check_message(member, name)
         position = self._parse_position(member.header_map)
         commit = member.header_map.get(COMMIT)
@@ -125,7 +127,7 @@ class AtomicBatches:
         self._close(batch)
         return self._commit(batch)
 
-    # Checks of one message, in the reference's order
+    # Checks of one message, in nats-server's order
 
     def _check_message(self, member: BatchMember, name: bytes) -> None:
         config = self._stream.config
@@ -152,7 +154,7 @@ class AtomicBatches:
         return position
 
     def _get_or_open(self, name: bytes, position: int, end_only: bool) -> AtomicBatch:
-        """The open batch of that name, or a new one if this is a first message."""
+        """Return the open batch with that name, or open it if this is a first message."""
         batch = self._open.get(name)
         if batch is not None:
             return batch
@@ -173,7 +175,7 @@ class AtomicBatches:
     def _check_next(
         self, batch: AtomicBatch, member: BatchMember, position: int, commit: bytes | None
     ) -> None:
-        """Whether the message is the next of its batch; whatever is wrong ends the batch."""
+        """Check that the message is the next of its batch; any error ends the batch."""
         end_only = commit == b"eob"
         limits = self._budget.limits
         if commit is not None and commit not in (b"1", b"eob"):
@@ -210,10 +212,10 @@ class AtomicBatches:
             batch.timer = jetstream.timers.after(timeout_ns, lambda: self._check_timeout(batch))
 
     def _check_timeout(self, batch: AtomicBatch) -> None:
-        """The timer rang: either nothing came since, or it has to ring again later."""
+        """Abandon the batch if nothing arrived since, else arm the timer again."""
         jetstream = self._stream.jetstream
         left_ns = batch.deadline_ns - jetstream.clock_ns()
-        # More than the whole of it can be left only if the clock was set back; then nothing came since.
+        # More than the whole timeout can only be left if the clock was set back; then nothing arrived since.
         if 0 < left_ns <= self._budget.limits.timeout_ns:
             batch.timer = jetstream.timers.after(left_ns, lambda: self._check_timeout(batch))
             return
@@ -245,7 +247,7 @@ class AtomicBatches:
         )
 
     def clear(self) -> None:
-        """The stream goes, or batches were switched off: nothing staged is kept, and nobody is told."""
+        """Drop all batches without advisories: the stream is deleted, or batches were disabled."""
         for batch in list(self._open.values()):
             self._close(batch)
 
@@ -275,7 +277,7 @@ class AtomicBatches:
         self._stream.reserve_frame_space(subjects + batch.bytes, len(batch.members))
 
     def _store_plain(self, members: list[tuple[bytes, bytes, bytes]]) -> int:
-        """Store members that can all be kept as they are; the last one's sequence."""
+        """Store members that need no checks; return the sequence of the last."""
         stream, fast_path = self._stream, self._stream.fast_path
         time_ns = stream.jetstream.reserve_times(len(members))
         first = stream.log.append_many(members, time_ns, step_ns=1)
@@ -286,7 +288,7 @@ class AtomicBatches:
         return stream.log.last_seq
 
     def _store_each(self, members: list[BatchMember]) -> int:
-        """Store members one by one, with all that follows from each; the last one's sequence."""
+        """Store members one by one, with all side effects; return the sequence of the last."""
         stream, seq = self._stream, 0
         for member in members:
             header = headers.strip(member.header, REQUIRED_LEVEL)
@@ -303,7 +305,7 @@ class AtomicBatches:
 
 
 def _append_commit_header(batch: AtomicBatch) -> None:
-    """The commit came without a message of its own: the last one carries its mark."""
+    """Add the commit header to the last member, because the commit came without a message of its own."""
     last = batch.members[-1]
     header = headers.append(last.header if isinstance(last, BatchMember) else last[1], [(COMMIT, b"1")])
     if isinstance(last, BatchMember):

@@ -47,7 +47,7 @@ class CommitCheck:
         self._counter_totals = CounterTotals(stream) if stream.config.allow_msg_counter else None
 
     def check(self) -> None:
-        """Raises the error of the first member that may not be stored."""
+        """Raise the error of the first member that may not be stored."""
         self._stream.retention.enforce()
         for index, member in enumerate(self._members):
             self._index = index
@@ -59,13 +59,13 @@ class CommitCheck:
             self._check_member(member)
             self._check_discard_new(member)
             self._added_by_subject[member.subject] = self._added_by_subject.get(member.subject, 0) + 1
-        if self._counter_totals is not None:  # counting has made them larger
+        if self._counter_totals is not None:  # the sums have made them larger
             size = sum(len(each.subject) + len(each.header) + len(each.payload) for each in self._members)
             self._stream.reserve_frame_space(size, len(self._members))
         self._check_account()
 
     def _check_account(self) -> None:
-        """All of it together has to fit into what the account may keep."""
+        """Check that the whole batch fits into the account's quota."""
         stream, jetstream, storage = self._stream, self._stream.jetstream, self._stream.config.storage
         quota = jetstream.quota(storage)
         if quota < 0:
@@ -97,7 +97,7 @@ class CommitCheck:
         member.rollup = self._check_rollup(member)
 
     def _parse_ttl(self, header_map: Mapping[bytes, bytes]) -> int:
-        """As with a single publish, except that "disabled" is looked at before "invalid"."""
+        """Parse the TTL as for a single publish, except that "disabled" is checked before "invalid"."""
         value = header_map.get(publish_checks.TTL)
         if not value:
             return 0
@@ -121,7 +121,7 @@ class CommitCheck:
         self._batch_message_ids.add(message_id)
 
     def _check_sequences(self, member: BatchMember) -> None:
-        """Expected sequences speak of the stream before the batch, for every member (the batch seed)."""
+        """Check expected sequences against the stream as it was before the batch, for every member (the batch seed)."""
         header_map = member.header_map
         expected = header_map.get(publish_checks.EXPECTED_LAST_SEQ)
         if expected and publish_checks.parse_number(expected) != self._last_seq:
@@ -144,7 +144,7 @@ class CommitCheck:
         return rollup
 
     def _check_discard_new(self, member: BatchMember) -> None:
-        """Discard policy `new`, counting what the batch adds so far."""
+        """Apply discard policy `new`, counting what the batch has added so far."""
         config, log = self._stream.config, self._stream.log
         if config.discard != "new":
             return

@@ -29,7 +29,7 @@ _EXACT = Context(prec=100_000_000, Emax=999_999_999, Emin=-999_999_999, traps=[I
 _ZERO = Decimal(0)
 
 HeaderMap = Mapping[bytes, bytes]
-#: What was last heard of a counter: origin stream -> subject there -> value.
+#: The last value received of a counter: upstream stream -> subject there -> value.
 CounterSources = dict[str, dict[str, str]]
 
 
@@ -38,7 +38,7 @@ class _CounterValue(msgspec.Struct):
 
 
 class CounterTotals:
-    """The counters of a stream as a batch finds and leaves them: members see those before them."""
+    """The counters of a stream during a batch: each member sees the sums of those before it."""
 
     __slots__ = ("_stream", "_totals")
 
@@ -47,11 +47,11 @@ class CounterTotals:
         self._totals: dict[bytes, tuple[Decimal, CounterSources]] = {}
 
     def apply_increment(self, subject: bytes, header: bytes, header_map: HeaderMap) -> tuple[bytes, bytes]:
-        """Header and payload to store for an increment that passed its checks; raises if there is none."""
+        """Return header and payload to store for a checked increment; raise if the message has none."""
         increment = header_map.get(INCREMENT)
         if not increment:
             raise errors.error(10169)
-        if SOURCES in header_map:  # only a copy may say what it heard from where
+        if SOURCES in header_map:  # only a copy may carry source values
             header = headers.strip(header, SOURCES)
         total, sources = self._get_total(subject)
         return self._set_total(subject, header, _EXACT.add(total, _parse_decimal(increment)), sources)
@@ -65,7 +65,7 @@ class CounterTotals:
         upstream_stream: str,
         upstream_subject: str,
     ) -> tuple[bytes, bytes]:
-        """The same for a counter that was copied: `stream` and `origin` say whose value the payload is."""
+        """Do the same for a copied counter; `upstream_stream` and `upstream_subject` say whose value the payload is."""
         check_increment(header_map.get(INCREMENT, b""))
         if not header_map.get(INCREMENT):
             raise errors.error(10169)
@@ -107,19 +107,19 @@ class CounterTotals:
 def apply_increment(
     stream: Stream, subject: bytes, header: bytes, header_map: HeaderMap
 ) -> tuple[bytes, bytes]:
-    """Header and payload to store for a single publish to a stream of counters."""
+    """Return header and payload to store for a single publish to a counter stream."""
     return CounterTotals(stream).apply_increment(subject, header, header_map)
 
 
 def encode_pub_ack(stream: Stream, seq: int) -> bytes:
-    """What a publisher is told: the sequence, and the sum as it was stored."""
+    """Encode the publisher's ack: the sequence, and the sum as it was stored."""
     message = stream.log.get(seq)
     assert message is not None
     return b"%b%d,%b" % (stream.pub_ack_prefix, seq, message[3][1:])
 
 
 def _parse_decimal(text: bytes) -> Decimal:
-    """What cannot be read is nothing, as with the reference."""
+    """Parse a number; as in nats-server, anything else is 0."""
     digits = text[1:] if text[:1] in (b"+", b"-") else text
     return _EXACT.create_decimal(text.decode()) if digits.isdigit() else _ZERO
 
@@ -146,7 +146,7 @@ def _sort_sources(sources: CounterSources) -> CounterSources:
 
 
 def _set_header(block: bytes, name: bytes, value: bytes) -> bytes:
-    """The block with this header set, in its place if it has one."""
+    """Set a header in a block, at its old position if it has one."""
     at = headers.find(block, name)
     if at < 0:
         return headers.append(block, [(name, value)])

@@ -9,12 +9,12 @@ from headrace.storage import MetadataStore
 
 
 class StreamDedupWindow(DedupWindow):
-    """Ids of one stream, kept for `window_ns` after they were stored."""
+    """The ids of one stream, for `window_ns` after they were stored."""
 
     __slots__ = ("_key", "_metadata")
 
     def __init__(self, metadata: MetadataStore | None, key: bytes, window_ns: int) -> None:
-        """`facts` is None for streams in memory, whose ids need not survive."""
+        """`metadata` is None for streams in memory, whose ids need not survive."""
         super().__init__(window_ns)
         self._metadata = metadata
         self._key = key
@@ -23,6 +23,6 @@ class StreamDedupWindow(DedupWindow):
                 self.restore(block)
 
     def save(self) -> None:
-        """Put what is new into the frame under construction; called once a tick."""
+        """Put new ids into the open frame; called once per commit."""
         if self._metadata is not None and (unsaved := self.drain_unsaved()):
             self._metadata.merge(self._key, unsaved)

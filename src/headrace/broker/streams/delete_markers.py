@@ -23,7 +23,7 @@ REASON = b"Nats-Marker-Reason"
 
 
 def is_enabled_for(stream: Stream, reason: str) -> bool:
-    """Whether this stream marks removals of that kind."""
+    """Whether this stream places markers for removals of that kind."""
     config = stream.config
     if config.subject_delete_marker_ttl <= 0:
         return False
@@ -31,16 +31,16 @@ def is_enabled_for(stream: Stream, reason: str) -> bool:
 
 
 def is_marker(header: bytes) -> bool:
-    """Markers, and the tombstones of a KV purge, leave nothing behind when they go."""
+    """Whether a message is a marker or the tombstone of a KV purge: these leave no marker when they are removed."""
     return bool(headers.get(header, REASON)) or headers.get(header, b"KV-Operation") == b"PURGE"
 
 
 def remove_with_marker(stream: Stream, seq: int, reason: str) -> bool:
-    """Remove a message; if it was the last of its subject a marker takes its place. False if it was not there."""
+    """Remove a message, and place a marker if it was the last of its subject; return False if it did not exist."""
     log = stream.log
     try:
         message = log.get(seq)
-    except CorruptData:  # the store reports it; what it was about cannot be told
+    except CorruptData:  # the store reports it; its subject is unknown
         return stream.retention.remove_one(seq)
     if message is None:
         return False
@@ -49,7 +49,7 @@ def remove_with_marker(stream: Stream, seq: int, reason: str) -> bool:
         stream.retention.remove_one(seq)
         return True
     if stream.config.sealed:
-        return False  # it takes nothing more, so the last one of a subject stays, as in the reference
+        return False  # it accepts nothing more, so the last message of a subject stays, as in nats-server
     sometimes("a marker is placed")
     ttl_s = stream.config.subject_delete_marker_ttl // SECOND_NS
     marker_header, now_ns = _make_header(ttl_s, reason), stream.jetstream.now_ns()
@@ -60,7 +60,7 @@ def remove_with_marker(stream: Stream, seq: int, reason: str) -> bool:
 
 
 def remove_all_with_markers(stream: Stream, seqs: np.ndarray, reason: str) -> int:
-    """Remove many, each with its marker where it was the last; how many were there."""
+    """Remove messages, with a marker for each that was the last of its subject; return how many existed."""
     return sum(remove_with_marker(stream, seq, reason) for seq in seqs.tolist())
 
 

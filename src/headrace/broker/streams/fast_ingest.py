@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 START, APPEND, COMMIT, COMMIT_END, PING = range(5)
 _ID_BYTES_MAX = 64
 _FLOW_DEFAULT, _FLOW_MAX = 10, 65_535
-#: Acknowledgements come at least this often, shared among the open batches of a stream.
+#: The maximum number of messages per ack, shared among the open batches of a stream.
 _FLOW_SHARED = 500
 _POSITION_END = 2**64 - 1
 _REPLY_TOKENS = 7
@@ -45,7 +45,7 @@ DEFAULT_LIMITS = FastIngestLimits()
 
 
 class FastIngestBudget:
-    """What all streams of a server have open together."""
+    """The batches that all streams of an account have open."""
 
     __slots__ = ("limits", "open_batches")
 
@@ -55,7 +55,7 @@ class FastIngestBudget:
 
 
 class BatchReplySubject(NamedTuple):
-    """What a reply subject says."""
+    """The fields of a reply subject."""
 
     id: bytes
     flow: int
@@ -69,7 +69,7 @@ class BatchReplySubject(NamedTuple):
 
 
 def parse_reply_subject(reply: bytes) -> BatchReplySubject | None:
-    """The parts of a reply subject that ends in `.$FI`; None if they make no sense."""
+    """Parse a reply subject that ends in `.$FI`; None if it is not valid."""
     tokens = reply.rsplit(b".", _REPLY_TOKENS - 1)
     if len(tokens) != _REPLY_TOKENS:
         return None
@@ -90,8 +90,10 @@ def parse_reply_subject(reply: bytes) -> BatchReplySubject | None:
 
 
 class FastIngestBatch:
-    """An open batch, by positions: `last_position` is the newest seen, `stored_position` the newest settled,
-    `acked_position` the newest acknowledged.
+    """An open batch, described by positions.
+
+    `last_position` is the newest received, `stored_position` the newest stored, `acked_position` the newest
+    acknowledged.
     """
 
     __slots__ = (
@@ -112,7 +114,7 @@ class FastIngestBatch:
         self.gap_ok = gap_ok
         self.flow = self.flow_max = flow_max
         self.last_position = self.stored_position = self.acked_position = 0
-        self.stream_seq = 0  # in the stream
+        self.stream_seq = 0  # sequence in the stream
         self.deadline_ns = 0
         self.timer: TimerHandle | None = None
 
@@ -133,7 +135,7 @@ class FastIngestBatches:
     def on_publish(
         self, session: Session, subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> None:
-        """A message whose reply subject says that it belongs to a fast batch."""
+        """Handle a message whose reply subject says that it belongs to a fast-ingest batch."""
         try:
             parsed = self._parse_and_check(reply, header, payload)
             batch = self._get_or_open(parsed)
@@ -148,7 +150,7 @@ class FastIngestBatches:
         finally:
             self._stream.mark_dirty()
 
-    # Checks, in the reference's order
+    # Checks, in nats-server's order
 
     def _parse_and_check(self, reply: bytes, header: bytes, payload: bytes) -> BatchReplySubject:
         config = self._stream.config
@@ -166,7 +168,7 @@ class FastIngestBatches:
         return parsed
 
     def _get_or_open(self, parsed: BatchReplySubject) -> FastIngestBatch:
-        """The open batch of that name, or a new one if this is a first message."""
+        """Return the open batch with that name, or open it if this is a first message."""
         batch = self._open.get(parsed.id)
         if batch is not None:
             return batch
@@ -191,7 +193,7 @@ class FastIngestBatches:
         return headers.strip(header, REQUIRED_LEVEL)
 
     def _is_next(self, batch: FastIngestBatch, parsed: BatchReplySubject, reply: bytes) -> bool:
-        """Whether the message is the next one, or may be; otherwise the batch ends with what it has."""
+        """Whether the message is the next one, or a gap is allowed; otherwise the batch ends with what it has."""
         expected = batch.last_position + 1
         if parsed.position != expected:
             self._send_gap(reply, expected, parsed.position)
@@ -204,7 +206,7 @@ class FastIngestBatches:
     # One message
 
     def _on_ping(self, batch: FastIngestBatch, parsed: BatchReplySubject, reply: bytes) -> None:
-        """The client asks how far things are; it has sent everything up to its position."""
+        """Reply with the current state; the client has sent everything up to its position."""
         if parsed.position > batch.last_position:
             self._send_gap(reply, batch.last_position + 1, parsed.position + 1)
             if not batch.gap_ok:
@@ -253,7 +255,7 @@ class FastIngestBatches:
     def _on_duplicate(
         self, batch: FastIngestBatch, parsed: BatchReplySubject, reply: bytes, seq: int
     ) -> None:
-        """The message was stored before: it counts as done."""
+        """Count a message that was stored before as done."""
         batch.stored_position = parsed.position
         self._ack_if_due(batch, reply)
         if not parsed.is_commit:
@@ -268,7 +270,7 @@ class FastIngestBatches:
     def _on_rejected(
         self, batch: FastIngestBatch, parsed: BatchReplySubject, reply: bytes, api_error: RequestError
     ) -> None:
-        """A member may not be stored: with gaps allowed the others go on, otherwise the batch ends before it."""
+        """Handle a rejected member: if gaps are allowed the batch continues, otherwise it ends before this member."""
         if batch.last_position == 1 and not parsed.gap_ok:
             self._close(batch)
             raise api_error
@@ -279,7 +281,7 @@ class FastIngestBatches:
         batch.last_position -= 1
         self._finish(batch, reply)
 
-    # Answers; each waits for the frame that holds what it speaks of
+    # Replies; each waits for the frame with the messages it refers to
 
     def _reply_after_commit(self, reply: bytes, text: bytes) -> None:
         if not self._stream.config.no_ack:
@@ -300,7 +302,7 @@ class FastIngestBatches:
         self._reply_after_commit(reply, b'{"type":"gap","last_seq":%d,"seq":%d}' % (missing, position))
 
     def _ack_if_due(self, batch: FastIngestBatch, reply: bytes) -> bool:
-        """Every so many messages, say how far things are; how many may change each time, by a factor of two."""
+        """Send an ack after every `flow` messages, and adjust `flow` by a factor of at most two each time."""
         steps = (batch.stored_position - batch.acked_position) // batch.flow
         if not steps:
             return False
@@ -313,7 +315,7 @@ class FastIngestBatches:
         return True
 
     def _finish(self, batch: FastIngestBatch, reply: bytes) -> None:
-        """The batch ends with what it has."""
+        """End the batch with what it has."""
         self._close(batch)
         fields = (
             self._stream.pub_ack_prefix,
@@ -327,10 +329,10 @@ class FastIngestBatches:
     def _encode_batch_id(batch: FastIngestBatch) -> bytes:
         return dumps(batch.id.decode("utf-8", "replace"))
 
-    # The end of a batch
+    # End of a batch
 
     def _check_timeout(self, batch: FastIngestBatch) -> None:
-        """The timer rang: either nothing came since, or it has to ring again later."""
+        """Close the batch if nothing arrived since, else arm the timer again."""
         timers = self._stream.jetstream.timers
         if batch.deadline_ns > timers.now_ns():
             batch.timer = timers.at_monotonic(batch.deadline_ns, lambda: self._check_timeout(batch))
@@ -345,6 +347,6 @@ class FastIngestBatches:
             batch.timer.cancel()
 
     def clear(self) -> None:
-        """The stream goes, or fast batches were switched off: nobody is told."""
+        """Drop all batches without a reply: the stream is deleted, or fast ingest was disabled."""
         for batch in list(self._open.values()):
             self._close(batch)

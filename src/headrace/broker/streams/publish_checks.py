@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HEADER_BYTES_MAX = 65_535
 TTL_EXEMPT = 0xFFFF_FFFF
-#: Deadlines further away than the record format can say are as good as none.
+#: Longer TTLs than the record format can express are cut to this.
 TTL_SECONDS_MAX = TTL_EXEMPT - 1
 
 MSG_ID = b"Nats-Msg-Id"
@@ -38,7 +38,7 @@ STREAM_SOURCE = b"Nats-Stream-Source"
 INCREMENT = b"Nats-Incr"
 
 
-#: Headers that make no sense for a counter.
+#: Headers that are not valid on a counter.
 COUNTER_INCOMPATIBLE = (
     ROLLUP,
     EXPECTED_STREAM,
@@ -47,7 +47,7 @@ COUNTER_INCOMPATIBLE = (
     EXPECTED_LAST_SEQ,
     EXPECTED_LAST_SUBJECT_SEQ,
 )
-#: Headers that need none of the checks about expectations, roll-ups and counters.
+#: Headers that need no checks of expectations, rollups and counters.
 CHEAP_HEADERS = frozenset((MSG_ID, TTL))
 
 
@@ -55,17 +55,17 @@ _DIGITS_MAX = 20
 
 
 def is_storable_header(header: bytes) -> bool:
-    """Whether a header block carries no status and is of a size that can be stored."""
+    """Whether a header block has no status and is small enough to be stored."""
     return header.startswith(b"NATS/1.0\r\n") and len(header) <= HEADER_BYTES_MAX
 
 
 def parse_number(text: bytes) -> int | None:
-    """A decimal number of at most 64 bits as a header may carry it; None for anything else."""
+    """Parse a decimal number of at most 20 digits from a header; None for anything else."""
     return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else None
 
 
 class DuplicateMessage(Exception):
-    """Not a failure: the message is already stored, under this sequence."""
+    """Not a failure: the message is already stored, with this sequence."""
 
     def __init__(self, seq: int) -> None:
         super().__init__(seq)
@@ -73,14 +73,14 @@ class DuplicateMessage(Exception):
 
 
 def check_increment(value: bytes) -> None:
-    """An integer of any length, with or without a sign."""
+    """Raise unless the value is an integer of any length, with or without a sign."""
     digits = value[1:] if value[:1] in (b"+", b"-") else value
     if value and not digits.isdigit():
         raise errors.error(10171)
 
 
 def check_counter(stream: Stream, header_map: Mapping[bytes, bytes], payload: bytes) -> None:
-    """`Nats-Incr` belongs to counter streams, and goes with nothing that replaces or expects."""
+    """Check `Nats-Incr`: only valid on counter streams, and not with rollup or expected-sequence headers."""
     value = header_map.get(INCREMENT)
     if not value:
         return
@@ -94,13 +94,13 @@ def check_counter(stream: Stream, header_map: Mapping[bytes, bytes], payload: by
 
 
 def check_id_and_ttl(stream: Stream, header_map: Mapping[bytes, bytes]) -> None:
-    """What `check_expectations` has to say about a message with nothing but an id and a TTL."""
+    """Do what `check_expectations` does, for a message with no other headers than an id and a TTL."""
     if (ttl := header_map.get(TTL)) and not stream.config.allow_msg_ttl:
         _check_ttl_disabled(ttl)
 
 
 def check_expectations(stream: Stream, subject: bytes, header_map: Mapping[bytes, bytes]) -> None:
-    """`Nats-Expected-Stream`, a TTL where none is allowed, then the expected sequences."""
+    """Check `Nats-Expected-Stream`, a TTL where none is allowed, then the expected sequences."""
     expected = header_map.get(EXPECTED_STREAM)
     if expected and expected != stream.name_bytes:
         raise errors.error(10060)
@@ -122,7 +122,7 @@ def check_expectations(stream: Stream, subject: bytes, header_map: Mapping[bytes
 
 
 def check_message_id(stream: Stream, header_map: Mapping[bytes, bytes], now_ns: int) -> bytes:
-    """De-duplication and the expected last message id; returns the id to remember (b"" for none)."""
+    """Check for a duplicate and the expected last message id; return the id to record (b"" for none)."""
     message_id = header_map.get(MSG_ID, b"")
     if message_id and stream.dedup is not None:
         seq = stream.dedup.find(message_id, now_ns)
@@ -136,7 +136,7 @@ def check_message_id(stream: Stream, header_map: Mapping[bytes, bytes], now_ns: 
 
 
 def check_rollup(stream: Stream, header_map: Mapping[bytes, bytes]) -> bytes:
-    """b"sub", b"all" or b"" for none."""
+    """Return the kind of rollup: b"sub", b"all" or b"" for none."""
     value = header_map.get(ROLLUP)
     if not value:
         return b""
@@ -151,7 +151,7 @@ def check_rollup(stream: Stream, header_map: Mapping[bytes, bytes]) -> bytes:
 
 
 def requires_slow_path(jetstream: AccountJetStream, config: StreamConfig) -> bool:
-    """Whether even a message without headers has to pass the checks one by one."""
+    """Whether even a message without headers has to pass all checks."""
     has_limits = config.max_msgs > 0 or config.max_bytes > 0 or config.discard_new_per_subject
     return bool(
         config.sealed
@@ -169,7 +169,7 @@ def requires_slow_path(jetstream: AccountJetStream, config: StreamConfig) -> boo
 
 
 def check_account_quota(stream: Stream, subject: bytes, header: bytes, payload: bytes) -> None:
-    """Refuse what would bring the account over what it may keep of this kind of storage, or the server is full of."""
+    """Raise if a message would exceed the account's quota for this kind of storage, or the server's is exhausted."""
     jetstream, storage = stream.jetstream, stream.config.storage
     if storage in jetstream.server_quota.exhausted:
         raise errors.error(10023)
@@ -182,7 +182,7 @@ def check_account_quota(stream: Stream, subject: bytes, header: bytes, payload: 
 
 
 def check_size(stream: Stream, header: bytes, payload: bytes) -> None:
-    """The stream's message size limit and the header limit of the format."""
+    """Check the stream's limit on the message size and the format's limit on headers."""
     size_max = stream.config.max_msg_size
     if size_max >= 0 and len(header) + len(payload) > size_max:
         raise errors.error(10054)
@@ -191,7 +191,7 @@ def check_size(stream: Stream, header: bytes, payload: bytes) -> None:
 
 
 def check_discard_new(stream: Stream, subject: bytes, header: bytes, payload: bytes, rollup: bytes) -> None:
-    """Discard policy `new`: refuse what does not fit."""
+    """Apply discard policy `new`: raise if the message does not fit."""
     config, log = stream.config, stream.log
     per_subject = config.max_msgs_per_subject
     replaces_oldest = per_subject > 0 and log.get_subject_count(subject) >= per_subject
@@ -211,7 +211,7 @@ def check_discard_new(stream: Stream, subject: bytes, header: bytes, payload: by
 
 
 def parse_ttl_header(stream: Stream, header_map: Mapping[bytes, bytes]) -> int:
-    """Seconds to live: 0 for no limit of its own, NEVER for exempt from every age."""
+    """Return the seconds to live: 0 for no TTL of its own, TTL_EXEMPT if it never expires."""
     value = header_map.get(TTL)
     if not value:
         return 0
@@ -222,8 +222,9 @@ def parse_ttl_header(stream: Stream, header_map: Mapping[bytes, bytes]) -> int:
 
 
 def apply_min_ttl(stream: Stream, header: bytes, ttl_s: int) -> tuple[bytes, int]:
-    """With delete markers and more than one message a subject, no TTL is shorter than a marker's: otherwise a marker
-    could be missed because an older one still stands.
+    """Raise a TTL to the marker's, if the stream has delete markers and more than one message per subject.
+
+    A shorter TTL could end while an older marker still exists; then its own marker would be missing.
     """
     config = stream.config
     min_ttl_s = config.subject_delete_marker_ttl // SECOND_NS
@@ -240,7 +241,7 @@ def _check_ttl_disabled(value: bytes) -> None:
 
 
 def strip_status(header: bytes) -> bytes:
-    """A status in the first line belongs to a reply, not to a stored message."""
+    """Remove a status from the first line: it belongs to a reply, not to a stored message."""
     if header.startswith(b"NATS/1.0\r\n"):
         return header
     return b"NATS/1.0\r\n" + header.partition(b"\r\n")[2]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Republisher:
-    """The copies of one stream."""
+    """Republishes the messages of one stream."""
 
     __slots__ = ("_group_commit", "_headers_only", "_stream", "_transform")
 
@@ -27,7 +27,7 @@ class Republisher:
     def republish(
         self, subject: bytes, header: bytes, payload: bytes, seq: int, time_ns: int, previous_seq: int
     ) -> None:
-        """A message was stored; `previous` is the one before it on its subject."""
+        """Republish a stored message; `previous_seq` is the one before it on its subject."""
         target = self._transform(subject)
         if target is None:
             return

@@ -1,8 +1,8 @@
 """Removes messages from a stream: limits, age, rollups, purges, deletions.
 
 Limits on the whole stream are enforced once per commit (before the frame closes and before anything is shown), the limit
-per subject with each message, because it decides what the next message replaces. Every removal goes through `remove`,
-`remove_one` or `remove_below`, so that consumers are notified.
+per subject with each message, because it decides what the next message replaces. Every removal here notifies the
+stream's consumers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LOOKAHEAD = 1024
 #: A sweep removes this many at a time, so that publishers never wait long for it.
 _SLICE = 16_384
 _MARKED_SLICE = 1_024
-#: Sweeps come on a grid of a tenth of a second: never early, and well within the quarter second promised.
+#: Sweeps run on a grid of 100 ms: never early, and well within the promised 250 ms.
 _GRID_NS = 100_000_000
 _NO_DEADLINE = 1 << 63
 
 
 class Retention:
-    """Removal from one stream."""
+    """Removes messages from one stream."""
 
     __slots__ = (
         "_bytes_max",
@@ -56,7 +56,7 @@ class Retention:
         self._messages_max = self._bytes_max = self._subject_max = 0
 
     def configure(self, config: StreamConfig) -> None:
-        """Take new limits; lower ones bite at once."""
+        """Apply new limits; lower ones take effect at once."""
         old_subject_max = self._subject_max
         discards_new = config.discard == "new"
         self._messages_max = 0 if discards_new else max(config.max_msgs, 0)
@@ -71,15 +71,15 @@ class Retention:
         self._next_expiry_ns = 0
 
     def has_interest(self, subject: bytes) -> bool:
-        """Whether an interest stream has anybody for this subject; other streams keep everything."""
+        """Whether a consumer of an interest stream wants this subject; always true for other streams."""
         if self._stream.config.retention != "interest":
             return True
         return self._stream.consumer_set.has_interest(subject)
 
-    # Removal itself
+    # Removal
 
     def remove(self, seqs: np.ndarray | Sequence[int]) -> int:
-        """Remove these; how many were there."""
+        """Remove messages; return how many existed."""
         stream = self._stream
         removed = stream.log.remove_many(seqs)
         if removed and stream.consumers:
@@ -87,7 +87,7 @@ class Retention:
         return removed
 
     def remove_one(self, seq: int) -> bool:
-        """Remove one message; whether it was there."""
+        """Remove one message; return whether it existed."""
         stream = self._stream
         removed = stream.log.remove(seq)
         if removed and stream.consumers:
@@ -107,13 +107,13 @@ class Retention:
     # Limits
 
     def enforce(self) -> None:
-        """Remove what is done with or overdue, and make room: for whoever is about to look."""
+        """Remove acknowledged and expired messages and enforce limits, before state is shown."""
         if self._next_expiry_ns != _NO_DEADLINE:
             self.expire_due(self._stream.jetstream.clock_ns())
         self.apply_limits()
 
     def apply_limits(self) -> None:
-        """Remove what is done with, and the oldest where there are too many."""
+        """Remove acknowledged messages, and the oldest ones beyond the limits."""
         self._stream.consumer_set.remove_acked()
         log = self._stream.log
         if self._messages_max and log.messages > self._messages_max:
@@ -122,7 +122,7 @@ class Retention:
             self.remove_below(log.find_next(None, log.first_seq) + 1)
 
     def trim_subject(self, subject: bytes) -> None:
-        """Keep only the newest messages of a subject, as many as are allowed."""
+        """Remove the oldest messages of a subject beyond its limit."""
         self._trim_to_newest(subject, self._subject_max)
 
     def _trim_to_newest(self, subject: bytes, limit: int) -> None:
@@ -151,20 +151,20 @@ class Retention:
             self._stream.mark_dirty()
 
     def apply_rollup(self, subject: bytes, seq: int, *, everything: bool) -> None:
-        """Message `seq` replaces what came before it, on its subject or in the whole stream."""
+        """Remove the messages that message `seq` replaces, on its subject or in the whole stream."""
         if everything:
             self.remove_below(seq)
             return
         if subjects.is_literal(subject):
             self._trim_to_newest(subject, 1)
-        else:  # a wildcard in a published subject is a name like any other, except to a purge
+        else:  # a wildcard in a published subject is an ordinary token, except in a purge
             log = self._stream.log
             self.remove(log.find_seqs(log.get_filter((subject,)), log.first_seq, seq - 1))
 
-    # Age
+    # Expiry
 
     def track_expiry(self, seq: int, time_ns: int, ttl_s: int) -> None:
-        """A message was stored: remember when it has to go."""
+        """Record when a stored message expires."""
         deadline = _NO_DEADLINE
         if self._max_age_index is not None and ttl_s != TTL_EXEMPT:
             deadline = time_ns + self._max_age_index.max_age_ns
@@ -177,18 +177,18 @@ class Retention:
             self._arm_timer()
 
     def expire_due(self, now_ns: int) -> None:
-        """Everything that is overdue goes now, because somebody is about to look."""
+        """Remove everything that has expired, before state is shown."""
         while self._next_expiry_ns <= now_ns:
             self._expire_some(now_ns)
 
     def expire_slice(self, now_ns: int) -> None:
-        """Some of what is overdue goes now, because somebody is about to decide; the sweep brings the rest."""
+        """Remove some of what has expired, before a publish is checked; the sweep removes the rest."""
         if self._next_expiry_ns <= now_ns:
             self._expire_some(now_ns)
             self._arm_timer()
 
     def _sweep(self) -> None:
-        """The alarm rang: remove a slice, and leave the rest to the next turn."""
+        """Remove a slice when the timer fires, and leave the rest to the next turn."""
         self._timer = None
         self._timer_at_ns = _NO_DEADLINE
         stream = self._stream
@@ -228,7 +228,7 @@ class Retention:
         stream.mark_dirty()
 
     def _arm_timer(self) -> None:
-        """Wake at the next deadline, rounded up to the grid."""
+        """Arm the timer for the next deadline, rounded up to the grid."""
         if self._next_expiry_ns == _NO_DEADLINE:
             return
         timer_at_ns = -(-self._next_expiry_ns // _GRID_NS) * _GRID_NS
@@ -239,14 +239,14 @@ class Retention:
         self._timer = self._stream.jetstream.timers.at_wall_time(timer_at_ns, self._sweep)
 
     def stop(self) -> None:
-        """No more sweeps."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._timer_at_ns = _NO_DEADLINE
 
     def start(self) -> None:
-        """After a restart or a new configuration: what is overdue goes before anybody looks."""
+        """After a restart or a new configuration, remove what has expired before anything is shown."""
         log = self._stream.log
         before = (log.messages, log.last_seq)
         self.enforce()
@@ -255,10 +255,10 @@ class Retention:
         self._arm_timer()
         self._stream.mark_dirty()
 
-    # On request
+    # Requests
 
     def purge(self, pattern: bytes, seq: int, keep: int) -> int:
-        """Remove below `seq`, or all but the newest `keep`, or everything; of matching subjects only."""
+        """Remove messages below `seq`, or all but the newest `keep`, or all; only those that match `pattern`."""
         consumer_set = self._stream.consumer_set
         consumer_set.suppress_advisories = True
         try:

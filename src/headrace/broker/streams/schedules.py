@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.storage import MetadataStore
 
 KEY = b"schedule/"
-#: Every header of a schedule begins like this; so does the name of the scheduler.
+#: The prefix of every header of a schedule, including `Nats-Scheduler`.
 SCHEDULE = b"Nats-Schedule"
 ZONE = b"Nats-Schedule-Time-Zone"
 TARGET = b"Nats-Schedule-Target"
@@ -40,22 +40,22 @@ SCHEDULER = b"Nats-Scheduler"
 PURGE = b"purge"
 
 _ENTRY = struct.Struct("<Qq")
-#: So many fire in one turn, then others get theirs.
+#: The maximum that fire in one turn, so that other work gets its turn.
 _FIRE_MAX = 256
 _RETRY_NS = 1_000_000_000
-#: What the copy must not bring along: it would be refused, or be a schedule itself.
+#: Headers that the copy must not have: it would be rejected, or be a schedule itself.
 _STRIPPED_HEADERS = (b"Nats-Schedule", b"Nats-Expected-", b"Nats-Msg-Id:", b"Nats-TTL:", b"Nats-Rollup:")
 
 HeaderMap = Mapping[bytes, bytes]
 
 
-# What a publisher may ask for
+# Checks of published schedules
 
 
 def check_schedule(
     stream: Stream, subject: bytes, header: bytes, header_map: HeaderMap
 ) -> tuple[bytes, HeaderMap]:
-    """The headers of a message that names a schedule, as they are to be stored; raises what is wrong with them."""
+    """Check a message with schedule headers; return its headers as they are to be stored."""
     allowed = stream.config.allow_msg_schedules
     try:
         moment = parse_schedule(header_map, stream.jetstream.clock_ns())
@@ -79,7 +79,7 @@ def check_schedule(
 
 
 def parse_schedule(header_map: HeaderMap, after_ns: int, now_ns: int = 0) -> FireTime | None:
-    """When the schedule in a header fires next; None if there is none."""
+    """Return when the schedule in a header fires next; None if it has none."""
     zone: tzinfo | None = None
     try:
         if (name := header_map.get(ZONE)) is not None:
@@ -103,7 +103,7 @@ def _check_target_headers(stream: Stream, header_map: HeaderMap) -> None:
 
 
 def _check_target_and_source(stream: Stream, subject: bytes, header_map: HeaderMap) -> None:
-    """Target and source are other subjects of the same stream."""
+    """Check that target and source are other subjects of the same stream."""
     target, source = header_map.get(TARGET, b""), header_map.get(SOURCE, b"")
     if target == subject or not subjects.is_valid_publish(target):
         raise errors.error(10190)
@@ -117,7 +117,7 @@ def _check_target_and_source(stream: Stream, subject: bytes, header_map: HeaderM
 
 
 def _check_scheduler(stream: Stream, subject: bytes, header_map: HeaderMap) -> None:
-    """A client may end a schedule, and nothing else, in the scheduler's name."""
+    """Check that a client uses `Nats-Scheduler` only to end a schedule."""
     next_value, scheduler = header_map.get(NEXT), header_map.get(SCHEDULER)
     if not next_value:
         if scheduler:
@@ -138,7 +138,7 @@ def _check_scheduler(stream: Stream, subject: bytes, header_map: HeaderMap) -> N
         raise errors.error(10212)
 
 
-# What becomes of it
+# Schedules of a stream
 
 
 class MessageSchedules:
@@ -147,7 +147,7 @@ class MessageSchedules:
     __slots__ = ("_entries", "_heap", "_key", "_metadata", "_stream", "_timer", "_timer_at_ns")
 
     def __init__(self, stream: Stream, metadata: MetadataStore | None, key: bytes) -> None:
-        """`facts` is None for a stream in memory, whose schedules need not survive."""
+        """`metadata` is None for a stream in memory, whose schedules need not survive."""
         self._stream = stream
         self._metadata = metadata
         self._key = key
@@ -164,13 +164,13 @@ class MessageSchedules:
         return len(self._entries)
 
     def on_stored(self, subject: bytes, header: bytes, seq: int, time_ns: int) -> None:
-        """A message was stored: it may be a schedule, replace or end the one of its subject, or purge another."""
+        """Update schedules after a message was stored: it may be a schedule, replace or end one, or purge another."""
         header_map = self.update_from_message(subject, header, seq, time_ns)
         if header_map.get(NEXT) == PURGE:
             self._stream.retention.purge(header_map[SCHEDULER], 0, 0)
 
     def update_from_message(self, subject: bytes, header: bytes, seq: int, time_ns: int) -> HeaderMap:
-        """What a stored message means for the schedule of its subject; its headers."""
+        """Update the schedule of a stored message's subject; return the message's headers."""
         header_map: HeaderMap = publish_checks.parse_nats_headers(header) if SCHEDULE in header else {}
         moment = self._try_parse(header_map, time_ns)
         if moment is not None:
@@ -180,7 +180,7 @@ class MessageSchedules:
         return header_map
 
     def start(self) -> None:
-        """Let what is due happen from now on."""
+        """Start firing schedules."""
         self._arm_timer()
 
     def stop(self) -> None:
@@ -189,7 +189,7 @@ class MessageSchedules:
             self._timer = None
 
     def delete_all(self) -> None:
-        """The stream goes."""
+        """Delete all schedules together with the stream."""
         self.stop()
         for subject in list(self._entries):
             self._remove(subject)
@@ -211,7 +211,7 @@ class MessageSchedules:
     def _track(self, subject: bytes, seq: int, time_ns: int) -> None:
         self._entries[subject] = seq, time_ns
         heapq.heappush(self._heap, (time_ns, seq, subject))
-        if len(self._heap) > 64 + 2 * len(self._entries):  # mostly replaced ones
+        if len(self._heap) > 64 + 2 * len(self._entries):  # mostly replaced entries
             self._heap = [(at, number, name) for name, (number, at) in self._entries.items()]
             heapq.heapify(self._heap)
 
@@ -239,7 +239,7 @@ class MessageSchedules:
             return
         try:
             self._fire_due(stream.jetstream.clock_ns())
-        except StoreError:  # nothing can be stored now
+        except StoreError:  # the store accepts nothing now
             self._timer_at_ns = stream.jetstream.clock_ns() + _RETRY_NS
             self._timer = stream.jetstream.timers.at_wall_time(self._timer_at_ns, self._on_timer)
             return
@@ -255,14 +255,14 @@ class MessageSchedules:
                 continue  # replaced meanwhile
             try:
                 self._fire(subject, seq, time_ns)
-            except RequestError:  # restored from a backup, or copied: what it asks for was never checked here
+            except RequestError:  # restored from a backup, or copied: it was never checked here
                 self._remove(subject)
             except StoreError:
                 heapq.heappush(self._heap, due)
                 raise
 
     def _fire(self, subject: bytes, seq: int, time_ns: int) -> None:
-        """Publish the copy, and see to the schedule, in one frame."""
+        """Publish the copy and update the schedule, in one frame."""
         stream = self._stream
         message = self._load_message(seq)
         header_map = publish_checks.parse_nats_headers(message[2]) if message else {}
@@ -285,7 +285,7 @@ class MessageSchedules:
             return None
 
     def _load_source(self, header_map: HeaderMap) -> tuple[int, bytes, bytes, bytes, int] | None:
-        """The newest message of the subject whose content is to be published, if there is one."""
+        """Return the newest message of the source subject, whose content is published, if there is one."""
         seq = self._stream.log.get_last_seq(header_map[SOURCE]) if header_map.get(SOURCE) else 0
         return self._load_message(seq) if seq else None
 
@@ -309,7 +309,7 @@ class MessageSchedules:
 
 
 def _make_copy_header(block: bytes, scheduler: bytes, header_map: HeaderMap, moment: FireTime) -> bytes:
-    """The user's headers, and where the message comes from."""
+    """Build the header of the copy: the user's headers, and which schedule it comes from."""
     kept_lines = [line for line in block.split(headers.CRLF) if not line.startswith(_STRIPPED_HEADERS)]
     next_value = moment.text.encode() if moment.repeats else PURGE
     added = [(SCHEDULER, scheduler), (NEXT, next_value)]

@@ -11,7 +11,7 @@ from headrace.jetstream_api import responses
 if TYPE_CHECKING:
     from headrace.broker.stream import Stream
 
-#: Sequences of removed messages that one answer lists; a mirror or a restore can leave a gap of any size.
+#: The maximum of deleted sequences in one response; a mirror or a restore can leave a gap of any size.
 DELETED_MAX = 1_000_000
 
 
@@ -23,7 +23,7 @@ def make_stream_info(
     subjects: dict[str, int] | None = None,
     deleted: bool = False,
 ) -> dict[str, Any]:
-    """Configuration and state; in a list without what only this server adds to the metadata."""
+    """Return configuration and state; in a list, without the metadata that only this server adds."""
     jetstream = stream.jetstream
     now_ns = jetstream.timers.now_ns()
     return responses.make_stream_info_body(
@@ -41,7 +41,7 @@ def make_stream_info(
 def make_stream_state(
     stream: Stream, subjects: dict[str, int] | None = None, *, deleted: bool = False
 ) -> dict[str, Any]:
-    """Counts, sequences and times; everything overdue is gone from them."""
+    """Return counts, sequences and times, without messages that have expired."""
     stream.retention.enforce()
     log = stream.log
     is_new = not log.messages and not log.last_seq

@@ -4,7 +4,7 @@ Messages due soon are in buckets of about a second, as (deadline, sequence) pair
 bound per run of 65,536 sequences that has messages: nothing in the run is due before it. When that time comes near, the
 rows of the run are read from the log's columns. So a message costs O(1), and memory grows with the rate, not with the
 number of messages. Sequences without a message cost neither time nor memory. Nothing is removed early; a reader that
-calls `run` first never sees anything overdue.
+calls `Retention.enforce` first never sees anything overdue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ U64Array = NDArray[np.uint64]
 
 TTL_EXEMPT = 0xFFFF_FFFF
 SECOND_NS = 1_000_000_000
-#: Messages are sorted into buckets of this width (2**30 ns) when they are due within the window.
+#: Messages due within the window are sorted into buckets of this width (2**30 ns).
 _BUCKET_BITS = 30
 _WINDOW_NS = 8 << _BUCKET_BITS
 _RUN_BITS = 16
@@ -30,12 +30,12 @@ _NO_DEADLINE = 1 << 63
 
 
 class TtlIndex:
-    """The deadlines of messages with a TTL of their own."""
+    """The deadlines of messages with a `Nats-TTL`."""
 
     __slots__ = ("_buckets", "_due_position", "_due_seqs", "_due_times", "_log", "_runs", "_window_end")
 
     def __init__(self, log: StreamLog, now_ns: int) -> None:
-        """Reads what the log holds: after a restart, or when TTLs are switched on."""
+        """Read the log: after a restart, or when TTLs are enabled."""
         self._log = log
         self._buckets: dict[int, array[int]] = {}
         self._runs: dict[int, int] = {}
@@ -49,7 +49,7 @@ class TtlIndex:
             seq = log.find_next(None, ((seq >> _RUN_BITS) + 1) << _RUN_BITS)
 
     def add(self, seq: int, deadline_ns: int) -> None:
-        """A message was admitted."""
+        """Add a stored message."""
         if deadline_ns < self._window_end:
             key = deadline_ns >> _BUCKET_BITS
             bucket = self._buckets.get(key)
@@ -62,7 +62,7 @@ class TtlIndex:
                 self._runs[run] = deadline_ns
 
     def pop_due(self, now_ns: int, limit: int) -> U64Array:
-        """Sequences whose time has come, oldest deadline first, at most `most`; some may be gone already."""
+        """Return sequences that are due, oldest deadline first, at most `limit`; some may already be gone."""
         if now_ns >= self._window_end:
             self._advance_window(now_ns)
         current = now_ns >> _BUCKET_BITS
@@ -75,7 +75,7 @@ class TtlIndex:
         return found
 
     def next_ns(self) -> int:
-        """When to look again; 0 when nothing is ahead. Never later than the next deadline."""
+        """Return when to check again, never later than the next deadline; 0 if there is none."""
         if self._due_position < len(self._due_times):
             return int(self._due_times[self._due_position])
         candidates = [min(self._buckets) << _BUCKET_BITS] if self._buckets else []
@@ -84,7 +84,7 @@ class TtlIndex:
         return min(candidates, default=0)
 
     def _merge_bucket(self, bucket: array[int]) -> None:
-        """The second of this bucket has begun: put it in order behind what is left."""
+        """Merge a bucket whose second has begun with what is left, in order."""
         pairs = np.frombuffer(bucket, np.uint64).reshape(-1, 2)
         times = np.concatenate([self._due_times[self._due_position :], pairs[:, 0]])
         seqs = np.concatenate([self._due_seqs[self._due_position :], pairs[:, 1]])
@@ -92,7 +92,7 @@ class TtlIndex:
         self._due_times, self._due_seqs, self._due_position = times[order], seqs[order], 0
 
     def _advance_window(self, now_ns: int) -> None:
-        """Move the window to now, and bring what is due within it from the columns."""
+        """Move the window to now, and load what is due within it from the columns."""
         self._window_end = now_ns + _WINDOW_NS
         for run in [run for run, bound in self._runs.items() if bound < self._window_end]:
             self._load_run(run)
@@ -116,7 +116,7 @@ class TtlIndex:
 
 
 class MaxAgeIndex:
-    """The stream's `max_age`, walked from the front; messages marked `never` stay behind."""
+    """The stream's `max_age`, scanned from the front; messages that never expire are skipped."""
 
     __slots__ = ("_log", "_next_seq", "max_age_ns")
 
@@ -126,7 +126,7 @@ class MaxAgeIndex:
         self._next_seq = 0
 
     def pop_due(self, now_ns: int, limit: int) -> U64Array:
-        """Live sequences that are too old, at most about `most`."""
+        """Return sequences that are too old, at most about `limit`."""
         log = self._log
         first = max(self._next_seq, log.first_seq)
         seqs, times, ttls = log.find_times_and_ttls(first, first + limit - 1)
@@ -140,7 +140,7 @@ class MaxAgeIndex:
         return due
 
     def next_ns(self) -> int:
-        """When the next one is due; 0 when there is none."""
+        """Return when the next message is due; 0 if there is none."""
         log = self._log
         seq = log.find_next(None, max(self._next_seq, log.first_seq)) if log.messages else 0
         return log.get_time_ns(seq) + self.max_age_ns if seq else 0

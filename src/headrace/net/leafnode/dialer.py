@@ -21,13 +21,13 @@ from headrace.net.leafnode.leafnode_connection import LeafnodeConnection
 if TYPE_CHECKING:
     from headrace.net.leafnode.leafnode_listener import LeafnodeListener
 
-#: How far the wait between attempts grows, in units of the configured one.
+#: The maximum delay between attempts, as a multiple of the configured one.
 BACKOFF_MAX = 8
 LOG_EVERY = 20
 
 
 class LeafnodeDialer:
-    """One remote."""
+    """Keeps one remote connected."""
 
     def __init__(self, listener: LeafnodeListener, remote: LeafnodeRemote) -> None:
         self._listener = listener
@@ -40,7 +40,7 @@ class LeafnodeDialer:
         self._task = asyncio.get_running_loop().create_task(self._keep_connected())
 
     async def stop(self) -> None:
-        """Leave, and do not come back."""
+        """Disconnect and do not dial again."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -83,7 +83,7 @@ class LeafnodeDialer:
             connection = LeafnodeConnection(listener, listener.get_leafnodes(remote.account), remote, address)
             async with asyncio.timeout(remote.dial_timeout_s):
                 await loop.create_connection(lambda: connection, address.host, address.port)
-        # An address that the other side named may be none at all, the account may have enough connections for now.
+        # A discovered address may be invalid, and the account may have reached its limit of connections.
         except (OSError, TimeoutError, ValueError, OverflowError, ProtocolError) as error:
             if failures % LOG_EVERY == 0:
                 reason = error or "no answer"

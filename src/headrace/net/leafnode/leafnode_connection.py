@@ -32,14 +32,14 @@ FIRST_PING_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
 DISK_RETRY_S = 0.01
 WRITE_BUFFER_BYTES = 1024 * 1024
-#: From the first INFO to the second, which says that all is well.
+#: The timeout from the first INFO to the second, which confirms the connection.
 ESTABLISH_TIMEOUT_S = 5.0
-#: The kind of connection that users can be confined to.
+#: The connection type that users can be restricted to.
 LEAFNODE = "LEAFNODE"
 
 
 class LeafnodeConnection(asyncio.Protocol):
-    """A server on a socket; the `owner` of its session. `ended` is done when the socket is closed."""
+    """A server on a socket; the transport of its session. `closed` is done when the socket is closed."""
 
     _transport: asyncio.Transport
 
@@ -50,7 +50,7 @@ class LeafnodeConnection(asyncio.Protocol):
         remote: LeafnodeRemote | None = None,
         address: LeafnodeAddress | None = None,
     ) -> None:
-        """With a remote, we dialled it at that address."""
+        """With `remote`, this side dials it at `address`."""
         self._listener, self._remote, self._address = listener, remote, address
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -79,13 +79,13 @@ class LeafnodeConnection(asyncio.Protocol):
 
     @property
     def label(self) -> str:
-        """For the log."""
+        """The name of the connection in the log."""
         return f"lid {self.session.cid} {self.client_ip}"
 
     # The socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do what asyncio's do without being of their kind.
+        # uvloop's transports have asyncio's methods but not its base class.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         peername = transport.get_extra_info("peername") or ("", 0)
@@ -130,7 +130,7 @@ class LeafnodeConnection(asyncio.Protocol):
             self._parser.feed(data)
         except ProtocolError as error:
             self.fail(error.text)
-        except Exception as error:  # whatever one peer triggers must not end the others
+        except Exception as error:  # an error caused by one server must not affect the others
             self._listener.log.error(f"{self.label}: {type(error).__name__}: {error}")
             self.fail(None)
 
@@ -155,7 +155,7 @@ class LeafnodeConnection(asyncio.Protocol):
             self._close_after_flush()
 
     def _on_tls_established(self) -> None:
-        """The channel is secret from now on."""
+        """Continue the handshake of the protocol after that of TLS."""
         if self._remote is None:
             tls = self._listener.leafnode_options.tls
             if tls is not None and tls.handshake_first:
@@ -177,9 +177,9 @@ class LeafnodeConnection(asyncio.Protocol):
     # Output
 
     def flush(self) -> None:
-        """Send what the session has to say."""
+        """Write the session's output."""
         if self._channel is not None and not self._channel.established:
-            return  # after the handshake
+            return  # sent after the handshake
         output = self.session.drain()
         if not output or self._transport.is_closing():
             return
@@ -210,7 +210,7 @@ class LeafnodeConnection(asyncio.Protocol):
         self._listener.log.warn(f"{self.label}: slow consumer: {reason}")
         self.abort()
 
-    # Back-pressure
+    # Backpressure
 
     def pause_reading(self) -> None:
         if not self._transport.is_closing():
@@ -221,7 +221,7 @@ class LeafnodeConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _pause_for_disk(self) -> None:
-        """More waits for the disk than should: read on when it has caught up."""
+        """Pause reading until the disk has caught up."""
         if not self._transport.is_closing():
             self._transport.pause_reading()
             self._loop.call_later(DISK_RETRY_S, self._resume_if_drained)
@@ -234,10 +234,10 @@ class LeafnodeConnection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    # The end
+    # Closing
 
     def fail(self, text: str | None) -> None:
-        """End the connection, saying why unless there is nothing to say."""
+        """End the connection, with an error text unless it is None."""
         if self._closing:
             return
         if text is not None:
@@ -250,7 +250,7 @@ class LeafnodeConnection(asyncio.Protocol):
         self._close_after_flush()
 
     def _close_after_flush(self) -> None:
-        """Close when what was said has been sent."""
+        """Close the connection after pending output has been sent."""
         if self._closing:
             return
         self.flush()
@@ -263,14 +263,14 @@ class LeafnodeConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.abort)
 
     def abort(self) -> None:
-        """End the connection at once."""
+        """Close the connection at once."""
         self._closing = True
         self.session.close()
         self._transport.abort()
 
     close = _close_after_flush
 
-    # Patience
+    # Timeouts
 
     def _start_timeout(self, timeout_s: float, error_text: str) -> None:
         self._cancel_timers()
@@ -283,7 +283,7 @@ class LeafnodeConnection(asyncio.Protocol):
         self._timer = self._write_deadline_timer = None
 
     def _ping(self) -> None:
-        """Ask whether the other side is there, unless it was heard since."""
+        """Send a ping unless the other side was active since the last one."""
         session, options = self.session, self._listener.options
         activity = session.activity + session.in_msgs
         if activity == self._last_activity:
@@ -297,7 +297,7 @@ class LeafnodeConnection(asyncio.Protocol):
         self._last_activity = activity
         self._timer = self._loop.call_later(options.ping_interval_s, self._ping)
 
-    # What the session asks of its owner
+    # The session's transport
 
     def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
         certificate = self._channel.get_peer_certificate() if self._channel is not None else None

@@ -51,7 +51,7 @@ class LeafnodeListener:
         client_listener: Listener,
         log: Logger = SILENT_LOGGER,
     ) -> None:
-        """`clients` is the door for clients, whose users may dial in here too."""
+        """`client_listener` is the listener for clients; its users may dial in here too."""
         self.options = options
         self.leafnode_options: LeafnodeOptions = options.effective_leafnodes
         self.log = log
@@ -77,7 +77,7 @@ class LeafnodeListener:
     # Life
 
     async def start(self) -> None:
-        """Listen and dial; raises OSError when the address is not to be had."""
+        """Start to listen and dial; raise OSError if the address is not available."""
         leafnode_options = self.leafnode_options
         if leafnode_options.port:
             if leafnode_options.tls is not None:
@@ -90,7 +90,7 @@ class LeafnodeListener:
             self.port = self._server.sockets[0].getsockname()[1]
             self.log.info(f"Listening for leafnode connections on {self.host}:{self.port}")
         for remote in leafnode_options.remotes:
-            make_leafnode_client_context(remote.tls)  # what is wrong with certificates is said at the start
+            make_leafnode_client_context(remote.tls)  # report errors in certificates at the start
             if remote.account and self._accounts.get(remote.account) is None:
                 raise OptionsError(
                     f"a leafnode remote is in account {remote.account!r}, which is not configured"
@@ -100,7 +100,7 @@ class LeafnodeListener:
         ]
 
     async def stop(self) -> None:
-        """Take no more, dial no more, say what is left to say, close."""
+        """Stop accepting and dialing, send pending output, close all connections."""
         if self._server is not None:
             self._server.close()
         for dialer in self._dialers:
@@ -116,14 +116,14 @@ class LeafnodeListener:
         return self.leafnode_options.host or self.options.host or "0.0.0.0"
 
     def leafz_entries(self) -> list[dict[str, Any]]:
-        """The connections, in the fields of the monitoring page."""
+        """Return the connections, with the fields of the monitoring page."""
         return [
             _make_leafz_entry(connection)
             for connection in self.connections.values()
             if connection.was_established
         ]
 
-    # What connections need
+    # Connections
 
     def next_cid(self) -> int:
         self._last_cid += 1
@@ -134,16 +134,16 @@ class LeafnodeListener:
         self.write_scheduler.remove_reader(connection)
 
     def is_disk_backlogged(self) -> bool:
-        """Whether more waits for the disk than should."""
+        """Whether too much waits for the disk."""
         return self._client_listener.is_disk_backlogged()
 
     @property
     def write_scheduler(self) -> WriteScheduler:
-        """What is on its way to all who are connected."""
+        """The write scheduler, shared with the client listener."""
         return self._client_listener.write_scheduler
 
     def get_leafnodes(self, account: str) -> LeafnodeSet:
-        """The connections of an account; ProtocolError when it may have no more."""
+        """Return the connections of an account; raise ProtocolError if it may have no more."""
         found = self._get_or_create_leafnodes(account or GLOBAL)
         if 0 <= self._accounts[found.account].limits.leafs <= len(found.sessions):
             raise ProtocolError("maximum account active leafnode connections exceeded")
@@ -156,7 +156,7 @@ class LeafnodeListener:
         return self._leafnode_sets[account]
 
     def may_subscribe(self, session: LeafnodeSession, count: int) -> bool:
-        """Whether somebody who dialled in may want one thing more: the limits of clients hold for it too."""
+        """Whether a server that dialed in may add a subscription: the limits of clients apply to it too."""
         limits = [self.options.max_subscriptions] if self.options.max_subscriptions else []
         limits.append(self._accounts[session.account].limits.subscriptions)
         if isinstance(session.identity, Known):
@@ -167,7 +167,7 @@ class LeafnodeListener:
         return make_leafnode_client_context(remote.tls)
 
     def authenticate(self, fields: Mapping[str, Any], auth_context: AuthContext) -> SessionIdentity | None:
-        """Who may dial in: users of the section if it has some, else those of the server."""
+        """Authenticate a server that dials in, by the users of the section if it has some, else by those of the server."""
         authenticator = self._authenticator or self._client_listener.authenticator
         identity = authenticator.check(fields, auth_context)
         if identity is None or not self.leafnode_options.account or identity.account != GLOBAL:
@@ -177,7 +177,7 @@ class LeafnodeListener:
     def make_credentials(
         self, remote: LeafnodeRemote, address: LeafnodeAddress, nonce: str
     ) -> dict[str, str]:
-        """Who we are for the other side."""
+        """Return this server's credentials for the other side."""
         found: dict[str, str] = {}
         if remote.credentials or remote.nkey:
             from headrace.auth.leafnode_credentials import sign_with_credentials_file, sign_with_nkey
@@ -205,7 +205,7 @@ class LeafnodeListener:
         imports: dict[str, list[str]] | None,
         exports: dict[str, list[str]] | None,
     ) -> bytes:
-        """The INFO line for somebody who dials in, before and after it is known."""
+        """Return the INFO line for a server that dials in, before and after authentication."""
         options = self.options
         required = self._authenticator is not None or options.auth_required
         fields: dict[str, Any] = {
@@ -239,7 +239,7 @@ class LeafnodeListener:
         return server_lines.encode_info(non_empty)
 
     def _get_advertised_urls(self) -> list[str]:
-        """Where else to dial; all addresses of this machine are none that others could dial."""
+        """Return other addresses to dial; a wildcard address is not one that others could dial."""
         if self.leafnode_options.no_advertise or (
             self.host in WILDCARD_HOSTS and not self.leafnode_options.advertise
         ):
@@ -269,7 +269,7 @@ def _make_leafz_entry(connection: LeafnodeConnection) -> dict[str, Any]:
 
 
 def _make_authenticator(options: ServerOptions) -> Authenticator | None:
-    """Who decides about those who dial in, when the section says so itself."""
+    """Return the authenticator for servers that dial in, if the section has credentials of its own."""
     leafnode_options = options.effective_leafnodes
     if not leafnode_options.has_credentials:
         return None

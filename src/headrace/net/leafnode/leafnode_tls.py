@@ -9,7 +9,7 @@ from headrace.config.options import OptionsError
 
 
 def make_leafnode_server_context(tls: LeafnodeTlsOptions) -> ssl.SSLContext:
-    """What those who dial in meet."""
+    """Create the context for servers that dial in."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load(context, tls)
@@ -19,7 +19,7 @@ def make_leafnode_server_context(tls: LeafnodeTlsOptions) -> ssl.SSLContext:
 
 
 def make_leafnode_client_context(tls: LeafnodeTlsOptions | None) -> ssl.SSLContext:
-    """What we go by when we dial; without settings the system's authorities are believed."""
+    """Create the context for dialing; without settings the system's CAs are trusted."""
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if tls is not None:
