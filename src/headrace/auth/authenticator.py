@@ -24,38 +24,38 @@ if TYPE_CHECKING:
     from headrace.broker import Permissions
 
 _BCRYPT = re.compile(r"^\$2[abxy]\$\d\d\$")
-#: Kinds of connection, as users are bound to them.
+#: Connection types that users can be restricted to.
 STANDARD, WEBSOCKET = "STANDARD", "WEBSOCKET"
-#: Who parts of the server's own process are that come as clients. While there are such, no user can have this name.
+#: The user of clients in the server's own process. While there are such clients, no other user can have this name.
 INTERNAL_USER = "headrace inside"
 
 
 @dataclass(frozen=True, slots=True)
 class UserIdentity:
-    """Who a connection speaks for. `user` is empty when nobody has to say who they are."""
+    """The user of a connection. `user` is empty if no authentication is required."""
 
     user: str = ""
     account: str = GLOBAL
     permissions: Permissions | None = None
-    #: What a token allows, -1 is what the server allows.
+    #: Limits from a JWT; -1 if only the server's apply.
     subscriptions: int = -1
     payload: int = -1
-    #: When it ends, in seconds since the epoch; 0 is never.
+    #: When it expires, in seconds since the epoch; 0 is never.
     expires_s: float = 0.0
     grant: UserGrant | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AuthContext:
-    """How a client comes: the nonce it was given, the kind of connection, its address and its certificate."""
+    """What is known of a connection: the nonce it was sent, its type, its address and its certificate."""
 
     nonce: str = ""
     connection_type: str = STANDARD
     client_ip: str = ""
     certificate: Mapping[str, Any] | None = None
-    #: Users are found by certificates on this door.
+    #: Users are mapped by certificate on this listener.
     map_users: bool = False
-    #: The door's own user for strangers, if it has one.
+    #: The listener's own user for clients without credentials, if it has one.
     no_auth_user: str = ""
 
 
@@ -64,7 +64,7 @@ DEFAULT_CONTEXT = AuthContext()
 
 
 class RecheckResult(Enum):
-    """What becomes of a client when the users change."""
+    """What happens to a client when the users change."""
 
     ACCEPTED = "stays"
     USER_REMOVED = "gone"
@@ -77,11 +77,11 @@ def is_bcrypt_hash(secret: str) -> bool:
 
 
 def verify_secret(stored: str, provided: object) -> bool:
-    """Whether the offered secret is the stored one; takes the same time wherever they differ."""
+    """Whether the provided secret is the stored one; the comparison takes constant time."""
     if not isinstance(provided, str):
         return False
     if is_bcrypt_hash(stored):
-        # bcrypt looks at 72 bytes; more is refused rather than cut off.
+        # bcrypt uses only 72 bytes; longer secrets are rejected rather than truncated.
         return len(provided.encode()) <= 72 and _load_bcrypt()(provided.encode(), stored.encode())
     return hmac.compare_digest(stored.encode(), provided.encode())
 
@@ -98,10 +98,10 @@ def _load_bcrypt() -> Callable[[bytes, bytes], bool]:
 
 
 class Authenticator:
-    """Decides about CONNECTs by the users, the token or the operator of the options."""
+    """Checks CONNECTs against the users, the token or the operator of the options."""
 
     def __init__(self, options: ServerOptions) -> None:
-        #: What an insider proves itself with; empty when there is none. Made anew by each process, never written.
+        #: The secret of internal clients; empty if there are none. Created by each process, never stored.
         self.internal_secret = ""
         users = {user.name: user for user in options.users}
         if options.user:
@@ -130,7 +130,7 @@ class Authenticator:
             raise OptionsError(f"the operator's tokens cannot be used: {error}") from error
 
     def _check_libraries(self) -> None:
-        """What is needed to decide is there now, not only when somebody comes."""
+        """Raise now, not at the first CONNECT, if a library that is needed is missing."""
         if any(
             is_bcrypt_hash(secret)
             for secret in (self._token, *(user.password for user in self._users.values()))
@@ -148,13 +148,13 @@ class Authenticator:
                 )
 
     def is_required_for(self, context: AuthContext) -> bool:
-        """Whether nobody is heard here before CONNECT."""
+        """Whether a client must send CONNECT before anything else."""
         return self.required and not context.no_auth_user
 
     def check(
         self, connect: Mapping[str, Any], context: AuthContext = DEFAULT_CONTEXT
     ) -> UserIdentity | None:
-        """The identity a CONNECT (keys in lower case) proves; None is an authorization violation."""
+        """Return the identity for a CONNECT (keys in lower case); None is an authorization violation."""
         if self.internal_secret and connect.get("user") == INTERNAL_USER:
             return (
                 UserIdentity(INTERNAL_USER)
@@ -183,7 +183,7 @@ class Authenticator:
         user = self._users.get(str(connect.get("user") or ""))
         if user is not None and user.nkey:
             user = None
-        # Somebody without a password is known by a certificate or not at all.
+        # A user without a password can only be known by a certificate.
         known = verify_secret(user.password if user else "", connect.get("pass") or "")
         return user if user is not None and user.password and known else None
 
@@ -195,7 +195,7 @@ class Authenticator:
         return user if nkeys.verify(key, "U", context.nonce.encode(), signature_bytes) else None
 
     def _find_user_by_certificate(self, certificate: Mapping[str, Any] | None) -> User | None:
-        """The user that a verified certificate names."""
+        """Find the user that a verified certificate names."""
         if not certificate:
             return None
         for name in x509_names.get_alternative_names(certificate):
@@ -235,7 +235,7 @@ class Authenticator:
         )
 
     def recheck(self, identity: UserIdentity, old: Authenticator) -> tuple[RecheckResult, UserIdentity]:
-        """How somebody whom `before` let in stands now, and who they are from now on."""
+        """Check again a client that `old` accepted; return the result and its new identity."""
         if (
             self.internal_secret
             and identity.user == INTERNAL_USER
@@ -258,7 +258,7 @@ class Authenticator:
 
 
 def _has_credentials(connect: Mapping[str, Any]) -> bool:
-    """Whether a client says who it is, in words that count here: keys and tokens do not where nobody has any."""
+    """Whether a CONNECT has credentials of a kind that counts here; NKeys and JWTs do not if no user has one."""
     return any(connect.get(key) for key in ("user", "pass", "auth_token"))
 
 

@@ -17,10 +17,10 @@ from headrace.errors import AuthError
 from headrace.protocol.json_exceptions import JSON_ERRORS
 
 TOKEN_BYTES_MAX = 1024 * 1024
-#: An empty list of connections is any; a limit of -1 is none.
+#: A limit of -1 is none; an empty list of connection types is any.
 NO_LIMIT = -1
 _ALGORITHM = "ed25519-nkey"
-#: Tokens of the first version, made until 2020, sign the claims alone.
+#: JWTs of version 1, created until 2020, sign only the claims.
 _ALGORITHM_V1 = "ed25519"
 
 
@@ -30,7 +30,7 @@ class _Header(msgspec.Struct):
 
 
 class JwtPermission(msgspec.Struct, frozen=True):
-    """Subjects that are allowed and denied."""
+    """Allowed and denied subjects."""
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class TimeRange(msgspec.Struct, frozen=True):
 
 
 class JwtUserPermissions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user may do; also what a signing key with a scope gives to those it signs for."""
+    """What a user may do; also the template of a scoped signing key."""
 
     pub: JwtPermission = JwtPermission()
     sub: JwtPermission = JwtPermission()
@@ -71,7 +71,7 @@ class UserBody(JwtUserPermissions, frozen=True, kw_only=True):
 
 
 class SigningScope(msgspec.Struct, frozen=True):
-    """A signing key that only signs for one role."""
+    """A signing key with a scope: it signs only for one role."""
 
     key: str
     kind: str = ""
@@ -123,7 +123,7 @@ class JwtAccountLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JwtMappingTarget(msgspec.Struct, frozen=True):
-    """Where a mapped subject goes, and how many of a hundred messages."""
+    """A destination of a subject mapping, and its weight in percent."""
 
     subject: str
     weight: int = 0
@@ -149,7 +149,7 @@ class OperatorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActivationBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What allows one account to import from another."""
+    """An activation token: allows one account to import from another."""
 
     type: str = ""
     subject: str = ""
@@ -166,7 +166,7 @@ class _BaseClaims(msgspec.Struct, frozen=True, kw_only=True):
     not_before_s: int = msgspec.field(name="nbf", default=0)
 
     def is_valid_at(self, now_s: float) -> bool:
-        """Whether the token counts now."""
+        """Whether the token is valid at this time."""
         return self.not_before_s <= now_s and (not self.expires_s or now_s < self.expires_s)
 
 
@@ -190,21 +190,21 @@ class ActivationClaims(_BaseClaims, frozen=True, kw_only=True):
 
 
 def decode_user_claims(token: str) -> UserClaims:
-    """What an account (or one of its signing keys) says of a user."""
+    """Decode a user's JWT, signed by its account or one of the account's signing keys."""
     claims = _decode(token, UserClaims, ("A",))
     _check_type(claims.nats.type, "user")
     return claims
 
 
 def decode_account_claims(token: str) -> AccountClaims:
-    """What an operator says of an account; an account may also speak for itself, which proves nothing."""
+    """Decode an account's JWT, signed by an operator; a self-signed one is decoded too, but proves nothing."""
     claims = _decode(token, AccountClaims, ("O", "A"))
     _check_type(claims.nats.type, "account")
     return claims
 
 
 def decode_operator_claims(token: str) -> OperatorClaims:
-    """What an operator says of itself."""
+    """Decode an operator's JWT, which it signs itself."""
     claims = _decode(token, OperatorClaims, ("O",))
     _check_type(claims.nats.type, "operator")
     if claims.issuer != claims.subject and claims.issuer not in claims.nats.signing_keys:
@@ -213,7 +213,7 @@ def decode_operator_claims(token: str) -> OperatorClaims:
 
 
 def decode_activation_claims(token: str) -> tuple[ActivationClaims, ActivationBody]:
-    """What an account says of another: that it may import something."""
+    """Decode an activation token, with which an account allows another to import something."""
     claims = _decode(token, ActivationClaims, ("A",))
     body = claims.nats
     _check_type(str(body.get("type", "")), "activation")
@@ -253,7 +253,7 @@ def _decode(token: str, kind: type[_T], signers: tuple[str, ...]) -> _T:
 
 
 def _upgrade_v1_claims(data: bytes) -> dict[str, Any]:
-    """The claims of a token of the first version, as the second has them: what it is of stood beside `nats`, not in it."""
+    """Convert claims of version 1 to version 2: `type` and some other fields were beside `nats`, not in it."""
     claims = msgspec.json.decode(data, type=dict[str, Any])
     inner = claims.get("nats")
     body = dict(inner) if isinstance(inner, dict) else {}
@@ -268,7 +268,7 @@ def _decode_part(text: str) -> bytes:
 
 
 def is_in_networks(address: str, networks: tuple[str, ...] | str) -> bool:
-    """Whether an address is in one of these networks; none named is any."""
+    """Whether an address is in one of these networks; an empty list allows any."""
     ranges = [text.strip() for text in networks.split(",")] if isinstance(networks, str) else list(networks)
     ranges = [text for text in ranges if text]
     if not ranges:

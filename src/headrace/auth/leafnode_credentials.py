@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.errors import AuthError
 
-#: The armoured parts of a credentials file: the user's token, then the seed of its key.
+#: The armored parts of a credentials file: the user's JWT, then the seed of its key.
 _ARMOURED_PARTS = re.compile(r"-{3,}[^\n]*-{3,}\r?\n([\w\-.=]+)\r?\n-{3,}[^\n]*-{3,}")
 _USER_PREFIX = 20 << 3
 _SEED_PREFIX = 18 << 3
@@ -21,7 +21,7 @@ _SEED_BYTES = 36
 
 
 def sign_with_credentials_file(path: Path, nonce: str) -> dict[str, str]:
-    """The fields of CONNECT from a credentials file."""
+    """Return the fields of CONNECT from a credentials file."""
     try:
         found = _ARMOURED_PARTS.findall(path.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
@@ -32,7 +32,7 @@ def sign_with_credentials_file(path: Path, nonce: str) -> dict[str, str]:
 
 
 def sign_with_nkey(seed: str, nonce: str) -> dict[str, str]:
-    """The fields of CONNECT from the seed of a user's key."""
+    """Return the fields of CONNECT from the seed of a user's key."""
     signer = _load_signing_key(seed)
     body = bytes([_USER_PREFIX]) + bytes(signer.verify_key)
     public_key = (
@@ -59,7 +59,7 @@ def _load_signing_key(seed: str) -> Any:
     body, checksum = data[:-2], data[-2:]
     if len(data) != _SEED_BYTES or binascii.crc_hqx(body, 0).to_bytes(2, "little") != checksum:
         raise AuthError("the seed of the key is malformed")
-    # Two bytes hold two prefixes of five and eight bits: that this is a seed, and whose.
+    # Two bytes contain two prefixes of five and eight bits: that this is a seed, and its kind.
     if body[0] & 0xF8 != _SEED_PREFIX or (body[0] & 7) << 5 | (body[1] & 0xF8) >> 3 != _USER_PREFIX:
         raise AuthError("the seed is not that of a user's key")
     return SigningKey(body[2:])

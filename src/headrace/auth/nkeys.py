@@ -21,7 +21,7 @@ _NONCE_BYTES = 11
 
 
 def decode_public_key(text: str, kind: str) -> bytes | None:
-    """The 32 bytes of a public key of this kind; None when it is none."""
+    """Return the 32 bytes of a public key of this kind; None if it is not one."""
     if len(text) != _TEXT_SIZE or not text.isascii():
         return None
     try:
@@ -40,7 +40,7 @@ def is_public_key(text: str, kind: str) -> bool:
 
 
 def verify(key: str, kind: str, data: bytes, signature: bytes) -> bool:
-    """Whether the owner of a public key signed this."""
+    """Whether the owner of a public key signed this data."""
     raw = decode_public_key(key, kind)
     if raw is None or len(signature) != _SIGNATURE_BYTES:
         return False
@@ -48,7 +48,7 @@ def verify(key: str, kind: str, data: bytes, signature: bytes) -> bool:
 
 
 def load_verifier() -> Callable[[bytes, bytes, bytes], bool]:
-    """What checks a signature of Ed25519; AuthError tells what to install for it."""
+    """Return a function that verifies Ed25519 signatures; AuthError names the package to install."""
     try:
         from nacl.exceptions import BadSignatureError
         from nacl.signing import VerifyKey
@@ -66,7 +66,7 @@ def load_verifier() -> Callable[[bytes, bytes, bytes], bool]:
 
 
 def decode_signature(text: str) -> bytes:
-    """A signature as CONNECT carries it: base64url without padding, or standard base64 with; b"" for neither."""
+    """Decode a signature from CONNECT: base64url without padding, or standard base64 with padding; b"" for neither."""
     for decode in (_url_decode, _standard_decode):
         try:
             return decode(text)
@@ -86,5 +86,5 @@ def _standard_decode(text: str) -> bytes:
 
 
 def new_nonce() -> str:
-    """What a client has to sign, once."""
+    """Return a new nonce for a client to sign."""
     return base64.urlsafe_b64encode(secrets.token_bytes(_NONCE_BYTES)).decode().rstrip("=")

@@ -50,7 +50,7 @@ ACCOUNT_EXPIRED = "Account Authentication Expired"
 
 
 class UserGrant(NamedTuple):
-    """What a user's token gives."""
+    """What a user's JWT grants."""
 
     user: str
     account: str
@@ -59,13 +59,13 @@ class UserGrant(NamedTuple):
     subscriptions: int
     payload: int
     expires_s: float  # 0: never
-    expiry_error: str  # what is said then
+    expiry_error: str  # the error sent then
     issued_s: int
     name: str
 
 
 class OperatorTrust:
-    """The operators that are believed, and the accounts that they signed."""
+    """The trusted operators, and the accounts that they signed."""
 
     def __init__(self, options: ServerOptions) -> None:
         operators = [decode_operator_claims(token) for token in options.operators]
@@ -84,7 +84,7 @@ class OperatorTrust:
                 self.accounts[claims.subject] = claims
 
     def check(self, token: str, signature: str, nonce: str, client_ip: str, now_s: float) -> UserGrant:
-        """What a user's token gives to somebody who signed the nonce; AuthError when it is nothing."""
+        """Check a user's JWT and the signature of the nonce; return what it grants or raise AuthError."""
         user = decode_user_claims(token)
         account = self.accounts.get(user.nats.issuer_account or user.issuer)
         if account is None or not account.is_valid_at(now_s):
@@ -120,7 +120,7 @@ class OperatorTrust:
         )
 
     def _get_user_permissions(self, user: UserClaims, account: AccountClaims) -> JwtUserPermissions:
-        """The user's rules: its own, or those of the scope of the key that signed for it."""
+        """Return the user's permissions: its own, or those of the scope of the signing key."""
         if user.issuer == account.subject:
             return user.nats
         for key in account.nats.signing_keys:
@@ -133,18 +133,18 @@ class OperatorTrust:
         raise AuthError("the user's token is not signed by its account")
 
     def is_valid(self, grant: UserGrant, now_s: float) -> bool:
-        """Whether somebody who was let in would be still, as far as the account is concerned."""
+        """Whether a user that was accepted still would be, as far as its account is concerned."""
         account = self.accounts.get(grant.account)
         if account is None or not account.is_valid_at(now_s):
             return False
         return not is_revoked(account.nats.revocations, grant.user, grant.issued_s)
 
     def make_account_configs(self, now_s: float) -> tuple[AccountOptions, ...]:
-        """The accounts as the server sets them up."""
+        """Return the configurations of the accounts."""
         return tuple(self._make_account_config(claims, now_s) for claims in self.accounts.values())
 
     def next_token_change(self, now_s: float) -> float:
-        """When the first of the tokens that let accounts import begins or ends to count; 0: none is ahead."""
+        """Return when the next activation token becomes valid or expires; 0 if none does."""
         token_times: list[int] = []
         for account in self.accounts.values():
             for entry in account.nats.imports:
@@ -175,7 +175,7 @@ class OperatorTrust:
         if entry.type == "stream" and entry.to and not entry.local_subject:
             local = f"{entry.to}.{entry.subject}".encode()
         elif entry.type == "service" and entry.to and not entry.local_subject:
-            # Before `local_subject` a service's fields were the other way round.
+            # Before `local_subject` existed, the fields of a service import were swapped.
             subject, local = entry.to.encode(), subject
         kind = "stream" if entry.type == "stream" else "service"
         if not subjects.is_valid(subject):
@@ -186,7 +186,7 @@ class OperatorTrust:
     def _is_import_authorized(
         self, entry: JwtImport, subject: bytes, importer: AccountClaims, now_s: float
     ) -> bool:
-        """Whether the exporting account signed that this one may import a subject of its."""
+        """Whether the exporting account allows this import with a valid activation token."""
         exporter = self.accounts.get(entry.account)
         if exporter is None:
             return False
@@ -208,7 +208,7 @@ class OperatorTrust:
 
 
 def is_revoked(revocations: dict[str, int], key: str, issued_s: int) -> bool:
-    """Whether a token for a key, issued then, counts no more."""
+    """Whether a token for a key, issued at that time, is revoked."""
     return any(name in revocations and issued_s <= revocations[name] for name in (ALL_USERS, key))
 
 
@@ -217,7 +217,7 @@ def _get_signing_keys(account: AccountClaims) -> Iterable[str]:
 
 
 def _check_no_permissions(user: UserClaims) -> None:
-    """A token signed with a scope brings no rules of its own."""
+    """Raise if a JWT signed with a scope has permissions of its own."""
     own_permissions = user.nats
     if (
         own_permissions.pub.allow
@@ -244,7 +244,7 @@ def _with_default_permissions(
 
 
 def make_permissions(user_permissions: JwtUserPermissions) -> Permissions | None:
-    """The rules of a token; None when there are none."""
+    """Return the permissions of a JWT; None if it has none."""
     pub, sub, resp = user_permissions.pub, user_permissions.sub, user_permissions.resp
     if not (pub.allow or pub.deny or sub.allow or sub.deny or resp):
         return None
@@ -269,7 +269,7 @@ def make_permissions(user_permissions: JwtUserPermissions) -> Permissions | None
 def _fill_template(
     template: JwtUserPermissions, user: UserClaims, account: AccountClaims
 ) -> JwtUserPermissions:
-    """A scope's rules with the user's own values in place of `{{name()}}` and the like."""
+    """Fill in the template of a scope: replace `{{name()}}` and the like with the user's values."""
     import msgspec
 
     tags = {"user": user.nats.tags, "account": ()}
@@ -296,7 +296,7 @@ def _fill_template(
 def _expand_entry(
     entry: str, user: UserClaims, account: AccountClaims, tags: dict[str, tuple[str, ...]]
 ) -> list[str]:
-    """All that an entry stands for: a tag with several values makes several rules."""
+    """Expand an entry: a tag with several values yields several rules."""
     values: dict[str, str] = {
         "{{name()}}": user.name,
         "{{subject()}}": user.subject,
@@ -320,7 +320,7 @@ def _expand_entry(
 
 
 def allowed_until(times: tuple[TimeRange, ...], zone: str, now_s: float) -> float:
-    """When the part of the day ends in which somebody may be there; 0 is never. AuthError when it is none now."""
+    """Return when the current allowed time of day ends; 0 is never. Raise AuthError if this time is not allowed."""
     if not times:
         return 0.0
     try:
@@ -368,7 +368,7 @@ def _make_jetstream_limits(claims: AccountClaims) -> JetStreamLimits | None:
 
 
 def _make_subject_mappings(claims: AccountClaims) -> tuple[SubjectMapping, ...]:
-    """The mappings of an account; what makes no sense is left out, as with imports."""
+    """Return the mappings of an account; invalid ones are left out, as with imports."""
     result = []
     for source, targets in claims.nats.mappings.items():
         found = tuple(

@@ -29,18 +29,18 @@ _ATTRIBUTE_TYPE = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*|\d+(?:\.\d+)*)\s*=\s*")
 _VALUE = re.compile(r"(?:\\[0-9A-Fa-f]{2}|\\.|[^\\,+;\"<>])*")
 _ESCAPED = re.compile(rb"\\([0-9A-Fa-f]{2})|\\(.)")
 
-#: The parts of a distinguished name: a part is a set of attributes, as a rule of one.
+#: The parts of a distinguished name; each part is a set of attributes, usually of one.
 DistinguishedName = Counter[frozenset[tuple[str, str]]]
 
 
 def get_alternative_names(certificate: Mapping[str, Any]) -> list[str]:
-    """E-mail addresses, host names, URIs: in this order each is tried as the name of a user."""
+    """Return e-mail addresses, host names and URIs: each is tried as a user name, in this order."""
     pairs = certificate.get("subjectAltName", ())
     return [value for kind in ("email", "DNS", "URI") for key, value in pairs if key == kind]
 
 
 def get_distinguished_name(certificate: Mapping[str, Any]) -> DistinguishedName:
-    """Whom the certificate was issued to."""
+    """Return the subject of the certificate."""
     return Counter(
         frozenset((_normalize_type(key), value.strip()) for key, value in part)
         for part in certificate.get("subject", ())
@@ -48,7 +48,7 @@ def get_distinguished_name(certificate: Mapping[str, Any]) -> DistinguishedName:
 
 
 def parse_distinguished_name(text: str) -> DistinguishedName | None:
-    """A distinguished name as it is written, `CN=a,OU=b,O=c`; None when it is none."""
+    """Parse a distinguished name such as `CN=a,OU=b,O=c`; None if it is not one."""
     parts: DistinguishedName = Counter()
     part: set[tuple[str, str]] = set()
     position = 0

@@ -19,12 +19,12 @@ DEPTH_MAX = 100
 
 
 class ConfigFileError(OptionsError):
-    """A configuration that cannot be used; the text begins with where."""
+    """A configuration that cannot be used; the text begins with the position."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePos:
-    """Where something was written."""
+    """A position in a configuration file."""
 
     source: str
     line: int
@@ -35,7 +35,7 @@ class SourcePos:
 
 
 class Section(dict[str, object]):
-    """Keys with values, as written; `places` tells where a key stands, `referred` which were used as $KEY."""
+    """Keys and values as written; `positions` has the position of each key, `referenced` the keys used as $KEY."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False,
 def parse_config(
     text: str, source: str, read_file: Callable[[str], str], environment: Mapping[str, str]
 ) -> Section:
-    """The configuration in `text`; `read` gives the text of an included file by its path."""
+    """Parse the configuration in `text`; `read_file` returns the text of an included file."""
     return _ConfigParser(text, source, read_file, environment, []).parse_top()
 
 
@@ -83,7 +83,7 @@ class _ConfigParser:
         self._environment = environment
         self._scopes = scopes
         self._list_depth = 0
-        #: Up to where lines were counted, the number of the line there, where it starts.
+        #: Offset up to which lines were counted, number of the line there, offset of its start.
         self._line_cache = (0, 1, 0)
 
     def parse_top(self) -> Section:
@@ -99,7 +99,7 @@ class _ConfigParser:
         return section
 
     def _parse_section(self, end: str) -> Section:
-        """Entries up to the closing brace, or to the end of the text."""
+        """Parse entries up to the closing brace, or to the end of the text."""
         section = Section()
         self._scopes.append(section)
         if len(self._scopes) > DEPTH_MAX:
@@ -203,7 +203,7 @@ class _ConfigParser:
         return _ESCAPES[code]
 
     def _resolve_variable(self, name: str) -> object:
-        """A key seen before, from the inside out, or a variable of the environment."""
+        """Resolve a variable: a key seen before, innermost section first, or an environment variable."""
         if name.startswith("2a$"):
             return f"${name}"
         for scope in reversed(self._scopes):
@@ -211,7 +211,7 @@ class _ConfigParser:
                 scope.referenced.add(name)
                 return scope[name]
         if name not in self._environment and not _NAME.fullmatch(name):
-            return f"${name}"  # a subject like $KV.> rather than a name
+            return f"${name}"  # a subject like $KV.> rather than a variable
         if name not in self._environment:
             self._fail(f"variable {name!r} is neither a key above nor in the environment")
         text = self._environment[name]
@@ -226,7 +226,7 @@ class _ConfigParser:
             name = self._parse_quoted()
         else:
             name = self._match(_PATH, "the name of a file")[0]
-        # As the reference does, even an absolute path is taken below the folder of the including file.
+        # As in nats-server, even an absolute path is taken relative to the directory of the including file.
         path = str(PurePosixPath(self._source).parent / name.lstrip("/"))
         try:
             text = self._read_file(path)
@@ -244,7 +244,7 @@ class _ConfigParser:
         section.referenced |= included.referenced
 
     def _expect_end_of_value(self) -> None:
-        """After a value comes the end of the line, a separator, a comment or the end of what it is in."""
+        """Expect the end of the line, a separator, a comment or a closing bracket after a value."""
         self._skip(_BLANKS)
         rest = self._text[self._offset : self._offset + 2]
         if rest and rest[0] not in "\n,;#]}" and rest != "//":
@@ -266,7 +266,7 @@ class _ConfigParser:
         return self._text[self._offset : self._offset + 1]
 
     def _get_pos(self) -> SourcePos:
-        """Where the reader is. Lines are counted on from the last place, so that a long file stays cheap."""
+        """Return the current position. Lines are counted from the last position, so that a long file stays cheap."""
         offset, line, line_start = self._line_cache if self._line_cache[0] <= self._offset else (0, 1, 0)
         line += self._text.count("\n", offset, self._offset)
         line_start = max(line_start, self._text.rfind("\n", offset, self._offset) + 1)
@@ -278,7 +278,7 @@ class _ConfigParser:
 
 
 def parse_bare_word(word: str) -> str | int | float | bool:
-    """What a word without quotes means: a number, a size, a switch, or itself."""
+    """Parse a word without quotes: a number, a size, a boolean, or a string."""
     if word.lower() in _BOOLEANS:
         return _BOOLEANS[word.lower()]
     if _INTEGER.fullmatch(word):

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from headrace.config.options import User
 
 DEFAULT_LEAFNODE_PORT = 7422
-#: Addresses to listen on that nobody can dial.
+#: Addresses to listen on that cannot be dialed.
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")
 _SCHEMES = ("nats", "tls", "nats-leaf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafnodeTlsOptions:
-    """Certificates for leafnode connections; `insecure` believes any certificate, for tests only."""
+    """Certificates for leafnode connections; `insecure` accepts any certificate, for tests only."""
 
     cert: str = ""
     key: str = ""
@@ -33,7 +33,7 @@ class LeafnodeTlsOptions:
 
 
 class LeafnodeAddress(NamedTuple):
-    """Where to dial, and who to be there."""
+    """Remote address and the credentials to use."""
 
     host: str
     port: int
@@ -43,12 +43,12 @@ class LeafnodeAddress(NamedTuple):
 
     @property
     def host_port(self) -> str:
-        """Without secrets."""
+        """The address without credentials."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_leafnode_url(url: str) -> LeafnodeAddress:
-    """What a URL names; ValueError tells what is wrong."""
+    """Parse a URL; raise ValueError if it is not valid."""
     parts = urlsplit(url if "://" in url else f"nats-leaf://{url}")
     if parts.scheme not in _SCHEMES:
         raise ValueError(f"{parts.scheme}:// is not supported: use one of {', '.join(_SCHEMES)}")
@@ -63,7 +63,7 @@ def parse_leafnode_url(url: str) -> LeafnodeAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafnodeRemote:
-    """A server, or the servers of one cluster, to join."""
+    """A server, or the servers of one cluster, to connect to."""
 
     urls: tuple[str, ...] = field(repr=False)
     account: str = ""
@@ -99,16 +99,16 @@ class LeafnodeOptions:
 
     @property
     def enabled(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether there is a listener or a remote."""
         return bool(self.port or self.remotes)
 
     @property
     def has_credentials(self) -> bool:
-        """Whether it knows users of its own; else those of the server count."""
+        """Whether it has users of its own; otherwise those of the server apply."""
         return bool(self.user or self.users)
 
     def with_command_line(self, listen: str, remotes: tuple[str, ...]) -> LeafnodeOptions:
-        """With what the command line adds."""
+        """Return the options with those of the command line added."""
         host, _, port = listen.rpartition(":")
         changed = replace(self, port=int(port), host=host.strip("[]") or self.host) if listen else self
         return replace(
@@ -116,7 +116,7 @@ class LeafnodeOptions:
         )
 
     def find_error(self) -> str:
-        """What cannot be used, or nothing."""
+        """Return an error text, or ""."""
         if not -1 <= self.port <= 65535:
             return f"leafnodes port {self.port} is not a port: use 1 to 65535, or -1 for any free one"
         if self.user and self.users:

@@ -36,10 +36,10 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One name that may connect; `password` is plain text or a bcrypt hash (`$2a$...`).
+    """One user; `password` is plain text or a bcrypt hash (`$2a$...`).
 
-    With `nkey` the name is that public key, and a signature takes the place of the password. `connections` are
-    the kinds of connection it may use, such as WEBSOCKET; empty is any.
+    With `nkey` the name is that public key, and a signature replaces the password. `connections` are the types of
+    connection it may use, such as WEBSOCKET; empty is any.
     """
 
     name: str
@@ -52,7 +52,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class AccountOptions:
-    """One account: its streams' limits (None: it has no streams), its clients' limits, what it shows and takes."""
+    """One account: limits of JetStream (None: no JetStream), limits of its clients, exports and imports."""
 
     name: str
     jetstream_limits: JetStreamLimits | None = None
@@ -64,19 +64,19 @@ class AccountOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """What a listener shows and whom it trusts; no certificate is no TLS."""
+    """The certificate of a listener and the CA it trusts; without a certificate there is no TLS."""
 
     cert: str = ""
     key: str = ""
     ca: str = ""
     verify: bool = False
-    #: The user is found by what the client's certificate names.
+    #: Find the user by the names in the client's certificate.
     map_users: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSocketOptions:
-    """The door for WebSocket clients; port 0 is none."""
+    """The WebSocket listener; port 0 is none."""
 
     host: str = ""
     port: int = 0
@@ -99,7 +99,7 @@ class WebSocketOptions:
 class ServerOptions:
     """The settings of one server. Durations end in `_s` (seconds), sizes are bytes, a limit of 0 is none."""
 
-    # Where it listens
+    # Address
     host: str = LOOPBACK_HOST
     port: int = DEFAULT_PORT
     server_name: str = ""
@@ -115,7 +115,7 @@ class ServerOptions:
     max_subscriptions: int = 0
     max_subscription_tokens: int = 0
 
-    # Patience
+    # Timeouts
     ping_interval_s: float = 120.0
     ping_max: int = 2
     write_deadline_s: float = 10.0
@@ -123,7 +123,7 @@ class ServerOptions:
     lame_duck_duration_s: float = 120.0
     lame_duck_grace_s: float = 10.0
 
-    # Who may connect
+    # Authentication
     user: str = ""
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
@@ -134,7 +134,7 @@ class ServerOptions:
     #: Subject mappings of the global account.
     redirects: tuple[SubjectMapping, ...] = ()
 
-    # Operator mode: who may connect is said by signed tokens
+    # Operator mode: signed JWTs define users and accounts
     operators: tuple[str, ...] = field(default=(), repr=False)
     trusted_keys: tuple[str, ...] = ()
     resolver_preload: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -148,7 +148,7 @@ class ServerOptions:
     tls_timeout_s: float = 2.0
     tls_map: bool = False
     tls_handshake_first: bool = False
-    #: How long to wait for the client to begin before it is greeted in plain text; 0 is for ever.
+    #: How long to wait for the client to start TLS before INFO is sent in plain text; 0 is forever.
     tls_first_wait_s: float = 0.0
     allow_non_tls: bool = False
 
@@ -193,22 +193,22 @@ class ServerOptions:
 
     @property
     def auth_required(self) -> bool:
-        """Whether a client has to prove who it is before it is heard."""
+        """Whether a client must authenticate."""
         return self.has_credentials and not self.no_auth_user
 
     @property
     def has_credentials(self) -> bool:
-        """Whether anybody is known at all, whether or not strangers are let in as `no_auth_user`."""
+        """Whether there are any users or tokens, even if clients without credentials are accepted as `no_auth_user`."""
         return bool(self.user or self.token or self.users or self.operator_mode)
 
     @property
     def operator_mode(self) -> bool:
-        """Whether users are known by tokens that an operator's accounts signed."""
+        """Whether users are authenticated by JWTs of an operator's accounts."""
         return bool(self.operators or self.trusted_keys)
 
     @property
     def tls_files(self) -> TlsFiles:
-        """The certificates of the door for clients."""
+        """The certificates of the client listener."""
         return TlsFiles(
             cert=self.tls_cert,
             key=self.tls_key,
@@ -219,12 +219,12 @@ class ServerOptions:
 
     @property
     def effective_leafnodes(self) -> LeafnodeOptions:
-        """Leafnodes as the configuration and the command line have them."""
+        """The leafnode options of the configuration and the command line together."""
         return self.leafnodes.with_command_line(self.leaf_listen, self.leaf_remotes)
 
     @property
     def monitoring_host(self) -> str:
-        """Where monitoring listens: it asks no password, so it stays on this machine unless told so."""
+        """The address of the monitoring port: it needs no password, so it is local unless remote access is allowed."""
         if is_loopback(self.host) or self.allow_remote_without_auth:
             return self.http_host or self.host
         return self.http_host if is_loopback(self.http_host) else LOOPBACK_HOST
@@ -234,7 +234,7 @@ class ServerOptions:
         return self.tls or self.tls_verify or self.tls_map or bool(self.tls_cert)
 
     def check(self) -> None:
-        """Raise OptionsError when the settings contradict each other or cannot be served."""
+        """Raise OptionsError if settings contradict each other or are not supported."""
         for check in _CHECKS:
             error_text = check(self)
             if error_text:
@@ -383,12 +383,12 @@ _CHECKS = (
 
 
 def option_names() -> frozenset[str]:
-    """The names that may be set, for those who take them as keywords."""
+    """Return the names of all options, for callers that take them as keywords."""
     return frozenset(f.name for f in fields(ServerOptions))
 
 
 def from_keywords(**values: Any) -> ServerOptions:
-    """Options from keyword arguments; an unknown name is an error that says so."""
+    """Create options from keyword arguments; raise OptionsError for an unknown name."""
     unknown = sorted(set(values) - option_names())
     if unknown:
         raise OptionsError(

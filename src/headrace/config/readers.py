@@ -13,21 +13,21 @@ from headrace.config.config_parser import ConfigFileError, Section, SourcePos
 from headrace.durations import parse_duration_ns
 
 ValueReader = Callable[[object], Any]
-#: How a key is read, and into which option if not the one of its name.
+#: How a key is read, and the option that it sets if that has another name.
 KeyReader = ValueReader | tuple[str, ValueReader]
 
 _SECRET_KEYS = {"pass", "password", "token"}
 
 
 class ConfigDraft:
-    """The settings found so far, and the warnings."""
+    """The settings read so far, and warnings."""
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
         self.warnings: list[str] = []
 
 
-#: Settles in the draft what a part of the file says.
+#: Reads a section of the file into the draft.
 SectionReader = Callable[[ConfigDraft, object, SourcePos], None]
 
 
@@ -43,7 +43,7 @@ def read_value(reader: ValueReader, value: object, key: str, pos: SourcePos) -> 
         fail(pos, f"{key!r} cannot be {value_text}: {error}")
 
 
-# Readers of values
+# Values
 
 
 def read_string(value: object) -> str:
@@ -79,7 +79,7 @@ def read_any(value: object) -> object:
 
 
 def read_host_port(value: object) -> tuple[str | None, int]:
-    """`4222`, `"host:4222"` or `"[::1]:4222"`."""
+    """Read `4222`, `"host:4222"` or `"[::1]:4222"`."""
     if isinstance(value, int) and not isinstance(value, bool):
         return None, value
     host, colon, port = read_string(value).rpartition(":")
@@ -89,7 +89,7 @@ def read_host_port(value: object) -> tuple[str | None, int]:
 
 
 def read_enabled(value: object) -> object:
-    """`enabled` and `disabled` as switches; anything else as it is."""
+    """Read `enabled` and `disabled` as booleans; return anything else unchanged."""
     return _ENABLED_WORDS.get(value.lower(), value) if isinstance(value, str) else value
 
 
@@ -112,16 +112,16 @@ def read_list(value: object, key: str, example: str, pos: SourcePos) -> list[obj
 
 
 def get_section_pos(value: object, pos: SourcePos) -> SourcePos:
-    """Where the first key of a section stands: entries of a list have no place of their own."""
+    """Return the position of the first key of a section: entries of a list have no position of their own."""
     return next(iter(value.positions.values()), pos) if isinstance(value, Section) else pos
 
 
 class SectionSchema:
-    """What one kind of section may say.
+    """The keys of one kind of section.
 
-    `options` is a table of `"name alias ...": (option, reader)`: the option a key sets and how its value is read;
-    a reader alone sets the option of the first name. `parts` have a function of their own that settles what they
-    say. The names in `idle` have no effect here, and whoever uses one is told so. Everything else is refused.
+    `options` is a table of `"name alias ...": (option, reader)`: the option that a key sets and how its value is read; a
+    reader alone sets the option with the first name. `section_readers` are functions that read a whole section into the
+    draft. The names in `ignored` have no effect here and cause a warning. Everything else is an error.
     """
 
     def __init__(
@@ -148,17 +148,17 @@ class SectionSchema:
 
     @property
     def names(self) -> frozenset[str]:
-        """Every key that is known."""
+        """All known keys."""
         return self.ignored.union(self.options, self.section_readers)
 
     def read(self, draft: ConfigDraft, value: object, pos: SourcePos, path: str = "") -> dict[str, Any]:
-        """What a section says, by option."""
+        """Read a section; return the values by option."""
         found: dict[str, Any] = {}
         self.read_into(found, draft, read_section(value, self.section, pos), path or self.section)
         return found
 
     def read_into(self, found: dict[str, Any], draft: ConfigDraft, section: Section, path: str = "") -> None:
-        """Put what is written into `found`, in the order in which it is written."""
+        """Read a section into `found`, in the order in which it is written."""
         for key, value in section.items():
             name, pos = key.lower(), section.positions[key]
             if name in self.options:

@@ -36,12 +36,12 @@ from headrace.config.schema_users import read_authorization
 
 
 def load_config(path: str, environment: Mapping[str, str]) -> ConfigDraft:
-    """The settings of a configuration file; ConfigError tells what is wrong and where."""
+    """Load a configuration file; ConfigFileError says what is wrong and where."""
     try:
         text = _read_file(path)
     except OSError as error:
         raise ConfigFileError(f"cannot read the configuration file {path!r}: {error.strerror}") from error
-    except ValueError as error:  # not UTF-8, or no path
+    except ValueError as error:  # not UTF-8, or not a path
         raise ConfigFileError(f"cannot read the configuration file {path!r}: {error}") from error
     return interpret(parse_config(text, path, _read_file, environment))
 
@@ -51,13 +51,13 @@ def _read_file(path: str) -> str:
 
 
 def interpret(section: Section) -> ConfigDraft:
-    """The settings that a parsed configuration asks for."""
+    """Return the settings of a parsed configuration."""
     draft = ConfigDraft()
     _TOP.read_into(draft.settings, draft, section)
     return draft
 
 
-# Parts that set more than one option, or are sections of their own
+# Keys that set more than one option, or are sections of their own
 
 
 def _read_listen(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
@@ -96,7 +96,7 @@ def _reject_resolver_tls(draft: ConfigDraft, value: object, pos: SourcePos) -> N
     fail(pos, "'resolver_tls' is not supported yet: leave it out")
 
 
-# The keys
+# Keys
 
 _BATCH = SectionSchema(
     "batch",
@@ -118,7 +118,7 @@ _JETSTREAM = SectionSchema(
         "max_memory_store max_mem_store max_mem": read_int,
     },
     section_readers={"limits": _read_jetstream_limits},
-    # Ours syncs before it acknowledges, whatever interval is asked for.
+    # Headrace syncs before it acknowledges, whatever interval is configured.
     ignored="sync sync_interval max_buffered_size max_buffered_msgs unique_tag",
 )
 _TOP = SectionSchema(

@@ -84,7 +84,7 @@ class _ParsedAccount(NamedTuple):
 
 
 def read_accounts(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
-    """`accounts { A { ... } }`, or a list of names."""
+    """Read `accounts { A { ... } }`, or a list of names."""
     found: list[_ParsedAccount] = []
     if isinstance(value, list):
         found = [_ParsedAccount(AccountOptions(_read_name(each_name, pos)), pos) for each_name in value]
@@ -121,7 +121,7 @@ def _read_account(draft: ConfigDraft, name: str, value: object, pos: SourcePos) 
 
 
 def read_mappings(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
-    """`mappings { "from.*": "to.$1" }` of the global account."""
+    """Read `mappings { "from.*": "to.$1" }` of the global account."""
     draft.settings["redirects"] = _parse_mappings(draft, value, pos)
 
 
@@ -140,13 +140,13 @@ def _parse_mappings(draft: ConfigDraft, value: object, pos: SourcePos) -> tuple[
 
 
 def _parse_mapping(draft: ConfigDraft, source: str, target: object, pos: SourcePos) -> SubjectMapping:
-    """A subject and where it leads: one destination, or a list of them with weights."""
+    """Parse a mapping: one destination, or a list of them with weights."""
     keys = SectionSchema(source, _DESTINATION)
     found = [
         {"subject": entry} if isinstance(entry, str) else keys.read(draft, entry, pos)
         for entry in (target if isinstance(target, list) else [target])
     ]
-    # Those for a cluster never count: this is one server.
+    # Destinations for a cluster never apply: this is a single server.
     local_entries = [entry for entry in found if not entry.pop("cluster", "")]
     if any("subject" not in entry for entry in found):
         fail(pos, "a mapping needs a destination")
@@ -163,7 +163,7 @@ def _read_list(found: dict[str, Any], key: str, pos: SourcePos) -> list[object]:
 
 
 def _read_jetstream_limits(draft: ConfigDraft, value: object, pos: SourcePos) -> JetStreamLimits | None:
-    """`enabled`, `disabled`, or limits."""
+    """Read `enabled`, `disabled`, or limits."""
     value = read_enabled(value)
     if isinstance(value, bool):
         return NO_LIMITS if value else None
@@ -174,7 +174,7 @@ def _read_jetstream_limits(draft: ConfigDraft, value: object, pos: SourcePos) ->
 
 # Exports and imports
 
-#: Traces and latencies are not measured here; what passes is the same without.
+#: Traces and latencies are not measured; messages are the same without.
 _IGNORED_KEYS = "allow_trace latency"
 _EXPORT = SectionSchema(
     "exports",
@@ -272,7 +272,7 @@ def _read_import(draft: ConfigDraft, value: object, pos: SourcePos) -> Import:
 
 
 def _check_imports(parsed_accounts: list[_ParsedAccount]) -> None:
-    """Whether every import is there to be had, and none leads back to itself."""
+    """Check that every import has an export, and that imports form no cycle."""
     exports = {entry.account.name: entry.account.exports for entry in parsed_accounts}
     for account, pos in parsed_accounts:
         for export in account.exports:

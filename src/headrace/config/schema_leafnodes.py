@@ -90,7 +90,7 @@ _REMOTE = SectionSchema(
 
 
 def read_leafnodes(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
-    """Read the section."""
+    """Read the section `leafnodes`."""
     found = _LEAFNODES.read(draft, value, pos)
     _warn_if_compressed(draft, found, pos)
     if "listen" in found:
@@ -111,7 +111,7 @@ def _read_address(listen: str, pos: SourcePos) -> dict[str, Any]:
 
 
 def _warn_if_compressed(draft: ConfigDraft, found: dict[str, Any], pos: SourcePos) -> None:
-    """Connections stay uncompressed whatever is asked for; both sides agree on that when they meet."""
+    """Warn if compression is configured: it is never used, which both sides agree on in the handshake."""
     mode = found.pop("compression", "off")
     if isinstance(mode, Section):
         mode = mode.get("mode", "off")

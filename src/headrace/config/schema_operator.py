@@ -13,7 +13,7 @@ _BEGIN, _END = "-----BEGIN NATS OPERATOR JWT-----", "------END NATS OPERATOR JWT
 
 
 def read_operator(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
-    """`operator: path`, or the token itself."""
+    """Read `operator: path`, or the JWT itself."""
     found = [_load_operator_token(entry, pos) for entry in read_value(read_strings, value, "operator", pos)]
     draft.settings["operators"] = tuple(found)
 
@@ -35,7 +35,7 @@ def _load_operator_token(entry: str, pos: SourcePos) -> str:
 
 
 def read_resolver(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
-    """`resolver: MEMORY`: accounts are those of `resolver_preload`."""
+    """Read `resolver: MEMORY`: accounts are those of `resolver_preload`."""
     if not isinstance(value, str) or value.upper() not in ("MEM", "MEMORY"):
         fail(
             pos,
@@ -44,7 +44,7 @@ def read_resolver(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
 
 
 def read_resolver_preload(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
-    """`resolver_preload { <account>: <token> }`."""
+    """Read `resolver_preload { <account>: <token> }`."""
     written = read_section(value, "resolver_preload", pos)
     found = []
     for name, token in written.items():

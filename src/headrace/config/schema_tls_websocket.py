@@ -18,12 +18,12 @@ from headrace.config.readers import (
     read_value,
 )
 
-#: What the reference waits for a client to begin TLS by itself when told `auto`.
+#: How long nats-server waits for a client to start TLS with `auto`.
 AUTO_HANDSHAKE_WAIT_S = 0.05
 
 
 def _read_handshake_first(value: object) -> tuple[bool, float]:
-    """`true`, `false`, `auto`, or how long to wait for the client."""
+    """Read `true`, `false`, `auto`, or how long to wait for the client."""
     if isinstance(value, bool):
         return value, 0.0
     if isinstance(value, str) and value.lower() in ("true", "on", "false", "off"):
@@ -49,7 +49,7 @@ _TLS = SectionSchema(
 
 
 def read_tls(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
-    """`tls { ... }` of the door for clients."""
+    """Read `tls { ... }` of the client listener."""
     found = _TLS.read(draft, value, pos)
     if "first" in found:
         found["handshake_first"], wait_s = found.pop("first")
@@ -83,7 +83,7 @@ _WEBSOCKET = SectionSchema(
 
 
 def read_websocket(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
-    """`websocket { ... }`: a door for browsers."""
+    """Read `websocket { ... }`."""
     found = _WEBSOCKET.read(draft, value, pos)
     if "listen" in found:
         host, found["port"] = found.pop("listen")

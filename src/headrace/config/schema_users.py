@@ -25,7 +25,7 @@ from headrace.config.readers import (
 from headrace.durations import parse_duration_ns
 from headrace.protocol import subjects
 
-#: The kinds of connection a user may be bound to; those that this server has not got can be named all the same.
+#: The connection types that a user may be restricted to; types that this server does not have may be named too.
 CONNECTION_TYPES = frozenset(
     ("STANDARD", "WEBSOCKET", "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS")
 )
@@ -54,7 +54,7 @@ _USER = SectionSchema(
 
 
 def read_authorization(draft: ConfigDraft, value: object, pos: SourcePos) -> None:
-    """`authorization { ... }`: one user, a token, or a list of users of the global account."""
+    """Read `authorization { ... }`: one user, a token, or a list of users of the global account."""
     found = _AUTHORIZATION.read(draft, value, pos)
     user_list = found.pop("users", [])
     default = found.pop("default_permissions", None)
@@ -65,7 +65,7 @@ def read_authorization(draft: ConfigDraft, value: object, pos: SourcePos) -> Non
 
 
 def add_users(draft: ConfigDraft, value: object, default: object, account: str, pos: SourcePos) -> None:
-    """A list of users, all of one account, besides those that are there."""
+    """Add a list of users, all of one account."""
     user_list = read_list(value, "users", "user: a, password: b", pos)
     found = tuple(_read_user(draft, user, default, account, pos) for user in user_list)
     draft.settings["users"] = draft.settings.get("users", ()) + found
@@ -102,7 +102,7 @@ def _read_connection_types(names: tuple[str, ...], pos: SourcePos) -> frozenset[
 
 
 def read_signed_duration(value: object) -> int:
-    """Nanoseconds; a negative duration is for ever."""
+    """Read nanoseconds; a negative duration is no limit."""
     duration_text = read_string(value)
     return (
         -1
@@ -129,7 +129,7 @@ _RESPONSES = SectionSchema(
 
 
 def read_permissions(draft: ConfigDraft, value: object, pos: SourcePos) -> Permissions:
-    """What may be published to and subscribed to, and whether requests may be answered."""
+    """Read permissions for publishing, subscribing and responses."""
     found = _PERMISSIONS.read(draft, value, pos)
     rules: dict[str, Any] = {}
     for kind in ("publish", "subscribe"):
@@ -165,7 +165,7 @@ def _read_allow_deny(draft: ConfigDraft, kind: str, value: object, pos: SourcePo
 
 
 def _parse_rule(kind: str, entry: str) -> bytes:
-    """A subject, for subscriptions optionally with a queue behind it."""
+    """Parse a subject; a subscribe rule may have a queue after it."""
     tokens = entry.encode().split()
     if not 1 <= len(tokens) <= (2 if kind == "subscribe" else 1) or not all(map(subjects.is_valid, tokens)):
         raise ValueError(f"{entry!r} is no subject")

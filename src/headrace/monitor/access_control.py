@@ -17,18 +17,18 @@ from headrace.monitor.http import HttpRequest
 
 
 class AccessControl:
-    """The rules of one server; `options` gives those it goes by now, which a reload changes."""
+    """The access rules of one server; `get_options` returns the current options, which a reload changes."""
 
     def __init__(self, get_options: Callable[[], ServerOptions]) -> None:
         self._get_options = get_options
 
     @property
     def has_admin_token(self) -> bool:
-        """Whether the server was started with an admin token at all."""
+        """Whether the server has an admin token."""
         return bool(self._get_options().http_admin_token)
 
     def is_admin(self, request: HttpRequest) -> bool:
-        """Whether the request carries the admin token; it travels in a header that no other site can add."""
+        """Whether the request has the admin token, in a header that no other site can add."""
         scheme, _, provided = request.headers.get("authorization", "").partition(" ")
         token = self._get_options().http_admin_token
         if not token or scheme.lower() != "bearer":
@@ -36,13 +36,13 @@ class AccessControl:
         return hmac.compare_digest(provided.strip().encode("latin-1", "replace"), token.encode())
 
     def may_read(self, request: HttpRequest) -> bool:
-        """Whether contents of messages are shown."""
+        """Whether the request may see message contents."""
         options = self._get_options()
         is_open = not (options.has_credentials or options.tls_verify)
         return self.is_admin(request) or (is_open and self._is_local_host(request))
 
     def may_act(self, request: HttpRequest) -> bool:
-        """Whether something is changed on this request."""
+        """Whether the request may change something."""
         return self.is_admin(request) and self._is_same_origin(request)
 
     def _is_local_host(self, request: HttpRequest) -> bool:

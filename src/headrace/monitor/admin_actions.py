@@ -27,7 +27,7 @@ REPLY_TIMEOUT_S = 10.0
 
 
 class _ReplyFuture:
-    """Takes one answer from the router."""
+    """Receives one reply from the router."""
 
     def __init__(self) -> None:
         self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -38,7 +38,7 @@ class _ReplyFuture:
 
 
 def parse_action(body: bytes) -> tuple[str, bytes, bytes]:
-    """Account, subject and body of a request as the page sends it; ValueError says what is wrong."""
+    """Parse a request of the page; return account, subject and body, or raise ValueError."""
     try:
         request = json.loads(body)
         account, subject = str(request.get("account", "$G")), str(request["subject"])
@@ -54,7 +54,7 @@ def parse_action(body: bytes) -> tuple[str, bytes, bytes]:
 
 
 async def run_action(account: Account, subject: bytes, body: bytes) -> bytes:
-    """Make the request; the API's answer, which comes when what it speaks of is durable."""
+    """Send the request; return the API's response, which comes when the change is durable."""
     reply, reply_future = b"_INBOX.monitor.%b" % secrets.token_hex(12).encode(), _ReplyFuture()
     account.router.subscribe_internal(reply, reply_future)
     try:

@@ -13,7 +13,7 @@ _TYPES = {
     "headrace.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-#: Nothing but our own files may run or be loaded, whatever a message contains.
+#: Only our own files may be loaded or run, whatever a message contains.
 _HEADERS = (
     (
         "Content-Security-Policy",
@@ -27,7 +27,7 @@ _HEADERS = (
 
 @cache
 def get_asset(name: str) -> HttpResponse | None:
-    """A file of the page by name; None when there is no such file."""
+    """Return a file of the page; None if there is no such file."""
     if name not in _TYPES:
         return None
     return HttpResponse(200, _TYPES[name], (files("headrace.monitor") / "web" / name).read_bytes(), _HEADERS)

@@ -29,7 +29,7 @@ _SORT_KEYS: dict[str, Callable[[Connection], int]] = {
 def connz(
     connections: Mapping[int, Connection], query: Query, server_id: str, now_ns: int, loop_s: float
 ) -> dict[str, Any]:
-    """The connections that the query asks for; ValueError for a query that makes no sense."""
+    """Return the connections that match the query; raise ValueError if it is not valid."""
     offset, limit = parse_offset_limit(query)
     selected = _select(connections, query)
     page = selected[offset : offset + limit]
@@ -57,7 +57,7 @@ def _select(connections: Mapping[int, Connection], query: Query) -> list[Connect
 
 
 def get_account_name(session: Session) -> str:
-    """Which account a client is in; none before it is let in."""
+    """Return the account of a client; "" before authentication."""
     return session.identity.account if session.identity is not None else ""
 
 

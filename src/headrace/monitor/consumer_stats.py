@@ -20,7 +20,7 @@ class ConsumerStats(NamedTuple):
 
 
 def get_consumer_stats(consumer: Consumer) -> ConsumerStats:
-    """Where a consumer stands."""
+    """Return the current figures of a consumer."""
     ack_state, delivery_mode = consumer.ack_state, consumer.delivery_mode
     is_pull = isinstance(delivery_mode, PullQueue)
     return ConsumerStats(

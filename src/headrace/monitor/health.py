@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def find_unhealthy_reason(accounts: Accounts) -> str:
-    """Why the server cannot do its work, or nothing when it is well."""
+    """Return why the server cannot work, or "" if it is healthy."""
     for store in (jetstream.store for jetstream in accounts.jetstreams()):
         if store.poisoned is not None:
             return str(store.poisoned)
@@ -19,7 +19,7 @@ def find_unhealthy_reason(accounts: Accounts) -> str:
 
 
 def find_warnings(accounts: Accounts) -> list[str]:
-    """What does not keep the server from working but needs a person: damage, streams that did not start."""
+    """Return what needs an operator's attention although the server works: damage, streams that did not start."""
     found: list[str] = []
     for jetstream in accounts.jetstreams():
         report = jetstream.store.report()

@@ -20,7 +20,7 @@ from headrace.monitor.query import Query
 HEAD_BYTES_MAX = 8192
 BODY_BYTES_MAX = 64 * 1024
 REQUEST_TIMEOUT_S = 5.0
-#: A whole file may take longer to leave, but somebody has to be reading it.
+#: A whole file may take longer to send, but the client has to keep reading it.
 WRITE_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 256 * 1024
 _DIGITS_MAX = 9
@@ -28,7 +28,7 @@ _DIGITS_MAX = 9
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What was asked for; header names are in lower case."""
+    """A request; header names are in lower case."""
 
     method: str
     path: str
@@ -38,7 +38,7 @@ class HttpRequest:
 
 
 class HttpResponse(NamedTuple):
-    """What a page answers. The body may be a view of a mapped file: it is sent in pieces."""
+    """The response of a page. The body may be a view of a mapped file: it is sent in pieces."""
 
     status: int
     content_type: str
@@ -66,7 +66,7 @@ _REASONS = {
 
 
 class HttpError(Exception):
-    """The peer's bytes are no request that is served here; the connection ends with the answer."""
+    """A request that is not valid or not supported; the connection ends with the response."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -82,7 +82,7 @@ def make_text_response(status: int, text: str) -> HttpResponse:
 
 
 class HttpServer:
-    """Serves pages by path; a path that ends in "/" serves all below it. `counts` tells how often each was asked for."""
+    """Serves pages by path; a path that ends in "/" serves everything below it. `page_counts` counts the requests."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class HttpServer:
         *,
         methods: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        """`methods` names what a path takes besides GET and HEAD."""
+        """`methods` has the methods that a path accepts besides GET and HEAD."""
         self._pages = dict(pages)
         self._methods = dict(methods or {})
         self._on_error = on_error
@@ -122,14 +122,14 @@ class HttpServer:
             while await self._handle_request(reader, writer):
                 pass
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            # The peer left, sent nothing, or sent too much: there is nobody to tell.
+            # The client disconnected, sent nothing, or sent too much: no response is possible.
             pass
         finally:
             self._tasks.discard(task)
             writer.close()
 
     async def _handle_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; true when the connection stays open for another."""
+        """Handle one request; return whether the connection stays open for another."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 request, keep_alive = await _read_request(reader)
@@ -155,7 +155,7 @@ class HttpServer:
             result = self._pages[path](request)
             return await result if isawaitable(result) else result
         except Exception as error:
-            # A page that fails must not end the server; the log gets the reason, the peer does not.
+            # A page that fails must not end the server; the log gets the reason, the client does not.
             self._on_error(f"Monitoring page {path} failed: {error!r}")
             return make_text_response(500, "internal error")
 
@@ -167,7 +167,7 @@ class HttpServer:
 
 
 async def _read_request(reader: asyncio.StreamReader) -> tuple[HttpRequest, bool]:
-    """One request, and whether the peer wants to go on afterwards."""
+    """Read one request; return it and whether the client wants to keep the connection."""
     head = await reader.readuntil(b"\r\n\r\n")
     line, *rest = head.decode("latin-1").split("\r\n")
     parts = line.split(" ")

@@ -14,7 +14,7 @@ from headrace.net.logs import Logger
 
 
 class MonitorPorts:
-    """One small HTTP server a scheme, all with the same pages."""
+    """One small HTTP server per scheme, all with the same pages."""
 
     def __init__(self, server: MonitoredServer, options: ServerOptions, log: Logger) -> None:
         self._server = server
@@ -24,7 +24,7 @@ class MonitorPorts:
         self._http_servers: dict[str, HttpServer] = {}
 
     async def start(self, tls: ssl.SSLContext | None) -> None:
-        """Open the ports that are wanted; OptionsError for one that is not to be had."""
+        """Open the configured ports; raise OptionsError if one is not available."""
         for scheme, port, flag in self._port_settings:
             if not port:
                 continue
@@ -41,14 +41,14 @@ class MonitorPorts:
             await http_server.stop()
 
     def get_ports(self) -> dict[str, int]:
-        """The ports in use, by scheme."""
+        """Return the ports in use, by scheme."""
         return {scheme: http_server.port for scheme, http_server in self._http_servers.items()}
 
     def get_urls(self) -> list[str]:
         return [f"{scheme}://{format_address(self._host, port)}" for scheme, port in self.get_ports().items()]
 
     def get_page_counts(self) -> dict[str, int]:
-        """How often each page was asked for."""
+        """Return how often each page was requested."""
         page_counts: Counter[str] = Counter()
         for http_server in self._http_servers.values():
             page_counts.update(http_server.page_counts)

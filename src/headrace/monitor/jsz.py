@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def jsz(options: ServerOptions, accounts: Iterable[Account], query: Query) -> dict[str, Any]:
-    """What all accounts hold together; ValueError for a query that makes no sense."""
+    """Return the page for all accounts together; raise ValueError if the query is not valid."""
     selected = [
         (account, account.jetstream)
         for account in accounts
@@ -42,7 +42,7 @@ def jsz(options: ServerOptions, accounts: Iterable[Account], query: Query) -> di
 
 
 def make_totals(accounts: Iterable[Account]) -> dict[str, Any] | None:
-    """The part that /varz shows; None without streams."""
+    """Return the part that /varz shows; None without JetStream."""
     jetstreams = [account.jetstream for account in accounts if account.jetstream is not None]
     return _make_stats(jetstreams, len(jetstreams)) if jetstreams else None
 
@@ -94,7 +94,7 @@ def _make_account_detail(account: Account, jetstream: AccountJetStream, query: Q
 
 
 def _make_stream_detail(stream: Stream, query: Query) -> dict[str, Any]:
-    # Where no account has streams, nothing of theirs is loaded.
+    # If no account has JetStream, its modules are not loaded.
     from headrace.broker.consumers.consumer_info import make_consumer_info
     from headrace.broker.streams.stream_info import make_stream_info
 
@@ -112,6 +112,6 @@ def _make_stream_detail(stream: Stream, query: Query) -> dict[str, Any]:
 
 
 def _to_builtins(info: dict[str, Any]) -> dict[str, Any]:
-    """Configurations are kept encoded; a page needs them as values."""
+    """Decode configurations, which are stored encoded, to plain values."""
     decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(info))
     return decoded

@@ -8,7 +8,7 @@ from headrace.monitor.query import Query, has_flag
 
 
 def leafz(leafs: list[dict[str, Any]], query: Query) -> dict[str, Any]:
-    """Each entry has the fields of the page, `subscriptions_list` among them."""
+    """Return the page; each entry of `leafs` has all its fields, including `subscriptions_list`."""
     selected = [leaf for leaf in leafs if query.get("acc", leaf["account"]) == leaf["account"]]
     if not has_flag(query, "subs"):
         selected = [{key: leaf[key] for key in leaf if key != "subscriptions_list"} for leaf in selected]

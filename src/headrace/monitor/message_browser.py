@@ -19,7 +19,9 @@ DATA_BYTES_MAX = 4096
 
 
 def browse_messages(stream: Stream, query: Query) -> dict[str, Any]:
-    """Messages from `seq` (0: the newest) downwards that match `subject`; ValueError for a query without sense."""
+    """Return messages from `seq` (0: the newest) downwards that match `subject`; raise ValueError if the query is not
+    valid.
+    """
     stream.retention.enforce()
     log, pattern = stream.log, query.get("subject", "").encode()
     if pattern and not subjects.is_valid(pattern):
@@ -63,6 +65,8 @@ def _encode_payload(payload: bytes) -> dict[str, str]:
     try:
         return {"text": payload.decode()}
     except UnicodeDecodeError as error:
-        if len(payload) == DATA_BYTES_MAX and error.start > DATA_BYTES_MAX - 4:  # cut within a character
+        if (
+            len(payload) == DATA_BYTES_MAX and error.start > DATA_BYTES_MAX - 4
+        ):  # truncated within a character
             return {"text": payload[: error.start].decode()}
         return {"base64": b64encode(payload).decode()}

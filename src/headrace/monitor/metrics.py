@@ -16,7 +16,7 @@ from headrace.storage import FileDisk
 from headrace.storage.io.latency import BOUNDS_US, LatencyHistogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: kind and help by name.
+#: Type and help text by name.
 METRIC_DEFINITIONS = {
     "info": ("gauge", "Versions; the value is always 1"),
     "healthy": ("gauge", "1 while the server can do its work"),
@@ -68,7 +68,7 @@ Sample = tuple[str, Labels, float]
 def render_metrics(
     stats: ServerStats, accounts: Iterable[Account], unhealthy_reason: str, claims: bytes = b""
 ) -> bytes:
-    """Everything, in the text format; `claims` is appended as it is."""
+    """Render all metrics in the text format; `claims` is appended as it is."""
     accounts = list(accounts)
     samples = [
         *_server_samples(stats, unhealthy_reason),
@@ -181,7 +181,7 @@ def _consumer_samples(accounts: list[Account]) -> Iterator[Sample]:
 
 
 def iter_commit_latency(accounts: Iterable[Account]) -> Iterator[tuple[str, LatencyHistogram]]:
-    """How long the commits of each account's store took."""
+    """Iterate over the commit latencies of each account's store."""
     for account in accounts:
         disk = account.jetstream.store.disk if account.jetstream is not None else None
         if isinstance(disk, FileDisk):

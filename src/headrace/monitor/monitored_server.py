@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.config.options import ServerOptions
     from headrace.net.listener import Listener
 
-#: Makes one page; ValueError for a query that makes no sense.
+#: Builds one page; raises ValueError if the query is not valid.
 PageReader = Callable[[Query], dict[str, Any]]
 
 
@@ -44,7 +44,7 @@ class MonitoredServer(Protocol):
 
 
 def make_page_readers(server: MonitoredServer) -> dict[str, PageReader]:
-    """What may be asked, by the reference's names; the server is asked each time."""
+    """Return the pages by nats-server's names; each call reads current figures."""
 
     def read_connz(query: Query) -> dict[str, Any]:
         listener = server.listener

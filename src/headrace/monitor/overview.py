@@ -32,7 +32,7 @@ def make_overview(
     connections: Mapping[int, Connection],
     unhealthy_reason: str,
 ) -> dict[str, Any]:
-    """Everything but messages."""
+    """Return everything but messages."""
     jetstreams = [(a.display_name, a.jetstream) for a in accounts if a.jetstream is not None]
     streams = [
         (display_name, stream)
@@ -191,7 +191,7 @@ def _make_events(jetstreams: list[tuple[str, AccountJetStream]]) -> list[dict[st
 
 
 def make_claim_rows(display_name: str, jetstream: AccountJetStream) -> list[dict[str, Any]]:
-    """The claims of an account by namespace, where its streams hold any."""
+    """Return the claims of an account by namespace, if its streams have any."""
     registry, audit = jetstream.streams.get(_CLAIMS), jetstream.streams.get(_AUDIT)
     if registry is None:
         return []

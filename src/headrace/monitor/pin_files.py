@@ -26,7 +26,7 @@ _AUTH_HEADERS = (("WWW-Authenticate", 'Bearer realm="pins"'),)
 
 
 def make_pin_file_page(get_jetstreams: Callable[[], Iterable[AccountJetStream]]) -> PageHandler:
-    """The page; `stores` are those whose pins it serves."""
+    """Create the page; it serves the pins of these stores."""
 
     async def page(request: HttpRequest) -> HttpResponse:
         path = _PATH.fullmatch(request.path)
@@ -42,10 +42,10 @@ def make_pin_file_page(get_jetstreams: Callable[[], Iterable[AccountJetStream]])
             return _make_gone_response()
         disk = jetstream.store.disk
         assert isinstance(disk, FileDisk), "a simulated disk has no monitoring port"
-        # Opened anew each time: a handle that the store keeps would hold the file when the pin is long gone.
+        # Opened each time: a cached handle would keep the file alive after the pin is gone.
         file_path = disk.root / "pins" / path[1] / path[2]
         response = await asyncio.to_thread(_read_range, file_path, request.headers.get("range", "bytes=0-"))
-        # It may have been let go of while its file was looked for.
+        # The pin may have been released while its file was opened.
         return (
             response
             if response.status != 404 or find_lease(jetstream, path[1]) is not None

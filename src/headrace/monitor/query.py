@@ -10,10 +10,10 @@ Query = Mapping[str, str]
 
 
 def has_flag(query: Query, name: str) -> bool:
-    """Whether a flag is set, as the reference reads it."""
+    """Whether a flag is set, by nats-server's rules."""
     return query.get(name, "").lower() in ("1", "true", "t")
 
 
 def parse_offset_limit(query: Query) -> tuple[int, int]:
-    """How many entries to pass over and how many to show; ValueError if they are no numbers."""
+    """Return how many entries to skip and how many to show; raise ValueError if they are not numbers."""
     return int(query.get("offset", 0)), int(query.get("limit", DEFAULT_LIMIT)) or DEFAULT_LIMIT

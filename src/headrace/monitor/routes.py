@@ -28,12 +28,12 @@ from headrace.storage import Store
 
 COMMIT_TIMEOUT_S = 2.0
 _NO_STORE = (("Cache-Control", "no-store"),)
-#: What takes more than GET.
+#: Paths that accept more than GET.
 METHODS = {"/headrace/": ("POST",)}
 
 
 def make_pages(server: MonitoredServer) -> dict[str, PageHandler]:
-    """The pages of one server, which is asked for its figures each time."""
+    """Return the pages of one server; each request reads current figures."""
     handlers, content = Pages(server), make_page_readers(server)
     return {
         "/": handlers.index,
@@ -50,16 +50,16 @@ def make_pages(server: MonitoredServer) -> dict[str, PageHandler]:
 
 
 class Pages:
-    """One method a page."""
+    """One method per page."""
 
     def __init__(self, server: MonitoredServer) -> None:
         self._server = server
         self._access_control = AccessControl(lambda: server.options)
 
-    # For launchers, probes and dashboards
+    # For launchers, health checks and dashboards
 
     def health(self, _: HttpRequest) -> HttpResponse:
-        """Red when the server cannot do its work; amber (200 with complaints) when something needs a person."""
+        """Return 503 if the server cannot work; 200 with complaints if something needs an operator's attention."""
         accounts = self._server.accounts
         if reason := find_unhealthy_reason(accounts):
             return make_json_response({"status": "unavailable", "status_code": 503, "error": reason}, 503)
@@ -143,10 +143,10 @@ class Pages:
             else next((a for a in accounts if name in (a.display_name, a.name)), None)
         )
 
-    # What pages have in common
+    # Common parts
 
     def with_timestamp(self, read_page: PageReader) -> PageHandler:
-        """A page of the reference: server and time first, and a bad query is the peer's mistake."""
+        """Wrap a page with nats-server's format: server and time come first, and an invalid query is a client error."""
 
         def page(request: HttpRequest) -> HttpResponse:
             timestamp = {"server_id": self._server.server_id, "now": format_rfc3339(self._server.now_ns())}
@@ -158,7 +158,7 @@ class Pages:
         return page
 
     def after_commit(self, page: Callable[[HttpRequest], Any]) -> PageHandler:
-        """A page that speaks of streams: it leaves when everything it may speak of is durable."""
+        """Wrap a page about streams: the response is sent when everything in it is durable."""
 
         async def page_after_commit(request: HttpRequest) -> HttpResponse:
             found = page(request)
@@ -170,11 +170,11 @@ class Pages:
 
 
 async def _wait_committed(stores: list[Store]) -> None:
-    """Wait until all that was admitted is durable; not for ever: a page must answer when the disk does not."""
+    """Wait until everything accepted is durable, with a timeout: a page must respond even if the disk does not."""
     targets = [(store, store.frame_number if store.dirty else store.frame_number - 1) for store in stores]
     time = asyncio.get_running_loop().time
     deadline = time() + COMMIT_TIMEOUT_S
-    # The store tells one listener of a commit, and that is the broker.
+    # Poll: the store has a single commit callback, and the broker uses it.
     while time() < deadline and any(s.committed_frame < frame and s.poisoned is None for s, frame in targets):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 

@@ -16,7 +16,7 @@ from headrace.protocol import subjects
 
 
 def subsz(accounts: Iterable[Account], connections: Mapping[int, Connection], query: Query) -> dict[str, Any]:
-    """Figures of all accounts; ValueError for a query that makes no sense."""
+    """Return the page for all accounts; raise ValueError if the query is not valid."""
     test = query.get("test", "").encode()
     if test and not (subjects.is_valid(test) and subjects.is_literal(test)):
         raise ValueError(f"invalid test subject, must be literal: {query['test']!r}")

@@ -28,7 +28,7 @@ _USER_INFO = b"$SYS.REQ.USER.INFO"
 
 
 class SystemAccountService:
-    """The sink of all requests about the server."""
+    """Handles all requests about the server."""
 
     def __init__(self, server: MonitoredServer) -> None:
         self._server = server
@@ -37,7 +37,7 @@ class SystemAccountService:
         self._page_readers |= {"ACCOUNTZ": self._accountz, "HEALTHZ": self._healthz}
 
     def subscribe(self) -> None:
-        """Answer from now on; accounts that come later are greeted with `add_account`."""
+        """Subscribe to the requests; for accounts created later call `add_account`."""
         router = self._server.accounts.system.router
         server_id = self._server.server_id.encode()
         for target in (b"PING", server_id):
@@ -50,7 +50,7 @@ class SystemAccountService:
             self.add_account(account)
 
     def add_account(self, account: Account) -> None:
-        """Let the members of an account ask who they are."""
+        """Let clients of an account request information about their own user."""
         account.router.subscribe_internal(_USER_INFO, UserInfoResponder(self, account))
 
     # Requests
@@ -94,7 +94,7 @@ class SystemAccountService:
         return {"server": self.make_server_info(), "error": {"code": code, "description": text}}
 
     def make_server_info(self) -> dict[str, Any]:
-        """Which server answers, and when."""
+        """Return which server responds, and when."""
         server = self._server
         fields: dict[str, Any] = {
             "name": server.server_name,
@@ -177,11 +177,11 @@ class SystemAccountService:
     # Events
 
     def on_connect(self, session: Session) -> None:
-        """A client was let in."""
+        """Publish that a client connected."""
         self._publish_event(session, "CONNECT", "client_connect", {})
 
     def on_disconnect(self, session: Session) -> None:
-        """A client is gone."""
+        """Publish that a client disconnected."""
         traffic = {
             "sent": {"msgs": session.out_msgs, "bytes": session.out_bytes},
             "received": {"msgs": session.in_msgs, "bytes": session.in_bytes},
@@ -207,7 +207,7 @@ class SystemAccountService:
 
 
 class UserInfoResponder:
-    """Tells a client who it is."""
+    """Responds with information about the client's own user."""
 
     __slots__ = ("_account", "_service")
 
@@ -282,7 +282,7 @@ def _make_account_stats(account: Account) -> dict[str, Any]:
 
 
 def _parse_query(payload: bytes) -> Query:
-    """What was asked for, in the words of the pages' addresses."""
+    """Parse a request body into the parameters of a page's query."""
     if not payload.strip():
         return {}
     fields = msgspec.json.decode(payload, type=dict[str, Any])

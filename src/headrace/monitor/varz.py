@@ -19,7 +19,7 @@ SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStats:
-    """The figures of a running server at one moment."""
+    """The figures of a running server at one time."""
 
     server_id: str
     server_name: str
@@ -45,7 +45,7 @@ class ServerStats:
 def varz(
     options: ServerOptions, stats: ServerStats, jetstream_totals: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """`streams` is what all accounts hold together, if any can hold streams."""
+    """Return the page; `jetstream_totals` are those of all accounts, None without JetStream."""
     page = _make_identity(options, stats) | _make_limits(options, stats) | _make_stats(stats)
     limits = {"max_memory": options.max_memory_store, "max_storage": options.max_file_store}
     config = limits | {"store_dir": options.store_dir, "sync_always": True}
@@ -121,7 +121,7 @@ def _make_stats(stats: ServerStats) -> dict[str, Any]:
 
 
 def format_rfc3339(time_ns: int) -> str:
-    """A time as the reference writes it: UTC, nanoseconds, no trailing zeros."""
+    """Format a time as nats-server does: UTC, nanoseconds, no trailing zeros."""
     second, rest = divmod(time_ns, SECOND_NS)
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
     fraction = f".{rest:09d}".rstrip("0") if rest else ""
@@ -129,7 +129,7 @@ def format_rfc3339(time_ns: int) -> str:
 
 
 def format_uptime(seconds: int) -> str:
-    """A duration as the reference writes it: 1y2d3h4m5s, from the largest unit that is not zero."""
+    """Format a duration as nats-server does: 1y2d3h4m5s, from the largest unit that is not zero."""
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -141,7 +141,7 @@ def format_uptime(seconds: int) -> str:
 
 
 def get_resident_bytes() -> int:
-    """Memory in use; 0 where the system does not tell in this way."""
+    """Return the memory in use; 0 if the system does not provide it."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
