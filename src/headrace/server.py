@@ -98,7 +98,7 @@ class Server:
         self._lame_duck_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start to accept clients; raise OptionsError if something prevents it. A server starts only once."""
+        """Start accepting clients; raise OptionsError if something prevents it. A server starts only once."""
         if self._listener is not None or self._stopped.is_set():
             raise RuntimeError("a server starts only once: make another one")
         self._log_startup()

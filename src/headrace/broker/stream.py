@@ -415,7 +415,7 @@ class Stream:
     def _load_message_id(self, seq: int) -> bytes:
         try:
             message = self.log.get(seq) if seq else None
-        except CorruptData:  # the store reports it; without its id, the next message is not compared with it
+        except CorruptData:  # the store reports it; the last id is unknown
             return b""
         return (headers.get(message[2], publish_checks.MSG_ID) or b"") if message else b""
 

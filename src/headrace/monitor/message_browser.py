@@ -19,9 +19,7 @@ DATA_BYTES_MAX = 4096
 
 
 def browse_messages(stream: Stream, query: Query) -> dict[str, Any]:
-    """Return messages from `seq` (0: the newest) downwards that match `subject`; raise ValueError if the query is not
-    valid.
-    """
+    """Return messages from `seq` (0: the newest) downwards that match `subject`; raise ValueError on a bad query."""
     stream.retention.enforce()
     log, pattern = stream.log, query.get("subject", "").encode()
     if pattern and not subjects.is_valid(pattern):
@@ -65,8 +63,6 @@ def _encode_payload(payload: bytes) -> dict[str, str]:
     try:
         return {"text": payload.decode()}
     except UnicodeDecodeError as error:
-        if (
-            len(payload) == DATA_BYTES_MAX and error.start > DATA_BYTES_MAX - 4
-        ):  # truncated within a character
+        if len(payload) == DATA_BYTES_MAX and error.start > DATA_BYTES_MAX - 4:  # cut within a character
             return {"text": payload[: error.start].decode()}
         return {"base64": b64encode(payload).decode()}

@@ -81,7 +81,7 @@ class Listener:
     # Life
 
     async def start(self) -> None:
-        """Start to listen; raise OSError if the address is not available."""
+        """Start listening; raise OSError if the address is not available."""
         self.loop = asyncio.get_running_loop()
         self.timer_wheel = TimerWheel(self.loop, self.connections.get)
         self.write_scheduler = WriteScheduler(

@@ -19,7 +19,7 @@ LARGE_BYTES = 16 * 1024
 SLICE_S = 0.002
 #: The fan-out that one chunk may cause while large outputs are queued.
 SMALL_FANOUT_BYTES = 4 * 1024
-#: The maximum of queued bytes in total; payloads that several clients share are not counted.
+#: The maximum number of queued bytes in total; payloads that several clients share are not counted.
 QUEUED_BYTES_MAX = 32 * 1024 * 1024
 
 

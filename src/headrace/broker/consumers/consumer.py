@@ -151,7 +151,7 @@ class Consumer:
     # Life
 
     def open(self) -> None:
-        """Start to accept requests and acknowledgements."""
+        """Start accepting requests and acknowledgements."""
         config = self.config
         if config.ack_policy in ("explicit", "all"):
             for key in self._subjects.ack_keys:
@@ -344,7 +344,7 @@ class Consumer:
                 self.schedule_delivery()
 
     def on_purge(self) -> None:
-        """Move the position behind a new first sequence of the stream."""
+        """Advance the position to the stream's new first sequence."""
         first = self.stream.log.first_seq
         if self.ack_state.next_seq < first or self.ack_state.get_ack_floor()[1] < first - 1:
             sometimes("a purge overtakes a consumer")

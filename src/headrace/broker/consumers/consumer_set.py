@@ -291,7 +291,7 @@ class ConsumerSet:
         self._with_pending[consumer] = None
 
     def on_purge(self) -> None:
-        """Move all positions behind the new first sequence after a purge."""
+        """Advance all positions to the new first sequence after a purge."""
         for consumer in self:
             consumer.on_purge()
 

@@ -59,7 +59,7 @@ class PendingCounter:
         return max(total, 0)
 
     def on_delivered(self, count: int) -> None:
-        """Subtract delivered messages; the position was moved behind them."""
+        """Subtract delivered messages; the position was moved past them."""
         self._total -= count
         self._counted_from = self._ack_state.next_seq
 

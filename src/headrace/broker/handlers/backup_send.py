@@ -43,7 +43,7 @@ _CHECK_INTERVAL_NS = 100_000_000
 _RUNS_PER_SLICE = 8
 _VIEW_BYTES = 64 * 1024
 _SCAN_AHEAD = 4096
-#: The maximum of concurrent backups in an account.
+#: The maximum number of concurrent backups in an account.
 CONCURRENT_MAX = 64
 
 

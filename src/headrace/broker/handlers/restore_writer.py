@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 UNFINISHED_KEY = b"restoring/"
 ENTRY_MAX = 64 * 1024 * 1024
 _TIME_MAX = (1 << 63) - 1
-_SUBJECT_MAX = 0xFFFF  # the maximum of a record
+_SUBJECT_MAX = 0xFFFF  # the longest that a record can store
 _NONE: Mapping[bytes, bytes] = {}
 
 

@@ -225,7 +225,7 @@ class LeafnodeSession(BackpressuredClient):
     # Both sides
 
     def _establish(self) -> None:
-        """Start to exchange interest and messages."""
+        """Start exchanging interest and messages."""
         if self._established:
             return
         if (

@@ -308,7 +308,7 @@ class Session(BackpressuredClient):
         )
 
     def on_max_msgs(self, sub: Subscription) -> None:
-        """Remove a subscription that reached its maximum of messages."""
+        """Remove a subscription that reached its maximum number of messages."""
         self._remove(sub)
 
     def on_no_responders(self, subject: bytes, reply: bytes) -> None:

@@ -22,13 +22,13 @@ class ReachabilityWatch:
         self._reachable = True
 
     def start(self, subject: bytes) -> None:
-        """Start to watch."""
+        """Start watching."""
         self._subject = subject
         self._reachable = self._router.has_interest(subject)
         self._router.watch_subject(subject, self._on_interest_change)
 
     def stop(self) -> None:
-        """Stop to watch; no effect if it never started."""
+        """Stop watching; no effect if it never started."""
         if self._subject:
             self._router.unwatch_subject(self._subject, self._on_interest_change)
             self._subject = b""

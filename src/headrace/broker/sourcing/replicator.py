@@ -100,7 +100,7 @@ class Replicator:
         self._reachability.stop()
 
     def _on_reachable(self) -> None:
-        """Set up again at once, because earlier requests and deliveries may be lost."""
+        """Set up again without the pending backoff; earlier requests and deliveries may be lost."""
         sometimes("the way to the origin is open again")
         self._failures = 0
         self.restart()

@@ -11,7 +11,7 @@ from headrace.jetstream_api import responses
 if TYPE_CHECKING:
     from headrace.broker.stream import Stream
 
-#: The maximum of deleted sequences in one response; a mirror or a restore can leave a gap of any size.
+#: The maximum number of deleted sequences in one response; a mirror or a restore can leave a gap of any size.
 DELETED_MAX = 1_000_000
 
 

@@ -77,7 +77,7 @@ class LeafnodeListener:
     # Life
 
     async def start(self) -> None:
-        """Start to listen and dial; raise OSError if the address is not available."""
+        """Start listening and dialing; raise OSError if the address is not available."""
         leafnode_options = self.leafnode_options
         if leafnode_options.port:
             if leafnode_options.tls is not None:
