@@ -36,6 +36,7 @@ class StorageUsage:
         if self._frame != self._jetstream.store.frame_number:
             self._recount()
         if self._total[storage] + self._reserved[storage] + size > limit:
+            # Reserved bytes may be stored by now, or limits may have removed messages since: count before refusing.
             self._recount()
             if self._total[storage] + size > limit:
                 return False
@@ -44,6 +45,7 @@ class StorageUsage:
 
     def _recount(self) -> None:
         store = self._jetstream.store
+        # The dirty logs of the last counted frame and of the open one cover all changes only if no frame is in between.
         if store.frame_number not in (self._frame, self._frame + 1) or self._frame < 0:
             self._recount_all()
         else:

@@ -33,6 +33,8 @@ def reset(consumer: Consumer, seq: int | None) -> int:
         _check_target(consumer, seq)
         target = seq
     ack_state.reset_to(target)
+    # `reset_to` clears the queue of last messages per subject. Without the rest of it, every message from `target` on
+    # would be delivered.
     if len(remaining):
         ack_state.last_per_subject_queue, ack_state.resume_seq = remaining, resume_seq
     _apply_reset(consumer)
