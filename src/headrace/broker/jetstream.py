@@ -46,9 +46,9 @@ from headrace.broker.timers import TimerHandle, Timers
 from headrace.clock import Clock
 from headrace.code_probes import sometimes
 from headrace.errors import RequestError, StoreError
-from headrace.jetstream_api import errors
 from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits, Usage
 from headrace.jetstream_api.configs import StreamConfig
+from headrace.jetstream_api.errors import ApiError
 from headrace.protocol import subjects
 from headrace.storage import Store, StreamLog
 
@@ -191,7 +191,7 @@ class AccountJetStream:
         """Return the stream with that name, or raise the API's error."""
         stream = self.streams.get(name)
         if stream is None:
-            raise errors.error(10059)
+            raise ApiError.STREAM_NOT_FOUND()
         return stream
 
     def sorted_streams(self, subject: str = "") -> list[Stream]:
@@ -208,7 +208,7 @@ class AccountJetStream:
     def create_stream(self, config: StreamConfig) -> Stream:
         """Create a stream from a validated configuration."""
         if config.name in self.restores:
-            raise errors.error(10058)
+            raise ApiError.STREAM_NAME_EXIST()
         log = self.store.create(
             config.name, memory=config.storage == "memory", first_seq=max(config.first_seq, 1)
         )
@@ -367,7 +367,7 @@ class AccountJetStream:
 
     def to_api_error(self, failure: StoreError) -> RequestError:
         """Return the API error for a publish that the store rejected."""
-        return errors.error(10023)
+        return ApiError.INSUFFICIENT_RESOURCES()
 
     # Usage and quotas
 

@@ -29,6 +29,7 @@ from headrace.code_probes import sometimes
 from headrace.errors import CorruptData, RequestError, StoreError
 from headrace.jetstream_api import errors, times
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
+from headrace.jetstream_api.errors import ApiError
 from headrace.protocol import headers
 from headrace.storage import MetadataStore, StreamLog
 
@@ -274,7 +275,7 @@ class Stream:
         self, subject: bytes, header: bytes, payload: bytes, header_map: Mapping[bytes, bytes]
     ) -> int:
         if self.config.sealed:
-            raise errors.error(10109)
+            raise ApiError.STREAM_SEALED()
         now_ns = self.jetstream.now_ns()
         if self._expires_messages:
             self.retention.expire_slice(now_ns)

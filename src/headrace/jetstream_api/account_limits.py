@@ -3,7 +3,7 @@
 import msgspec
 
 from headrace.jetstream_api.configs import StreamConfig
-from headrace.jetstream_api.errors import error
+from headrace.jetstream_api.errors import ApiError
 
 
 class JetStreamLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,21 +42,29 @@ def check_reservation(config: StreamConfig, limits: JetStreamLimits, usage: Usag
     account.
     """
     if 0 < limits.max_consumers < config.max_consumers:
-        raise error(10026)
+        raise ApiError.MAXIMUM_CONSUMERS_LIMIT()
     requested = config.max_bytes if config.max_bytes >= 0 else 1
     if config.storage == "memory":
-        caps, reserved, code = (limits.max_memory, limits.server_memory), usage.reserved_memory, 10028
+        caps, reserved, api_error = (
+            (limits.max_memory, limits.server_memory),
+            usage.reserved_memory,
+            ApiError.MEMORY_RESOURCES_EXCEEDED,
+        )
     else:
-        caps, reserved, code = (limits.max_storage, limits.server_storage), usage.reserved_storage, 10047
+        caps, reserved, api_error = (
+            (limits.max_storage, limits.server_storage),
+            usage.reserved_storage,
+            ApiError.STORAGE_RESOURCES_EXCEEDED,
+        )
     if any(cap >= 0 and requested > cap - reserved for cap in caps):
-        raise error(code)
+        raise api_error()
 
 
 def check_stream_bytes(config: StreamConfig, limits: JetStreamLimits) -> None:
     """Refuse a stream without `max_bytes` where they are required, or with more than one stream may have."""
     if limits.max_bytes_required and config.max_bytes <= 0:
-        raise error(10113)
+        raise ApiError.STREAM_MAX_BYTES_REQUIRED()
     memory = config.storage == "memory"
     cap = limits.memory_max_stream_bytes if memory else limits.storage_max_stream_bytes
     if 0 < cap < config.max_bytes:
-        raise error(10122)
+        raise ApiError.STREAM_MAX_STREAM_BYTES_EXCEEDED()

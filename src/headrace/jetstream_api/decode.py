@@ -17,7 +17,7 @@ from msgspec import inspect
 from headrace.errors import RequestError
 from headrace.jetstream_api import go_json_decoder, times
 from headrace.jetstream_api.configs import ApiStruct, StreamConfig
-from headrace.jetstream_api.errors import error
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.field_types import INT64_MAX, INT64_MIN, UINT64_MAX, Choice
 from headrace.jetstream_api.go_json_decoder import JsonNode, Malformed, Truncated
 from headrace.jetstream_api.requests import (
@@ -57,10 +57,10 @@ def decode(kind: type[Kind], body: bytes, *, strict: bool = True) -> Kind:
     try:
         return _build(kind, go_json_decoder.parse_all(body), strict=strict)
     except Truncated:
-        raise error(10025, err="unexpected EOF") from None
+        raise ApiError.INVALID_JSON(err="unexpected EOF") from None
     except Malformed as failure:
         where = "" if failure.offset is None else f" at offset {failure.offset}"
-        raise error(10025, err=failure.text + where) from None
+        raise ApiError.INVALID_JSON(err=failure.text + where) from None
 
 
 def decode_lenient(kind: type[Kind], body: bytes) -> Kind:
@@ -68,7 +68,7 @@ def decode_lenient(kind: type[Kind], body: bytes) -> Kind:
     try:
         return _decode_lenient(kind, body)
     except Malformed as failure:
-        raise error(10025, err=failure.text) from None
+        raise ApiError.INVALID_JSON(err=failure.text) from None
 
 
 def decode_optional(kind: type[Kind], body: bytes, *, strict: bool = True) -> Kind:
@@ -92,21 +92,21 @@ def decode_next(body: bytes) -> NextRequest:
     except _DECODE_ERRORS:
         request = _decode_next_slow(body)
     if request.idle_heartbeat > 0 and request.idle_heartbeat * 2 > request.expires:
-        raise RequestError(400, 10003, "heartbeat value too large")
+        raise RequestError(400, ApiError.BAD_REQUEST, "heartbeat value too large")
     return request
 
 
 def decode_message_get(body: bytes, *, strict: bool = False) -> MessageGetRequest:
     """The body of STREAM.MSG.GET, which has to choose one way to find one message (10003)."""
     if is_empty(body):
-        raise error(10003)
+        raise ApiError.BAD_REQUEST()
     request = decode(MessageGetRequest, body, strict=strict)
     lookup_count = bool(request.seq) + bool(request.last_by_subj) + (request.start_time is not None)
     is_batch = request.batch or request.max_bytes
     # A subject to look for next may go with a sequence or a time to begin at, not with a last one.
     is_contradictory = request.last_by_subj and request.next_by_subj
     if is_batch or is_contradictory or lookup_count > 1 or not (lookup_count or request.next_by_subj):
-        raise error(10003)
+        raise ApiError.BAD_REQUEST()
     return request
 
 
@@ -114,7 +114,7 @@ def decode_unpin(body: bytes) -> str:
     """The group that a CONSUMER.UNPIN names."""
     group = decode_lenient(UnpinRequest, body).group
     if not group:
-        raise error(10025, err="consumer group not specified")
+        raise ApiError.INVALID_JSON(err="consumer group not specified")
     check_group(group)
     return group
 
@@ -150,7 +150,7 @@ def _decode_next_slow(body: bytes) -> NextRequest:
     try:
         return _decode_lenient(NextRequest, text)
     except Malformed as failure:
-        raise RequestError(400, 10025, failure.text) from None
+        raise RequestError(400, ApiError.INVALID_JSON, failure.text) from None
 
 
 def _parse_batch(text: bytes) -> int:

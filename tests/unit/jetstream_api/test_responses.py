@@ -3,7 +3,7 @@
 from headrace.jetstream_api import responses
 from headrace.jetstream_api.account_limits import NO_LIMITS
 from headrace.jetstream_api.configs import ConsumerConfig, External, StreamConfig, SubjectTransform
-from headrace.jetstream_api.errors import error
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.responses import (
     ConsumerInfoState,
     PriorityGroupState,
@@ -44,7 +44,7 @@ def test_a_stream_create_response_matches_nats_server() -> None:
 
 def test_stream_info_with_everything() -> None:
     state = StreamInfoState(2, 104, 1, NOW, 3, NOW, num_subjects=2, num_deleted=1, consumers=4)
-    mirror = SourceStatus("O", lag=3, active_ns=7, error=error(10059))
+    mirror = SourceStatus("O", lag=3, active_ns=7, error=ApiError.STREAM_NOT_FOUND())
     source = SourceStatus(
         "P", External(api="x"), seq=5, subject_transforms=[SubjectTransform(src="a", dest="")]
     )
@@ -123,7 +123,7 @@ def test_refusals_keep_the_zeros_of_their_answer() -> None:
     }
     for kind, rest in rests.items():
         assert (
-            responses.encode_error_response(kind, error(10059))
+            responses.encode_error_response(kind, ApiError.STREAM_NOT_FOUND())
             == V1 + kind.encode() + b'",' + NOT_FOUND + rest + b"}"
         )
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from headrace.code_probes import sometimes
 from headrace.errors import RequestError
-from headrace.jetstream_api import errors, times
+from headrace.jetstream_api import times
+from headrace.jetstream_api.errors import ApiError
 from headrace.storage.sequence_arrays import NO_SEQS, Seqs
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _check_target(consumer: Consumer, seq: int) -> None:
 
 
 def _make_error(reason: str) -> RequestError:
-    return errors.error(10204, err=reason)
+    return ApiError.CONSUMER_INVALID_RESET(err=reason)
 
 
 def _find_remaining(consumer: Consumer, target: int) -> Seqs:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import RequestError, StoreError
-from headrace.jetstream_api import errors, responses
+from headrace.jetstream_api import responses
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.required_api_level import requires_newer_api
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class ApiDispatcher:
             if jetstream.store.poisoned is not None:
                 raise jetstream.store.poisoned
             if header and endpoint.checks_api_level and requires_newer_api(header):
-                raise errors.error(10185)
+                raise ApiError.REQUIRED_API_LEVEL()
             response = endpoint.handler(jetstream, request)
         except (RequestError, StoreError) as failure:
             failed = True
@@ -114,7 +115,10 @@ class DisabledApi:
         endpoint, _ = match_endpoint(self._endpoints, tokens)
         if endpoint is not None and reply:
             self._router.publish(
-                reply, b"", b"", responses.encode_error_response(endpoint.response_type, errors.error(10039))
+                reply,
+                b"",
+                b"",
+                responses.encode_error_response(endpoint.response_type, ApiError.NOT_ENABLED_FOR_ACCOUNT()),
             )
 
 

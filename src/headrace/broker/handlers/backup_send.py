@@ -17,10 +17,11 @@ from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
 from headrace.broker.streams.stream_info import make_stream_state
 from headrace.errors import CorruptData
 from headrace.jetstream_api import advisories as events
-from headrace.jetstream_api import errors, responses
+from headrace.jetstream_api import responses
 from headrace.jetstream_api.advisories import ClientInfo
 from headrace.jetstream_api.configs import encode_config
 from headrace.jetstream_api.decode import decode, is_empty
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.requests import SnapshotRequest
 from headrace.protocol import headers, subjects
 from headrace.protocol.backup_archive import ArchiveWriter, BackupEntry, encode_entry, encode_record_entries
@@ -50,14 +51,14 @@ CONCURRENT_MAX = 64
 def start_backup(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     """Handle STREAM.SNAPSHOT: the response comes first, then chunks."""
     if is_empty(request.body):
-        raise errors.error(10003)
+        raise ApiError.BAD_REQUEST()
     stream = jetstream.get_stream(request.names[0])
     wanted = decode(SnapshotRequest, request.body, strict=jetstream.reject_unknown_fields)
     deliver = wanted.deliver_subject.encode()
     if not subjects.is_valid_publish(deliver) or deliver.startswith(RESERVED_REPLY_PREFIXES):
-        raise errors.error(10015)
+        raise ApiError.SNAPSHOT_DELIVER_SUBJECT_INVALID()
     if len(jetstream.backups) >= CONCURRENT_MAX:
-        raise errors.error(10064, err="too many snapshots at once")
+        raise ApiError.STREAM_SNAPSHOT(err="too many snapshots at once")
     backup = BackupSender(stream, wanted, jetstream.advisories.client_info(request.session))
     jetstream.backups.add(backup)
     jetstream.call_soon(backup.start)

@@ -9,9 +9,10 @@ from headrace.broker.consumers.pull_requests import PullQueue
 from headrace.broker.consumers.reset import reset
 from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
 from headrace.jetstream_api import advisories as events
-from headrace.jetstream_api import configs, errors, metadata, responses, times
+from headrace.jetstream_api import configs, metadata, responses, times
 from headrace.jetstream_api.configs import ConsumerConfig
 from headrace.jetstream_api.decode import decode, decode_lenient, decode_optional, decode_unpin, is_empty
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.names import short_hash
 from headrace.jetstream_api.requests import ConsumerRequest, ConsumersRequest, PauseRequest, ResetRequest
 from headrace.jetstream_api.validation import consumers
@@ -30,7 +31,7 @@ def _get_consumer(jetstream: AccountJetStream, request: ApiRequest) -> Consumer:
     stream = jetstream.get_stream(request.names[0])
     consumer = stream.consumer_set.find(request.names[1])
     if consumer is None:
-        raise errors.error(10014)
+        raise ApiError.CONSUMER_NOT_FOUND()
     return consumer
 
 
@@ -105,7 +106,7 @@ def _check_identity(stream: Stream, request: ApiRequest) -> None:
     request.response_header = headers.build([(IDENTITY, ours.encode())])
     theirs = headers.get(request.header, IDENTITY) if request.header else None
     if theirs and theirs.decode("utf-8", "replace") != ours:
-        raise errors.error(10225, identity=ours)
+        raise ApiError.CONSUMER_STREAM_IDENTITY_MISMATCH(identity=ours)
 
 
 # Info and lists
@@ -113,7 +114,7 @@ def _check_identity(stream: Stream, request: ApiRequest) -> None:
 
 def info(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     if not is_empty(request.body):
-        raise errors.error(10038)
+        raise ApiError.NOT_EMPTY_REQUEST()
     return responses.encode_consumer_info(make_consumer_info(_get_consumer(jetstream, request)))
 
 
@@ -142,7 +143,7 @@ def _parse_list_request(jetstream: AccountJetStream, request: ApiRequest) -> tup
 
 def delete(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     if not is_empty(request.body):
-        raise errors.error(10038)
+        raise ApiError.NOT_EMPTY_REQUEST()
     consumer = _get_consumer(jetstream, request)
     consumer.stream.consumer_set.delete(consumer)
     return responses.encode_success("consumer_delete_response")
@@ -168,7 +169,7 @@ def unpin(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     group = decode_unpin(request.body)
     consumer = _get_consumer(jetstream, request)
     if group not in consumer.config.priority_groups or not isinstance(consumer.delivery_mode, PullQueue):
-        raise errors.error(10160)
+        raise ApiError.CONSUMER_INVALID_PRIORITY_GROUP()
     consumer.delivery_mode.pinned_client.unpin("admin")
     consumer.schedule_delivery()
     return responses.encode_consumer_unpinned()

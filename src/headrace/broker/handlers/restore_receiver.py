@@ -15,9 +15,10 @@ from headrace.broker.handlers.restore_writer import ENTRY_MAX, RestoreWriter
 from headrace.broker.streams.stream_info import make_stream_info
 from headrace.errors import HeadraceError, RequestError
 from headrace.jetstream_api import advisories as events
-from headrace.jetstream_api import errors, responses
+from headrace.jetstream_api import responses
 from headrace.jetstream_api.configs import StreamConfig, copy_config
 from headrace.jetstream_api.decode import decode, is_empty
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.requests import RestoreRequest
 from headrace.jetstream_api.validation import streams
 from headrace.protocol.backup_archive import ArchiveReader
@@ -41,13 +42,13 @@ CONCURRENT_MAX = 16
 def start_restore(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     """Handle STREAM.RESTORE: return the subject for the chunks."""
     if is_empty(request.body):
-        raise errors.error(10003)
+        raise ApiError.BAD_REQUEST()
     wanted = decode(RestoreRequest, request.body, strict=jetstream.reject_unknown_fields)
     name = request.names[0]
     wanted.config.name = wanted.config.name or name
     config = validate_config(jetstream, wanted.config, name)
     if len(jetstream.restores) >= CONCURRENT_MAX:
-        raise errors.error(10062, err="too many restores at once")
+        raise ApiError.STREAM_RESTORE(err="too many restores at once")
     running = BackupRestore(jetstream, config, request.session)
     jetstream.restores[name] = running
     return responses.encode_restore_started(running.subject.decode())
@@ -63,11 +64,11 @@ def validate_config(jetstream: AccountJetStream, config: StreamConfig, name: str
     existing, sealed, config = jetstream.configs(), config.sealed, copy_config(config)
     config.sealed = False
     if name in existing and config.name == name:
-        raise errors.error(10130)
+        raise ApiError.STREAM_NAME_EXIST_RESTORE_FAILED()
     usage = jetstream.usage_excluding(name)
     new_config = streams.validate_create(config, name, existing, limits=jetstream.limits, usage=usage)
     if name in jetstream.restores:
-        raise errors.error(10130)
+        raise ApiError.STREAM_NAME_EXIST_RESTORE_FAILED()
     new_config.sealed = sealed
     return new_config
 
@@ -152,7 +153,7 @@ class BackupRestore:
     def fail(self, problem: str) -> None:
         """Remove everything restored so far, and send the error to the client."""
         jetstream = self._jetstream
-        self._error = errors.error(10062, err=problem)
+        self._error = ApiError.STREAM_RESTORE(err=problem)
         if jetstream.restores.get(self._config.name) is self:
             del jetstream.restores[self._config.name]
         self._writer.discard()

@@ -24,9 +24,9 @@ from headrace.broker.sourcing.source_positions import make_key as origins_key
 from headrace.broker.sourcing.source_positions import parse_source_header
 from headrace.broker.streams import publish_checks, schedules
 from headrace.errors import ProtocolError, RequestError
-from headrace.jetstream_api import errors
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
 from headrace.jetstream_api.decode import decode_lenient
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.requests import StreamState
 from headrace.jetstream_api.times import SECOND_NS, TTL_INVALID, TTL_NEVER, parse_ttl
 from headrace.jetstream_api.validation import consumers
@@ -173,7 +173,12 @@ class RestoreWriter:
         log.append(entry.name, header, entry.payload, time_ns, ttl_s)
         storage = self._config.storage
         if log.bytes > self._bytes_left or storage in self._jetstream.server_quota.exhausted:
-            raise errors.error(10028 if storage == "memory" else 10047)
+            api_error = (
+                ApiError.MEMORY_RESOURCES_EXCEEDED
+                if storage == "memory"
+                else ApiError.STORAGE_RESOURCES_EXCEEDED
+            )
+            raise api_error()
         if found:
             self._index_headers(entry, found, time_ns)
         elif self._schedules:

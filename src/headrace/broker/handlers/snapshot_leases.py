@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
 from headrace.errors import StoreError
-from headrace.jetstream_api import errors
+from headrace.jetstream_api.errors import ApiError
 from headrace.protocol.json_exceptions import JSON_ERRORS
 from headrace.storage.snapshot import leases
 from headrace.storage.snapshot import manifest as manifests
@@ -57,7 +57,7 @@ def _create(jetstream: AccountJetStream, request: ApiRequest, body: dict[str, An
     stream = jetstream.get_stream(request.names[0])
     lease_s = body.get("lease", LEASE_S_DEFAULT)
     if not isinstance(lease_s, int | float) or not 0 < lease_s <= LEASE_S_MAX:
-        raise errors.error(10003)
+        raise ApiError.BAD_REQUEST()
     stream.retention.enforce()
     _remove_expired(jetstream)
     lease = leases.create_pin(jetstream.store, stream.log, lease_s, jetstream.clock_ns())
@@ -72,7 +72,7 @@ def _get_existing(jetstream: AccountJetStream, request: ApiRequest, name: object
     jetstream.get_stream(request.names[0])
     found = find_lease(jetstream, name) if isinstance(name, str) else None
     if found is None or found.stream != request.names[0]:
-        raise errors.error(10003)
+        raise ApiError.BAD_REQUEST()
     return found
 
 
@@ -109,7 +109,7 @@ def release_lease(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     jetstream.get_stream(request.names[0])
     name = _parse_body(request).get("pin")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise errors.error(10003)
+        raise ApiError.BAD_REQUEST()
     leases.release_pin(jetstream.store, name)
     _cancel_timer(jetstream, name)
     return _encode_response("stream_unpin_response", success=True)
@@ -136,9 +136,9 @@ def _parse_body(request: ApiRequest) -> dict[str, Any]:
     try:
         body = json.loads(request.body or b"{}")
     except JSON_ERRORS:
-        raise errors.error(10025) from None
+        raise ApiError.INVALID_JSON() from None
     if not isinstance(body, dict):
-        raise errors.error(10025)
+        raise ApiError.INVALID_JSON()
     return body
 
 

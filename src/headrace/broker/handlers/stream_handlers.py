@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from headrace.broker.handlers import direct_get
 from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
 from headrace.broker.streams.stream_info import make_stream_info
-from headrace.jetstream_api import advisories, errors, responses
+from headrace.jetstream_api import advisories, responses
 from headrace.jetstream_api.decode import decode, decode_message_get, decode_optional, decode_stream, is_empty
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.requests import (
     MessageDeleteRequest,
     PurgeRequest,
@@ -129,12 +130,12 @@ def list_streams(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
 def purge(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     wanted = decode_optional(PurgeRequest, request.body, strict=jetstream.reject_unknown_fields)
     if (wanted.seq and wanted.keep) or wanted.seq > SEQ_MAX:
-        raise errors.error(10003)
+        raise ApiError.BAD_REQUEST()
     stream = jetstream.get_stream(request.names[0])
     if stream.config.sealed:
-        raise errors.error(10109)
+        raise ApiError.STREAM_SEALED()
     if stream.config.deny_purge:
-        raise errors.error(10110, err="stream purge not permitted")
+        raise ApiError.STREAM_PURGE_FAILED(err="stream purge not permitted")
     purged = stream.retention.purge(wanted.filter.encode(), wanted.seq, wanted.keep)
     stream.mark_dirty()
     return responses.encode_purged(purged)
@@ -150,20 +151,20 @@ def get_message(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     seq = direct_get.find_seq(stream, wanted)
     message = stream.log.get(seq) if seq else None
     if message is None:
-        raise errors.error(10037)
+        raise ApiError.NO_MESSAGE_FOUND()
     time_ns, subject, header, payload, _ = message
     return responses.encode_stored_message(subject, seq, b"" if wanted.no_hdr else header, payload, time_ns)
 
 
 def delete_message(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     if is_empty(request.body):
-        raise errors.error(10003)
+        raise ApiError.BAD_REQUEST()
     wanted = decode(MessageDeleteRequest, request.body, strict=jetstream.reject_unknown_fields)
     stream = jetstream.get_stream(request.names[0])
     if stream.config.sealed:
-        raise errors.error(10109)
+        raise ApiError.STREAM_SEALED()
     if stream.config.deny_delete:
-        raise errors.error(10057, err="message delete not permitted")
+        raise ApiError.STREAM_MSG_DELETE_FAILED(err="message delete not permitted")
     stream.retention.delete_message(wanted.seq)
     stream.mark_dirty()
     return responses.encode_success("stream_msg_delete_response")
@@ -173,12 +174,12 @@ def delete_message(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
 
 
 def clustered_only(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
-    raise errors.error(10010)
+    raise ApiError.CLUSTER_REQUIRED()
 
 
 def _must_be_empty(request: ApiRequest) -> None:
     if not is_empty(request.body):
-        raise errors.error(10038)
+        raise ApiError.NOT_EMPTY_REQUEST()
 
 
 ENDPOINTS: dict[tuple[str, ...], ApiEndpoint] = {

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from headrace.errors import RequestError
 from headrace.jetstream_api import errors
+from headrace.jetstream_api.errors import ApiError
 
 #: The id of the store of the server that created the consumer; nats-server has no such key.
 _SERVER = "_headrace.server"
 _KINDS = ("_nats.src.", "_nats.mirror.")
-_IN_USE = 10013
+_IN_USE = ApiError.CONSUMER_NAME_EXIST
 
 
 class ConsumerOwner(NamedTuple):

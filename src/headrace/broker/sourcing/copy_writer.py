@@ -20,7 +20,8 @@ from headrace.broker.streams.atomic_batch import get_batch_id
 from headrace.broker.streams.counters import CounterTotals
 from headrace.code_probes import sometimes
 from headrace.errors import RequestError, StoreError
-from headrace.jetstream_api import errors, times
+from headrace.jetstream_api import times
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.times import TTL_INVALID, TTL_NEVER, parse_ttl
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class _BaseWriter:
     def _check_capacity(self, subject: bytes, header: bytes, payload: bytes, rollup: bytes) -> None:
         """Raise if the stream is full and discards new messages; the copy is retried later."""
         if self._stream.config.storage in self._stream.jetstream.server_quota.exhausted:
-            raise errors.error(10023)
+            raise ApiError.INSUFFICIENT_RESOURCES()
         if self._stream.config.discard == "new":
             publish_checks.check_discard_new(self._stream, subject, header, payload, rollup)
 
@@ -372,7 +373,7 @@ class SourceWriter(_BaseWriter):
     ) -> None:
         stream = self._stream
         if stream.config.sealed:
-            raise errors.error(10109)
+            raise ApiError.STREAM_SEALED()
         original, subject = subject, self._transform_subject(subject)
         now_ns = stream.jetstream.now_ns()
         stream.retention.expire_due(now_ns)

@@ -21,6 +21,7 @@ from headrace.broker.sourcing.upstream_requests import IDENTITY, StartPosition, 
 from headrace.code_probes import sometimes
 from headrace.errors import RequestError, StoreError
 from headrace.jetstream_api import responses
+from headrace.jetstream_api.errors import ApiError
 from headrace.protocol import headers
 from headrace.protocol.json_exceptions import JSON_ERRORS
 
@@ -33,7 +34,7 @@ SETUP_INTERVAL_NS = 2 * SECOND
 BACKOFF_NS = 10 * SECOND
 BACKOFF_NS_MAX = 120 * SECOND
 HEARTBEAT_TIMEOUT_NS = 10 * SECOND
-_WRONG_IDENTITY = 10225
+_WRONG_IDENTITY = ApiError.CONSUMER_STREAM_IDENTITY_MISMATCH
 
 
 def jitter_ns() -> int:

@@ -13,12 +13,12 @@ import msgspec
 
 from headrace.broker.sourcing.consumer_ownership import consumer_in_use_error, parse_owner
 from headrace.broker.sourcing.upstream_requests import StartPosition, Upstream, UpstreamRequest
-from headrace.jetstream_api import errors
+from headrace.jetstream_api.errors import ApiError
 
 #: The upstream does not support the request's API level, or one of its fields.
-_OLDER_SERVER_ERRORS = (10185, 10025)
-_NO_CONSUMER = 10014
-_DELIVER_ALL_ONLY = 10101
+_OLDER_SERVER_ERRORS = (ApiError.REQUIRED_API_LEVEL, ApiError.INVALID_JSON)
+_NO_CONSUMER = ApiError.CONSUMER_NOT_FOUND
+_DELIVER_ALL_ONLY = ApiError.CONSUMER_WQ_CONSUMER_NOT_DELIVER_ALL
 
 
 class UpstreamError(msgspec.Struct):
@@ -101,7 +101,12 @@ class UserManagedConsumer:
     def on_success(self, response: ConsumerResponse) -> UpstreamRequest | None:
         assert response.config is not None
         if response.config.ack_policy != "flow_control":
-            raise errors.error(10214 if self._upstream.is_mirror else 10217)
+            api_error = (
+                ApiError.MIRROR_CONSUMER_REQUIRES_ACK_FC
+                if self._upstream.is_mirror
+                else ApiError.SOURCE_CONSUMER_REQUIRES_ACK_FC
+            )
+            raise api_error()
         return None
 
     def get_deliver_subject(self, config: UpstreamConsumerConfig) -> bytes:
@@ -158,7 +163,12 @@ class ServerManagedConsumer:
         heir = self._check_owner(response, response.config.metadata)
         if self._step is _Step.RESET:
             if response.config.ack_policy != "flow_control":
-                raise errors.error(10214 if self._upstream.is_mirror else 10217)
+                api_error = (
+                    ApiError.MIRROR_CONSUMER_REQUIRES_ACK_FC
+                    if self._upstream.is_mirror
+                    else ApiError.SOURCE_CONSUMER_REQUIRES_ACK_FC
+                )
+                raise api_error()
             return None
         if heir:
             self._step = _Step.ADOPT

@@ -15,8 +15,9 @@ from headrace._native import ByteBudget, OpenBatch
 from headrace.broker.streams import publish_checks
 from headrace.broker.streams.atomic_commit_checks import CommitCheck
 from headrace.code_probes import sometimes
-from headrace.jetstream_api import advisories, errors
+from headrace.jetstream_api import advisories
 from headrace.jetstream_api.encode import dumps
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.required_api_level import REQUIRED_LEVEL, requires_newer_api
 from headrace.protocol import headers
 
@@ -132,25 +133,25 @@ class AtomicBatches:
     def _check_message(self, member: BatchMember, name: bytes) -> None:
         config = self._stream.config
         if config.sealed:
-            raise errors.error(10109)
+            raise ApiError.STREAM_SEALED()
         size = len(member.header) + len(member.payload)
         if self._budget.bytes + size > self._budget.limits.bytes_per_server:
-            raise errors.error(10023)
+            raise ApiError.INSUFFICIENT_RESOURCES()
         if self._stream.jetstream.has_quota(config.storage):
             publish_checks.check_account_quota(self._stream, member.subject, member.header, member.payload)
         if 0 <= config.max_msg_size < size:
-            raise errors.error(10054)
+            raise ApiError.STREAM_MESSAGE_EXCEEDS_MAXIMUM()
         if not config.allow_atomic:
-            raise errors.error(10174)
+            raise ApiError.ATOMIC_PUBLISH_DISABLED()
         if len(name) > _ID_BYTES_MAX:
-            raise errors.error(10179)
+            raise ApiError.ATOMIC_PUBLISH_INVALID_BATCH_ID()
 
     @staticmethod
     def _parse_position(header_map: Mapping[bytes, bytes]) -> int:
         text = header_map.get(SEQUENCE, header_map.get(SEQUENCE_ALT, b""))
         position = publish_checks.parse_number(text)
         if position is None or position > _U64_MAX:
-            raise errors.error(10175)
+            raise ApiError.ATOMIC_PUBLISH_MISSING_SEQ()
         return position
 
     def _get_or_open(self, name: bytes, position: int, end_only: bool) -> AtomicBatch:
@@ -161,13 +162,13 @@ class AtomicBatches:
         limits = self._budget.limits
         if position != 1:
             if position - end_only > limits.messages:
-                raise errors.error(10199, size=limits.messages)
+                raise ApiError.ATOMIC_PUBLISH_TOO_LARGE_BATCH(size=limits.messages)
             sometimes("a member of no batch")
             self._send_abandoned_advisory(name, "unknown")
-            raise errors.error(10176)
+            raise ApiError.ATOMIC_PUBLISH_INCOMPLETE_BATCH()
         if len(self._open) >= limits.per_stream or self._budget.open_batches >= limits.per_server:
             sometimes("too many batches")
-            raise errors.error(10210)
+            raise ApiError.ATOMIC_PUBLISH_TOO_MANY_INFLIGHT()
         batch = self._open[name] = AtomicBatch(name, self._budget)
         self._budget.open_batches += 1
         return batch
@@ -180,18 +181,18 @@ class AtomicBatches:
         limits = self._budget.limits
         if commit is not None and commit not in (b"1", b"eob"):
             self._close(batch)
-            raise errors.error(10200)
+            raise ApiError.ATOMIC_PUBLISH_INVALID_BATCH_COMMIT()
         if requires_newer_api(member.header):
             self._abandon(batch, "unsupported")
-            raise errors.error(10185)
+            raise ApiError.REQUIRED_API_LEVEL()
         if position != len(batch.members) + 1 or (end_only and position == 1):
             sometimes("a batch has a gap")
             self._abandon(batch, "incomplete")
-            raise errors.error(10176)
+            raise ApiError.ATOMIC_PUBLISH_INCOMPLETE_BATCH()
         if position - end_only > limits.messages:
             sometimes("a batch is too large")
             self._abandon(batch, "large")
-            raise errors.error(10199, size=limits.messages)
+            raise ApiError.ATOMIC_PUBLISH_TOO_LARGE_BATCH(size=limits.messages)
 
     # Life of a batch
 

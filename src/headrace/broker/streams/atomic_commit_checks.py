@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.streams import publish_checks, schedules
 from headrace.broker.streams.counters import CounterTotals
 from headrace.code_probes import sometimes
-from headrace.jetstream_api import errors
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.times import TTL_NEVER, TTL_NONE, TTL_SECONDS, TTL_ZERO, parse_ttl
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ class CommitCheck:
         for index, member in enumerate(self._members):
             self._index = index
             if len(member.header) > publish_checks.HEADER_BYTES_MAX:
-                raise errors.error(10097)
+                raise ApiError.STREAM_HEADER_EXCEEDS_MAXIMUM()
             if member.header_map.get(publish_checks.EXPECTED_LAST_MSG_ID):
-                raise errors.error(10177, header="Nats-Expected-Last-Msg-Id")
+                raise ApiError.ATOMIC_PUBLISH_UNSUPPORTED_HEADER_BATCH(header="Nats-Expected-Last-Msg-Id")
             publish_checks.check_counter(self._stream, member.header_map, member.payload)
             self._check_member(member)
             self._check_discard_new(member)
@@ -74,17 +74,17 @@ class CommitCheck:
             stream.compute_stored_size(each.subject, each.header, each.payload) for each in self._members
         )
         if not jetstream.storage_usage.reserve(storage, added, quota):
-            raise errors.error(10002)
+            raise ApiError.ACCOUNT_RESOURCES_EXCEEDED()
 
     def _check_member(self, member: BatchMember) -> None:
         stream, header_map = self._stream, member.header_map
         expected = header_map.get(publish_checks.EXPECTED_STREAM)
         if expected and expected != stream.name_bytes:
-            raise errors.error(10060)
+            raise ApiError.STREAM_NOT_MATCH()
         member.ttl_s = self._parse_ttl(header_map)
         self._check_id(header_map.get(publish_checks.MSG_ID, b""))
         if header_map.get(publish_checks.STREAM_SOURCE):
-            raise errors.error(10227)
+            raise ApiError.MESSAGE_SOURCE_HDR_NOT_ALLOWED()
         if self._counter_totals is not None:
             member.header, member.payload = self._counter_totals.apply_increment(
                 member.subject, member.header, header_map
@@ -103,9 +103,9 @@ class CommitCheck:
             return 0
         kind, seconds = parse_ttl(value)
         if not self._stream.config.allow_msg_ttl and kind != TTL_NONE:
-            raise errors.error(10166)
+            raise ApiError.MESSAGE_TTL_DISABLED()
         if kind not in (TTL_NONE, TTL_SECONDS, TTL_NEVER, TTL_ZERO):
-            raise errors.error(10165)
+            raise ApiError.MESSAGE_TTL_INVALID()
         return (
             publish_checks.TTL_EXEMPT if kind == TTL_NEVER else min(seconds, publish_checks.TTL_SECONDS_MAX)
         )
@@ -117,7 +117,7 @@ class CommitCheck:
         is_duplicate = dedup is not None and dedup.find(message_id, self._now_ns)
         if is_duplicate or message_id in self._batch_message_ids:
             sometimes("a batch repeats an id")
-            raise errors.error(10201)
+            raise ApiError.ATOMIC_PUBLISH_CONTAINS_DUPLICATE_MESSAGE()
         self._batch_message_ids.add(message_id)
 
     def _check_sequences(self, member: BatchMember) -> None:
@@ -125,22 +125,22 @@ class CommitCheck:
         header_map = member.header_map
         expected = header_map.get(publish_checks.EXPECTED_LAST_SEQ)
         if expected and publish_checks.parse_number(expected) != self._last_seq:
-            raise errors.error(10071, seq=self._last_seq)
+            raise ApiError.STREAM_WRONG_LAST_SEQUENCE(seq=self._last_seq)
         subject = header_map.get(publish_checks.EXPECTED_LAST_SUBJECT)
         expected = header_map.get(publish_checks.EXPECTED_LAST_SUBJECT_SEQ)
         if expected:
             last = self._stream.find_last_seq(subject or member.subject)
             if publish_checks.parse_number(expected) != last:
-                raise errors.error(10071, seq=last)
+                raise ApiError.STREAM_WRONG_LAST_SEQUENCE(seq=last)
         elif subject:
-            raise errors.error(10193)
+            raise ApiError.STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_INVALID()
 
     def _check_rollup(self, member: BatchMember) -> bytes:
         rollup = publish_checks.check_rollup(self._stream, member.header_map)
         if rollup == b"sub" and member.subject in self._added_by_subject:
-            raise errors.error(10111, err="batch rollup sub invalid")
+            raise ApiError.STREAM_ROLLUP_FAILED(err="batch rollup sub invalid")
         if rollup == b"all" and self._index > 0:
-            raise errors.error(10111, err="batch rollup all invalid")
+            raise ApiError.STREAM_ROLLUP_FAILED(err="batch rollup all invalid")
         return rollup
 
     def _check_discard_new(self, member: BatchMember) -> None:
@@ -150,12 +150,12 @@ class CommitCheck:
             return
         self._added_bytes += self._stream.compute_stored_size(member.subject, member.header, member.payload)
         if 0 < config.max_msgs < log.messages + self._index + 1:
-            raise errors.error(10077, err="maximum messages exceeded")
+            raise ApiError.STREAM_STORE_FAILED(err="maximum messages exceeded")
         if 0 < config.max_bytes < log.bytes + self._added_bytes:
-            raise errors.error(10077, err="maximum bytes exceeded")
+            raise ApiError.STREAM_STORE_FAILED(err="maximum bytes exceeded")
         if config.discard_new_per_subject and not member.rollup:
             stored_count = log.get_subject_count(member.subject) + self._added_by_subject.get(
                 member.subject, 0
             )
             if stored_count >= config.max_msgs_per_subject:
-                raise errors.error(10077, err="maximum messages per subject exceeded")
+                raise ApiError.STREAM_STORE_FAILED(err="maximum messages per subject exceeded")

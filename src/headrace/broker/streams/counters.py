@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.broker.streams.publish_checks import INCREMENT, check_increment
-from headrace.jetstream_api import errors
 from headrace.jetstream_api.encode import dumps
+from headrace.jetstream_api.errors import ApiError
 from headrace.protocol import headers
 from headrace.protocol.json_exceptions import JSON_ERRORS
 
@@ -50,7 +50,7 @@ class CounterTotals:
         """Return header and payload to store for a checked increment; raise if the message has none."""
         increment = header_map.get(INCREMENT)
         if not increment:
-            raise errors.error(10169)
+            raise ApiError.MESSAGE_INCR_MISSING()
         if SOURCES in header_map:  # only a copy may carry source values
             header = headers.strip(header, SOURCES)
         total, sources = self._get_total(subject)
@@ -68,7 +68,7 @@ class CounterTotals:
         """Do the same for a copied counter; `upstream_stream` and `upstream_subject` say whose value the payload is."""
         check_increment(header_map.get(INCREMENT, b""))
         if not header_map.get(INCREMENT):
-            raise errors.error(10169)
+            raise ApiError.MESSAGE_INCR_MISSING()
         total, sources = self._get_total(subject)
         value = _parse_value(payload)
         before = sources.get(upstream_stream, {}).get(upstream_subject, "")
@@ -100,7 +100,7 @@ class CounterTotals:
         payload = b'{"val":"%b"}' % str(total).encode()
         size_max = self._stream.config.max_msg_size
         if 0 <= size_max < len(header) + len(payload):
-            raise errors.error(10054)
+            raise ApiError.STREAM_MESSAGE_EXCEEDS_MAXIMUM()
         return header, payload
 
 
@@ -128,7 +128,7 @@ def _parse_value(payload: bytes) -> Decimal:
     try:
         return _parse_decimal(msgspec.json.decode(payload, type=_CounterValue).val.encode())
     except JSON_ERRORS:
-        raise errors.error(10172) from None
+        raise ApiError.MESSAGE_COUNTER_BROKEN() from None
 
 
 def _parse_sources(header: bytes) -> CounterSources:
@@ -138,7 +138,7 @@ def _parse_sources(header: bytes) -> CounterSources:
     try:
         return msgspec.json.decode(value, type=CounterSources)
     except JSON_ERRORS:
-        raise errors.error(10172) from None
+        raise ApiError.MESSAGE_COUNTER_BROKEN() from None
 
 
 def _sort_sources(sources: CounterSources) -> CounterSources:

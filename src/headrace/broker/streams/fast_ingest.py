@@ -15,6 +15,7 @@ from headrace.broker.streams.publish_checks import DuplicateMessage
 from headrace.errors import RequestError, StoreError
 from headrace.jetstream_api import errors
 from headrace.jetstream_api.encode import dumps
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.required_api_level import REQUIRED_LEVEL, requires_newer_api
 from headrace.protocol import headers
 
@@ -155,16 +156,16 @@ class FastIngestBatches:
     def _parse_and_check(self, reply: bytes, header: bytes, payload: bytes) -> BatchReplySubject:
         config = self._stream.config
         if config.sealed:
-            raise errors.error(10109)
+            raise ApiError.STREAM_SEALED()
         if 0 <= config.max_msg_size < len(header) + len(payload):
-            raise errors.error(10054)
+            raise ApiError.STREAM_MESSAGE_EXCEEDS_MAXIMUM()
         if not config.allow_batched:
-            raise errors.error(10205)
+            raise ApiError.BATCH_PUBLISH_DISABLED()
         parsed = parse_reply_subject(reply)
         if parsed is None:
-            raise errors.error(10206)
+            raise ApiError.BATCH_PUBLISH_INVALID_PATTERN()
         if len(parsed.id) > _ID_BYTES_MAX:
-            raise errors.error(10207)
+            raise ApiError.BATCH_PUBLISH_INVALID_BATCH_ID()
         return parsed
 
     def _get_or_open(self, parsed: BatchReplySubject) -> FastIngestBatch:
@@ -173,10 +174,10 @@ class FastIngestBatches:
         if batch is not None:
             return batch
         if parsed.position != 1:
-            raise errors.error(10208)
+            raise ApiError.BATCH_PUBLISH_UNKNOWN_BATCH_ID()
         limits = self._budget.limits
         if len(self._open) >= limits.per_stream or self._budget.open_batches >= limits.per_server:
-            raise errors.error(10211)
+            raise ApiError.BATCH_PUBLISH_TOO_MANY_INFLIGHT()
         batch = self._open[parsed.id] = FastIngestBatch(parsed.id, parsed.gap_ok, parsed.flow)
         self._budget.open_batches += 1
         batch.flow = 1 if len(self._open) > 1 else min(_FLOW_SHARED, parsed.flow)
@@ -189,7 +190,7 @@ class FastIngestBatches:
             return header
         if requires_newer_api(header):
             self._close(batch)
-            raise errors.error(10185)
+            raise ApiError.REQUIRED_API_LEVEL()
         return headers.strip(header, REQUIRED_LEVEL)
 
     def _is_next(self, batch: FastIngestBatch, parsed: BatchReplySubject, reply: bytes) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace._native import parse_nats_headers as parse_nats_headers
 from headrace.code_probes import sometimes
-from headrace.jetstream_api import errors
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.times import SECOND_NS, TTL_INVALID, TTL_NEVER, TTL_SECONDS, TTL_ZERO, parse_ttl
 from headrace.protocol import headers
 
@@ -76,7 +76,7 @@ def check_increment(value: bytes) -> None:
     """Raise unless the value is an integer of any length, with or without a sign."""
     digits = value[1:] if value[:1] in (b"+", b"-") else value
     if value and not digits.isdigit():
-        raise errors.error(10171)
+        raise ApiError.MESSAGE_INCR_INVALID()
 
 
 def check_counter(stream: Stream, header_map: Mapping[bytes, bytes], payload: bytes) -> None:
@@ -86,11 +86,11 @@ def check_counter(stream: Stream, header_map: Mapping[bytes, bytes], payload: by
         return
     check_increment(value)
     if not stream.config.allow_msg_counter:
-        raise errors.error(10168)
+        raise ApiError.MESSAGE_INCR_DISABLED()
     if payload:
-        raise errors.error(10170)
+        raise ApiError.MESSAGE_INCR_PAYLOAD()
     if any(header_map.get(name) for name in COUNTER_INCOMPATIBLE):
-        raise errors.error(10171)
+        raise ApiError.MESSAGE_INCR_INVALID()
 
 
 def check_id_and_ttl(stream: Stream, header_map: Mapping[bytes, bytes]) -> None:
@@ -103,22 +103,22 @@ def check_expectations(stream: Stream, subject: bytes, header_map: Mapping[bytes
     """Check `Nats-Expected-Stream`, a TTL where none is allowed, then the expected sequences."""
     expected = header_map.get(EXPECTED_STREAM)
     if expected and expected != stream.name_bytes:
-        raise errors.error(10060)
+        raise ApiError.STREAM_NOT_MATCH()
     if (ttl := header_map.get(TTL)) and not stream.config.allow_msg_ttl:
         _check_ttl_disabled(ttl)
     if expected := header_map.get(EXPECTED_LAST_SUBJECT_SEQ):
         last = stream.find_last_seq(header_map.get(EXPECTED_LAST_SUBJECT) or subject)
         if parse_number(expected) != last:
             sometimes("another last sequence of the subject")
-            raise errors.error(10071, seq=last)
+            raise ApiError.STREAM_WRONG_LAST_SEQUENCE(seq=last)
     elif header_map.get(EXPECTED_LAST_SUBJECT):
-        raise errors.error(10193)
+        raise ApiError.STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_INVALID()
     expected = header_map.get(EXPECTED_LAST_SEQ)
     if expected and parse_number(expected) != stream.log.last_seq:
         sometimes("another last sequence")
-        raise errors.error(10071, seq=stream.log.last_seq)
+        raise ApiError.STREAM_WRONG_LAST_SEQUENCE(seq=stream.log.last_seq)
     if header_map.get(STREAM_SOURCE):
-        raise errors.error(10227)
+        raise ApiError.MESSAGE_SOURCE_HDR_NOT_ALLOWED()
 
 
 def check_message_id(stream: Stream, header_map: Mapping[bytes, bytes], now_ns: int) -> bytes:
@@ -131,7 +131,9 @@ def check_message_id(stream: Stream, header_map: Mapping[bytes, bytes], now_ns: 
     expected = header_map.get(EXPECTED_LAST_MSG_ID)
     if expected and expected != stream.fast_path.last_message_id:
         sometimes("another last id")
-        raise errors.error(10070, id=stream.fast_path.last_message_id.decode("utf-8", "replace"))
+        raise ApiError.STREAM_WRONG_LAST_MSG_ID(
+            id=stream.fast_path.last_message_id.decode("utf-8", "replace")
+        )
     return message_id
 
 
@@ -142,11 +144,11 @@ def check_rollup(stream: Stream, header_map: Mapping[bytes, bytes]) -> bytes:
         return b""
     config = stream.config
     if not config.allow_rollup_hdrs or config.deny_purge:
-        raise errors.error(10111, err="rollup not permitted")
+        raise ApiError.STREAM_ROLLUP_FAILED(err="rollup not permitted")
     rollup = value.lower()
     if rollup not in (b"sub", b"all"):
         text = rollup.decode("utf-8", "replace")
-        raise errors.error(10111, err=f'rollup value invalid: "{text}"')
+        raise ApiError.STREAM_ROLLUP_FAILED(err=f'rollup value invalid: "{text}"')
     return rollup
 
 
@@ -172,22 +174,22 @@ def check_account_quota(stream: Stream, subject: bytes, header: bytes, payload: 
     """Raise if a message would exceed the account's quota for this kind of storage, or the server's is exhausted."""
     jetstream, storage = stream.jetstream, stream.config.storage
     if storage in jetstream.server_quota.exhausted:
-        raise errors.error(10023)
+        raise ApiError.INSUFFICIENT_RESOURCES()
     quota = jetstream.quota(storage)
     if quota >= 0 and not jetstream.storage_usage.reserve(
         storage, stream.compute_stored_size(subject, header, payload), quota
     ):
         sometimes("the account is full")
-        raise errors.error(10002)
+        raise ApiError.ACCOUNT_RESOURCES_EXCEEDED()
 
 
 def check_size(stream: Stream, header: bytes, payload: bytes) -> None:
     """Check the stream's limit on the message size and the format's limit on headers."""
     size_max = stream.config.max_msg_size
     if size_max >= 0 and len(header) + len(payload) > size_max:
-        raise errors.error(10054)
+        raise ApiError.STREAM_MESSAGE_EXCEEDS_MAXIMUM()
     if len(header) > HEADER_BYTES_MAX:
-        raise errors.error(10097)
+        raise ApiError.STREAM_HEADER_EXCEEDS_MAXIMUM()
 
 
 def check_discard_new(stream: Stream, subject: bytes, header: bytes, payload: bytes, rollup: bytes) -> None:
@@ -196,18 +198,18 @@ def check_discard_new(stream: Stream, subject: bytes, header: bytes, payload: by
     per_subject = config.max_msgs_per_subject
     replaces_oldest = per_subject > 0 and log.get_subject_count(subject) >= per_subject
     if replaces_oldest and config.discard_new_per_subject and not rollup:
-        raise errors.error(10077, err="maximum messages per subject exceeded")
+        raise ApiError.STREAM_STORE_FAILED(err="maximum messages per subject exceeded")
     stream.retention.enforce()
     if 0 < config.max_msgs <= log.messages and not replaces_oldest:
         sometimes("the stream is full")
-        raise errors.error(10077, err="maximum messages exceeded")
+        raise ApiError.STREAM_STORE_FAILED(err="maximum messages exceeded")
     if config.max_bytes <= 0:
         return
     size = stream.compute_stored_size(subject, header, payload)
     if log.bytes + size > config.max_bytes and not (
         replaces_oldest and stream.get_stored_size(log.get_first_seq(subject)) >= size
     ):
-        raise errors.error(10077, err="maximum bytes exceeded")
+        raise ApiError.STREAM_STORE_FAILED(err="maximum bytes exceeded")
 
 
 def parse_ttl_header(stream: Stream, header_map: Mapping[bytes, bytes]) -> int:
@@ -217,7 +219,7 @@ def parse_ttl_header(stream: Stream, header_map: Mapping[bytes, bytes]) -> int:
         return 0
     kind, seconds = parse_ttl(value)
     if kind == TTL_INVALID or (kind == TTL_ZERO and not stream.config.allow_msg_ttl):
-        raise errors.error(10165)
+        raise ApiError.MESSAGE_TTL_INVALID()
     return TTL_EXEMPT if kind == TTL_NEVER else min(seconds, TTL_SECONDS_MAX)
 
 
@@ -237,7 +239,7 @@ def apply_min_ttl(stream: Stream, header: bytes, ttl_s: int) -> tuple[bytes, int
 def _check_ttl_disabled(value: bytes) -> None:
     kind, _ = parse_ttl(value)
     if kind in (TTL_SECONDS, TTL_NEVER):
-        raise errors.error(10166)
+        raise ApiError.MESSAGE_TTL_DISABLED()
 
 
 def strip_status(header: bytes) -> bytes:

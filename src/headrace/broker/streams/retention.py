@@ -15,8 +15,8 @@ import numpy as np
 from headrace.broker.streams import delete_markers
 from headrace.broker.streams.ttl import SECOND_NS, TTL_EXEMPT, MaxAgeIndex, TtlIndex
 from headrace.code_probes import sometimes
-from headrace.jetstream_api import errors
 from headrace.jetstream_api.configs import StreamConfig
+from headrace.jetstream_api.errors import ApiError
 from headrace.protocol import subjects
 
 if TYPE_CHECKING:
@@ -304,12 +304,12 @@ class Retention:
         """Remove one message."""
         stream = self._stream
         if seq > stream.log.last_seq:
-            raise errors.error(10057, err="stream store EOF")
+            raise ApiError.STREAM_MSG_DELETE_FAILED(err="stream store EOF")
         if delete_markers.is_enabled_for(stream, "Remove"):
             removed = delete_markers.remove_with_marker(stream, seq, "Remove")
         else:
             removed = self.remove_one(seq)
         if not removed:
             if seq < stream.log.first_seq:
-                raise errors.error(10057, err="no message found")
-            raise errors.error(10043, seq=seq)
+                raise ApiError.STREAM_MSG_DELETE_FAILED(err="no message found")
+            raise ApiError.SEQUENCE_NOT_FOUND(seq=seq)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.streams import publish_checks
 from headrace.broker.streams.publish_checks import ROLLUP, TTL
 from headrace.errors import CorruptData, RequestError, StoreError
-from headrace.jetstream_api import errors
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.schedules import BadPattern, BadZone, FireTime, find_next_fire, get_zone
 from headrace.jetstream_api.times import TTL_INVALID, TTL_ZERO, parse_ttl
 from headrace.protocol import headers, subjects
@@ -61,16 +61,16 @@ def check_schedule(
         moment = parse_schedule(header_map, stream.jetstream.clock_ns())
     except RequestError:
         if not allowed:
-            raise errors.error(10188) from None
+            raise ApiError.MESSAGE_SCHEDULES_DISABLED() from None
         raise
     if moment is not None:
         if not allowed:
-            raise errors.error(10188)
+            raise ApiError.MESSAGE_SCHEDULES_DISABLED()
         _check_target_headers(stream, header_map)
         _check_target_and_source(stream, subject, header_map)
         rollup = header_map.get(ROLLUP, b"").lower()
         if rollup not in (b"", b"sub"):
-            raise errors.error(10192)
+            raise ApiError.MESSAGE_SCHEDULES_ROLLUP_INVALID()
         if not rollup:
             header = headers.append(header, [(ROLLUP, b"sub")])
             header_map = {**header_map, ROLLUP: b"sub"}
@@ -87,33 +87,33 @@ def parse_schedule(header_map: HeaderMap, after_ns: int, now_ns: int = 0) -> Fir
         pattern = header_map.get(SCHEDULE)
         return find_next_fire(pattern.decode(), zone, after_ns, now_ns or after_ns) if pattern else None
     except BadZone:
-        raise errors.error(10223) from None
+        raise ApiError.MESSAGE_SCHEDULES_TIME_ZONE_INVALID() from None
     except (BadPattern, UnicodeDecodeError, OverflowError):
-        raise errors.error(10189) from None
+        raise ApiError.MESSAGE_SCHEDULES_PATTERN_INVALID() from None
 
 
 def _check_target_headers(stream: Stream, header_map: HeaderMap) -> None:
     ttl = header_map.get(TARGET_TTL)
     if ttl and parse_ttl(ttl)[0] in (TTL_INVALID, TTL_ZERO):
-        raise errors.error(10191)
+        raise ApiError.MESSAGE_SCHEDULES_TTL_INVALID()
     if header_map.get(TARGET_ROLLUP, b"") not in (b"", b"sub"):
-        raise errors.error(10192)
+        raise ApiError.MESSAGE_SCHEDULES_ROLLUP_INVALID()
     if ttl and not stream.config.allow_msg_ttl:
-        raise errors.error(10166)
+        raise ApiError.MESSAGE_TTL_DISABLED()
 
 
 def _check_target_and_source(stream: Stream, subject: bytes, header_map: HeaderMap) -> None:
     """Check that target and source are other subjects of the same stream."""
     target, source = header_map.get(TARGET, b""), header_map.get(SOURCE, b"")
     if target == subject or not subjects.is_valid_publish(target):
-        raise errors.error(10190)
+        raise ApiError.MESSAGE_SCHEDULES_TARGET_INVALID()
     if source and (source in (target, subject) or not subjects.is_valid_publish(source)):
-        raise errors.error(10203)
+        raise ApiError.MESSAGE_SCHEDULES_SOURCE_INVALID()
     stream_subjects = stream.get_subjects()
     if not any(subjects.matches(pattern, target) for pattern in stream_subjects):
-        raise errors.error(10190)
+        raise ApiError.MESSAGE_SCHEDULES_TARGET_INVALID()
     if source and not any(subjects.matches(pattern, source) for pattern in stream_subjects):
-        raise errors.error(10203)
+        raise ApiError.MESSAGE_SCHEDULES_SOURCE_INVALID()
 
 
 def _check_scheduler(stream: Stream, subject: bytes, header_map: HeaderMap) -> None:
@@ -121,7 +121,7 @@ def _check_scheduler(stream: Stream, subject: bytes, header_map: HeaderMap) -> N
     next_value, scheduler = header_map.get(NEXT), header_map.get(SCHEDULER)
     if not next_value:
         if scheduler:
-            raise errors.error(10212)
+            raise ApiError.MESSAGE_SCHEDULES_SCHEDULER_INVALID()
         return
     if (
         next_value != PURGE
@@ -129,13 +129,13 @@ def _check_scheduler(stream: Stream, subject: bytes, header_map: HeaderMap) -> N
         or scheduler == subject
         or not subjects.is_valid_publish(scheduler)
     ):
-        raise errors.error(10212)
+        raise ApiError.MESSAGE_SCHEDULES_SCHEDULER_INVALID()
     if not stream.config.allow_msg_schedules:
-        raise errors.error(10188)
+        raise ApiError.MESSAGE_SCHEDULES_DISABLED()
     last = stream.log.get_last_seq(scheduler)
     message = stream.log.get(last) if last else None
     if message is not None and not headers.get(message[2], SCHEDULE):
-        raise errors.error(10212)
+        raise ApiError.MESSAGE_SCHEDULES_SCHEDULER_INVALID()
 
 
 # Schedules of a stream

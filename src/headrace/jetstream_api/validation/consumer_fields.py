@@ -7,7 +7,7 @@ import re
 from headrace.jetstream_api import metadata, names
 from headrace.jetstream_api.account_limits import JetStreamLimits
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig
-from headrace.jetstream_api.errors import error, invalid_config, pedantic_error
+from headrace.jetstream_api.errors import ApiError, invalid_config, pedantic_error
 from headrace.jetstream_api.go_json_decoder import quote
 from headrace.jetstream_api.times import SECOND_NS, format_duration
 
@@ -88,32 +88,32 @@ def check_fields(config: ConsumerConfig, stream: StreamConfig, limits: JetStream
     """Refuse what a consumer of that stream may not be."""
     _check_names(config, stream)
     if any(wait < 0 for wait in config.backoff):
-        raise error(10184)
+        raise ApiError.CONSUMER_BACK_OFF_NEGATIVE()
     if config.ack_wait < 0:
-        raise error(10183)
+        raise ApiError.CONSUMER_ACK_WAIT_NEGATIVE()
     _check_flow_control_acks(config)
     if config.backoff and config.max_deliver != -1 and len(config.backoff) > config.max_deliver:
-        raise error(10116)
+        raise ApiError.CONSUMER_MAX_DELIVER_BACKOFF()
     if len(config.description.encode()) > names.DESCRIPTION_MAX:
-        raise error(10107, max=names.DESCRIPTION_MAX)
+        raise ApiError.CONSUMER_DESCRIPTION_TOO_LONG(max=names.DESCRIPTION_MAX)
     if config.deliver_subject:
         _check_push(config, stream)
     else:
         _check_pull(config, stream, limits)
     _check_limits(config, stream, limits)
     if config.direct and not config.deliver_subject:
-        raise error(10090)
+        raise ApiError.CONSUMER_DIRECT_REQUIRES_PUSH()
     if config.direct and config.durable_name:
-        raise error(10091)
+        raise ApiError.CONSUMER_DIRECT_REQUIRES_EPHEMERAL()
     _check_filters(config)
     _check_start(config)
     _check_sampling(config)
     if config.flow_control and config.idle_heartbeat == 0:
-        raise error(10108)
+        raise ApiError.CONSUMER_WITH_FLOW_CONTROL_NEEDS_HEARTBEATS()
     if config.durable_name and config.name and config.name != config.durable_name:
-        raise error(10132)
+        raise ApiError.CONSUMER_CREATE_DURABLE_AND_NAME_MISMATCH()
     if metadata.compute_size(config.metadata) > metadata.BYTES_MAX:
-        raise error(10135, limit=f"{metadata.BYTES_MAX // 1024}KB")
+        raise ApiError.CONSUMER_METADATA_LENGTH(limit=f"{metadata.BYTES_MAX // 1024}KB")
     _check_groups(config)
 
 
@@ -123,82 +123,84 @@ def _check_names(config: ConsumerConfig, stream: StreamConfig) -> None:
     if config.durable_name and not names.is_valid_name(config.durable_name):
         raise invalid_config("consumer durable name can not contain '.', '*', '>', '\\', '/'")
     if config.num_replicas > stream.num_replicas:
-        raise error(10126)
+        raise ApiError.CONSUMER_REPLICAS_EXCEEDS_STREAM()
     if config.num_replicas < 0:
-        raise error(10133)
+        raise ApiError.REPLICAS_COUNT_CANNOT_BE_NEGATIVE()
     if stream.retention != "limits" and config.num_replicas not in (0, stream.num_replicas):
-        raise error(10134)
+        raise ApiError.CONSUMER_REPLICAS_SHOULD_MATCH_STREAM()
 
 
 def _check_flow_control_acks(config: ConsumerConfig) -> None:
     if config.ack_policy != "flow_control":
         return
     if not config.deliver_subject:
-        raise error(10218)
+        raise ApiError.CONSUMER_ACK_FC_REQUIRES_PUSH()
     if not config.flow_control:
-        raise error(10219)
+        raise ApiError.CONSUMER_ACK_FC_REQUIRES_FC()
     if config.idle_heartbeat != FLOW_HEARTBEAT:
         raise invalid_config("flow control ack policy heartbeat needs to be 1s")
     if config.max_ack_pending <= 0:
-        raise error(10220)
+        raise ApiError.CONSUMER_ACK_FC_REQUIRES_MAX_ACK_PENDING()
     if config.ack_wait or config.backoff:
-        raise error(10221)
+        raise ApiError.CONSUMER_ACK_FC_REQUIRES_NO_ACK_WAIT()
     if config.max_deliver > 0:
-        raise error(10222)
+        raise ApiError.CONSUMER_ACK_FC_REQUIRES_NO_MAX_DELIVER()
 
 
 def _check_push(config: ConsumerConfig, stream: StreamConfig) -> None:
     subject = config.deliver_subject
     if not names.is_literal(subject):
-        raise error(10079)
+        raise ApiError.CONSUMER_DELIVER_TO_WILDCARDS()
     if not names.is_valid_subject(subject):
-        raise error(10112)
+        raise ApiError.CONSUMER_INVALID_DELIVER_SUBJECT()
     if any(names.is_subset(subject, stream_subject) for stream_subject in stream.subjects):
-        raise error(10081)
+        raise ApiError.CONSUMER_DELIVER_CYCLE()
     if config.max_waiting != 0:
-        raise error(10080)
+        raise ApiError.CONSUMER_PUSH_MAX_WAITING()
     if config.max_ack_pending > 0 and config.ack_policy == "none":
-        raise error(10082)
+        raise ApiError.CONSUMER_MAX_PENDING_ACK_POLICY_REQUIRED()
     if 0 < config.idle_heartbeat < HEARTBEAT_MIN:
-        raise error(10083)
+        raise ApiError.CONSUMER_SMALL_HEARTBEAT()
 
 
 def _check_pull(config: ConsumerConfig, stream: StreamConfig, limits: JetStreamLimits) -> None:
     if config.ack_policy == "none" and stream.retention == "workqueue":
-        raise error(10084)
+        raise ApiError.CONSUMER_PULL_REQUIRES_ACK()
     if config.rate_limit_bps > 0:
-        raise error(10086)
+        raise ApiError.CONSUMER_PULL_WITH_RATE_LIMIT()
     if config.idle_heartbeat > 0:
-        raise error(10088)
+        raise ApiError.CONSUMER_HB_REQUIRES_PUSH()
     if config.flow_control:
-        raise error(10089)
+        raise ApiError.CONSUMER_FC_REQUIRES_PUSH()
     if 0 < config.max_expires < EXPIRES_MIN:
-        raise error(10115)
+        raise ApiError.CONSUMER_MAX_REQUEST_EXPIRES_TOO_SMALL()
     if 0 < limits.server_request_batch < config.max_batch:
-        raise error(10125, limit=limits.server_request_batch)
+        raise ApiError.CONSUMER_MAX_REQUEST_BATCH_EXCEEDED(limit=limits.server_request_batch)
 
 
 def _check_limits(config: ConsumerConfig, stream: StreamConfig, limits: JetStreamLimits) -> None:
     stream_limits = stream.consumer_limits
     for cap in (limits.server_ack_pending, limits.max_ack_pending, stream_limits.max_ack_pending):
         if 0 < cap < config.max_ack_pending:
-            raise error(10121, limit=cap)
+            raise ApiError.CONSUMER_MAX_PENDING_ACK_EXCESS(limit=cap)
     if 0 < stream_limits.inactive_threshold < config.inactive_threshold:
-        raise error(10153, limit=format_duration(stream_limits.inactive_threshold))
+        raise ApiError.CONSUMER_INACTIVE_THRESHOLD_EXCESS(
+            limit=format_duration(stream_limits.inactive_threshold)
+        )
 
 
 def _check_filters(config: ConsumerConfig) -> None:
     if config.filter_subject and config.filter_subjects:
-        raise error(10136)
+        raise ApiError.CONSUMER_DUPLICATE_FILTER_SUBJECTS()
     if "" in config.filter_subjects:
-        raise error(10139)
+        raise ApiError.CONSUMER_EMPTY_FILTER()
     filters = config.get_filters()
     for position, subject in enumerate(filters):
         if not names.is_valid_subject(subject):
             raise invalid_config("invalid subject")
         others = filters[:position] + filters[position + 1 :]
         if any(names.is_subset(subject, other) for other in others):
-            raise error(10138)
+            raise ApiError.CONSUMER_OVERLAPPING_SUBJECT_FILTERS()
 
 
 def _check_start(config: ConsumerConfig) -> None:
@@ -222,7 +224,9 @@ def _check_start(config: ConsumerConfig) -> None:
         # The doubled word is the reference's.
         problem = "start time is not set" if not time else "start start sequence is also set" if seq else ""
     if problem:
-        raise error(10094, err=f"consumer delivery policy is deliver {policy_name}, but optional {problem}")
+        raise ApiError.CONSUMER_INVALID_POLICY(
+            err=f"consumer delivery policy is deliver {policy_name}, but optional {problem}"
+        )
 
 
 def _check_sampling(config: ConsumerConfig) -> None:
@@ -230,31 +234,33 @@ def _check_sampling(config: ConsumerConfig) -> None:
         return
     text = config.sample_freq.removesuffix("%")
     if not _INTEGER.fullmatch(text):
-        raise error(10095, err=f"strconv.Atoi: parsing {quote(text)}: invalid syntax")
+        raise ApiError.CONSUMER_INVALID_SAMPLING(err=f"strconv.Atoi: parsing {quote(text)}: invalid syntax")
     if not -(2**63) <= int(text) < 2**63:
-        raise error(10095, err=f"strconv.Atoi: parsing {quote(text)}: value out of range")
+        raise ApiError.CONSUMER_INVALID_SAMPLING(
+            err=f"strconv.Atoi: parsing {quote(text)}: value out of range"
+        )
     if int(text) < 0:
-        raise error(10095, err="<nil>")
+        raise ApiError.CONSUMER_INVALID_SAMPLING(err="<nil>")
 
 
 def check_group(group: str) -> None:
     """Refuse a bad name of a priority group."""
     if not group:
-        raise error(10161)
+        raise ApiError.CONSUMER_EMPTY_GROUP_NAME()
     if not _GROUP_NAME.fullmatch(group):
-        raise error(10162)
+        raise ApiError.CONSUMER_INVALID_GROUP_NAME()
 
 
 def _check_groups(config: ConsumerConfig) -> None:
     if config.priority_policy == "none":
         if config.priority_groups:
-            raise error(10196)
+            raise ApiError.CONSUMER_PRIORITY_GROUP_WITH_POLICY_NONE()
         if config.priority_timeout > 0:
-            raise error(10197)
+            raise ApiError.CONSUMER_PINNED_TTL_WITHOUT_PRIORITY_POLICY_NONE()
         return
     if config.deliver_subject:
-        raise error(10178)
+        raise ApiError.CONSUMER_PUSH_WITH_PRIORITY_GROUP()
     if not config.priority_groups:
-        raise error(10159)
+        raise ApiError.CONSUMER_PRIORITY_POLICY_WITHOUT_GROUP()
     for group in config.priority_groups:
         check_group(group)

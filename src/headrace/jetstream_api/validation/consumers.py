@@ -12,7 +12,7 @@ from headrace.errors import RequestError
 from headrace.jetstream_api import metadata, names
 from headrace.jetstream_api.account_limits import NO_LIMITS, JetStreamLimits
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig, copy_config
-from headrace.jetstream_api.errors import error
+from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.requests import ConsumerRequest
 from headrace.jetstream_api.times import SECOND_NS, format_time, parse_time_ns
 from headrace.jetstream_api.validation.consumer_fields import apply_defaults, check_fields
@@ -36,23 +36,23 @@ def resolve_name(
     """
     config = copy_config(request.config)
     if stream != request.stream_name:
-        raise error(10056)
+        raise ApiError.STREAM_MISMATCH()
     if names.has_path_separator(config.name if form == EPHEMERAL else name):
-        raise error(10127)
+        raise ApiError.CONSUMER_NAME_CONTAINS_PATH_SEPARATORS()
     if form == DURABLE and not config.durable_name:
-        raise error(10018)
+        raise ApiError.CONSUMER_DURABLE_NAME_NOT_SET()
     if form != EPHEMERAL:
         if config.durable_name and name != config.durable_name:
-            raise error(10017)
+            raise ApiError.CONSUMER_DURABLE_NAME_NOT_MATCH_SUBJECT()
         config.name = name
     elif config.durable_name:
-        raise error(10020)
+        raise ApiError.CONSUMER_EPHEMERAL_WITH_DURABLE_NAME()
     if filter_subject and config.filter_subjects:
-        raise error(10137)
+        raise ApiError.CONSUMER_MULTIPLE_FILTERS_NOT_ALLOWED()
     if filter_subject and config.filter_subject != filter_subject:
-        raise error(10131)
+        raise ApiError.CONSUMER_CREATE_FILTER_SUBJECT_MISMATCH()
     if config.num_replicas > 1:
-        raise error(10074)
+        raise ApiError.STREAM_REPLICAS_NOT_SUPPORTED()
     return config
 
 
@@ -107,21 +107,21 @@ def validate(
     if old is not None:
         if action == "create":
             if not is_same(new_config, old):
-                raise error(10148)
+                raise ApiError.CONSUMER_ALREADY_EXISTS()
             new_config = copy_config(old)
         if stream.retention == "workqueue" and not _is_unique(name, new_config, others):
-            raise error(10100)
+            raise ApiError.CONSUMER_WQ_CONSUMER_NOT_UNIQUE()
         _check_changes(old, new_config, has_interest)
         if new_config.pause_until is not None:
             # From the second request on the reference shows a pause in UTC.
             new_config.pause_until = format_time(parse_time_ns(new_config.pause_until))
     elif action == "update":
-        raise error(10149)
+        raise ApiError.CONSUMER_DOES_NOT_EXIST()
     else:
         _check_max_consumers(stream, others, limits)
         _check_workqueue(name, new_config, stream, others)
         if len(name.encode()) > names.NAME_MAX:
-            raise error(10102, max=names.NAME_MAX)
+            raise ApiError.CONSUMER_NAME_TOO_LONG(max=names.NAME_MAX)
     if not new_config.durable_name and new_config.inactive_threshold <= 0 and not (old and old.durable_name):
         new_config.inactive_threshold = DEFAULT_INACTIVE_THRESHOLD
     return new_config
@@ -162,7 +162,7 @@ def _check_max_consumers(stream: StreamConfig, others: ConsumersByName, limits: 
     if limit <= 0 or 0 < limits.max_consumers < limit:
         limit = limits.max_consumers
     if 0 < limit <= count_limited(others):
-        raise error(10026)
+        raise ApiError.MAXIMUM_CONSUMERS_LIMIT()
 
 
 def _check_workqueue(
@@ -171,14 +171,14 @@ def _check_workqueue(
     if stream.retention != "workqueue" or config.direct or config.sourcing:
         return
     if config.ack_policy not in ("explicit", "flow_control"):
-        raise error(10098)
+        raise ApiError.CONSUMER_WQ_REQUIRES_EXPLICIT_ACK()
     if config.deliver_policy != "all":
-        raise error(10101)
+        raise ApiError.CONSUMER_WQ_CONSUMER_NOT_DELIVER_ALL()
     if count_limited(others):
         if not config.get_filters():
-            raise error(10099)
+            raise ApiError.CONSUMER_WQ_MULTIPLE_UNFILTERED()
         if not _is_unique(name, config, others):
-            raise error(10100)
+            raise ApiError.CONSUMER_WQ_CONSUMER_NOT_UNIQUE()
 
 
 def _is_unique(name: str, config: ConsumerConfig, others: ConsumersByName) -> bool:
@@ -216,7 +216,7 @@ def _check_changes(old: ConsumerConfig, new: ConsumerConfig, has_interest: Calla
         if not new.deliver_subject:
             raise _make_update_error("can not update push consumer to pull based")
         if has_interest(old.deliver_subject):
-            raise error(10013)
+            raise ApiError.CONSUMER_NAME_EXIST()
     if old.max_waiting != new.max_waiting:
         raise _make_update_error("max waiting can not be updated")
 
@@ -226,4 +226,4 @@ def _start_time(config: ConsumerConfig) -> int | None:
 
 
 def _make_update_error(text: str) -> RequestError:
-    return error(10012, err=text)
+    return ApiError.CONSUMER_CREATE(err=text)

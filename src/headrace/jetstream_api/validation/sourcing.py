@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from headrace.errors import RequestError
 from headrace.jetstream_api import names
 from headrace.jetstream_api.configs import External, StreamConfig, StreamSource
-from headrace.jetstream_api.errors import error, invalid_config, pedantic_error
+from headrace.jetstream_api.errors import ApiError, invalid_config, pedantic_error
 from headrace.jetstream_api.subject_transform import BadTransform, check_transform
 from headrace.jetstream_api.validation.source_cycles import has_cycle
 
@@ -76,27 +76,32 @@ def _collect_upstreams(
 
 def _check_mirror(config: StreamConfig, mirror: StreamSource, existing: StreamsByName, strict: bool) -> bool:
     excluded = (
-        (config.first_seq, 10143),
-        (config.subjects, 10034),
-        (config.sources, 10031),
-        (config.allow_msg_counter, 10173),
-        (config.allow_atomic, 10198),
-        (config.allow_batched, 10209),
-        (config.allow_msg_schedules, 10186),
+        (config.first_seq, ApiError.MIRROR_WITH_FIRST_SEQ),
+        (config.subjects, ApiError.MIRROR_WITH_SUBJECTS),
+        (config.sources, ApiError.MIRROR_WITH_SOURCES),
+        (config.allow_msg_counter, ApiError.MIRROR_WITH_COUNTERS),
+        (config.allow_atomic, ApiError.MIRROR_WITH_ATOMIC_PUBLISH),
+        (config.allow_batched, ApiError.MIRROR_WITH_BATCH_PUBLISH),
+        (config.allow_msg_schedules, ApiError.MIRROR_WITH_MSG_SCHEDULES),
     )
-    for present, code in excluded:
+    for present, api_error in excluded:
         if present:
-            raise error(code)
-    _check_consumer(mirror, 10213)
+            raise api_error()
+    _check_consumer(mirror, ApiError.MIRROR_DURABLE_CONSUMER_CFG_INVALID)
     if mirror.filter_subject and mirror.subject_transforms:
-        raise error(10150)
+        raise ApiError.MIRROR_MULTIPLE_FILTERS_NOT_ALLOWED()
     if config.subject_delete_marker_ttl > 0:
         raise invalid_config("subject delete markers forbidden on mirrors")
     for position, each in enumerate(mirror.subject_transforms):
-        _check_transform(each.src, each.dest, 10151, 10154)
+        _check_transform(
+            each.src,
+            each.dest,
+            ApiError.MIRROR_INVALID_SUBJECT_FILTER,
+            ApiError.MIRROR_INVALID_TRANSFORM_DESTINATION,
+        )
         others = mirror.subject_transforms[:position] + mirror.subject_transforms[position + 1 :]
         if any(names.overlaps(each.src, other.src) for other in others):
-            raise error(10152)
+            raise ApiError.MIRROR_OVERLAPPING_SUBJECT_FILTERS()
     return _check_mirror_upstream(config, mirror, existing, strict)
 
 
@@ -106,27 +111,27 @@ def _check_mirror_upstream(
     if mirror.external is not None:
         return config.mirror_direct
     if not names.is_valid_name(mirror.name):
-        raise error(10142)
+        raise ApiError.MIRROR_INVALID_STREAM_NAME()
     upstream = existing.get(mirror.name)
     if upstream is None:
         return config.mirror_direct
     if 0 < config.max_msg_size < upstream.max_msg_size:
-        raise error(10030)
+        raise ApiError.MIRROR_MAX_MESSAGE_SIZE_TOO_BIG()
     if strict and config.mirror_direct != upstream.allow_direct:
         raise pedantic_error("origin stream has direct get set, mirror has it disabled")
     return upstream.allow_direct
 
 
-def _check_transform(src: str, dest: str, source_code: int, dest_code: int) -> None:
+def _check_transform(src: str, dest: str, source_error: ApiError, dest_error: ApiError) -> None:
     if src and not names.is_valid_subject(src):
-        raise error(source_code, err=f"invalid subject {src}")
+        raise source_error(err=f"invalid subject {src}")
     try:
         check_transform(src, dest)
     except BadTransform as failure:
-        raise error(dest_code, err=failure) from None
+        raise dest_error(err=failure) from None
 
 
-def _check_consumer(source: StreamSource, code: int) -> None:
+def _check_consumer(source: StreamSource, api_error: ApiError) -> None:
     consumer = source.consumer
     if consumer is None:
         return
@@ -140,28 +145,28 @@ def _check_consumer(source: StreamSource, code: int) -> None:
         is_valid = is_valid and names.is_valid_subject(deliver) and names.is_literal(deliver)
         is_valid = is_valid and not (source.opt_start_seq or source.opt_start_time or source.filter_subject)
     if not is_valid:
-        raise error(code)
+        raise api_error()
 
 
 def _check_sources(config: StreamConfig, existing: StreamsByName) -> None:
     if config.sources and config.allow_msg_schedules:
-        raise error(10187)
+        raise ApiError.SOURCE_WITH_MSG_SCHEDULES()
     seen: set[str] = set()
     consumers: set[tuple[str, str | None, str]] = set()
     for source in config.sources:
         if source is None or not names.is_valid_name(source.name):
-            raise error(10141)
+            raise ApiError.SOURCE_INVALID_STREAM_NAME()
         if make_index_name(source) in seen:
-            raise error(10140)
+            raise ApiError.SOURCE_DUPLICATE_DETECTED()
         seen.add(make_index_name(source))
         _check_source(source)
         if source.consumer is not None:
             if _reader(source) in consumers:
-                raise error(10216)
+                raise ApiError.SOURCE_DURABLE_CONSUMER_DUPLICATE_DETECTED()
             consumers.add(_reader(source))
         upstream = existing.get(source.name) if source.external is None else None
         if upstream is not None and 0 < config.max_msg_size < upstream.max_msg_size:
-            raise error(10046)
+            raise ApiError.SOURCE_MAX_MESSAGE_SIZE_TOO_BIG()
 
 
 def _reader(source: StreamSource) -> tuple[str, str | None, str]:
@@ -192,36 +197,41 @@ def _check_managed(config: StreamConfig, existing: StreamsByName) -> None:
             continue
         for reader, is_managed in _readers(other).items():
             if reader in new and (is_managed or new[reader]):
-                failure = error(10216)
+                failure = ApiError.SOURCE_DURABLE_CONSUMER_DUPLICATE_DETECTED()
                 text = f"{failure.description}: stream {name!r} reads {reader[0]!r} with {reader[2]!r}"
                 raise RequestError(failure.code, failure.err_code, text)
 
 
 def _check_source(source: StreamSource) -> None:
     if source.filter_subject and source.subject_transforms:
-        raise error(10144)
+        raise ApiError.SOURCE_MULTIPLE_FILTERS_NOT_ALLOWED()
     for each in source.subject_transforms:
-        _check_transform(each.src, each.dest, 10145, 10146)
+        _check_transform(
+            each.src,
+            each.dest,
+            ApiError.SOURCE_INVALID_SUBJECT_FILTER,
+            ApiError.SOURCE_INVALID_TRANSFORM_DESTINATION,
+        )
     for position, each in enumerate(source.subject_transforms):
         others = source.subject_transforms[:position] + source.subject_transforms[position + 1 :]
         if each.src and any(names.is_subset(each.src, other.src) for other in others):
-            raise error(10147)
-    _check_consumer(source, 10215)
+            raise ApiError.SOURCE_OVERLAPPING_SUBJECT_FILTERS()
+    _check_consumer(source, ApiError.SOURCE_DURABLE_CONSUMER_CFG_INVALID)
 
 
 def _check_externals(externals: list[External], upstream_subjects: list[str]) -> None:
     for prefix in (each.deliver for each in externals if each.deliver):
         if not (names.is_valid_subject(prefix) and names.is_literal(prefix)):
-            raise error(10024, prefix=prefix)
+            raise ApiError.STREAM_INVALID_EXTERNAL_DELIVERY_SUBJ(prefix=prefix)
         for subject in upstream_subjects:
             if names.overlaps(subject, f"{prefix}.{subject}"):
-                raise error(10022, prefix=prefix, subject=subject)
+                raise ApiError.STREAM_EXTERNAL_DEL_PREFIX_OVERLAPS(prefix=prefix, subject=subject)
     for prefix in (each.api for each in externals if each.api):
         if not (names.is_valid_subject(prefix) and names.is_literal(prefix)):
             text = f'stream external api prefix "{prefix}" must be a valid subject without wildcards'
             raise invalid_config(text)
         if names.overlaps(prefix, _API_PREFIX):
-            raise error(10021, prefix=prefix, subject=_API_PREFIX)
+            raise ApiError.STREAM_EXTERNAL_API_OVERLAP(prefix=prefix, subject=_API_PREFIX)
 
 
 def _check_cycles(config: StreamConfig, existing: StreamsByName) -> None:
@@ -261,11 +271,13 @@ def check_filters(config: StreamConfig) -> None:
     """Refuse a filter that is no subject. The reference looks at these last, on create only."""
     mirror = config.mirror
     if mirror is not None and not mirror.subject_transforms and _is_bad_filter(mirror.filter_subject):
-        raise error(10049, err=f"subject filter '{mirror.filter_subject}' for the mirror invalid subject")
+        raise ApiError.STREAM_CREATE(
+            err=f"subject filter '{mirror.filter_subject}' for the mirror invalid subject"
+        )
     for source in config.sources:
         if source is not None and not source.subject_transforms and _is_bad_filter(source.filter_subject):
-            raise error(
-                10049, err=f"subject filter '{source.filter_subject}' for the source: invalid subject"
+            raise ApiError.STREAM_CREATE(
+                err=f"subject filter '{source.filter_subject}' for the source: invalid subject"
             )
 
 

@@ -7,7 +7,7 @@ Each function changes the fresh copy it is given. Where the TTL seed and the ref
 from headrace.jetstream_api import metadata, names
 from headrace.jetstream_api.account_limits import JetStreamLimits
 from headrace.jetstream_api.configs import RePublish, StreamConfig
-from headrace.jetstream_api.errors import error, invalid_config, pedantic_error
+from headrace.jetstream_api.errors import ApiError, invalid_config, pedantic_error
 from headrace.jetstream_api.go_json_decoder import quote
 from headrace.jetstream_api.subject_transform import BadTransform, check_transform, compile_transform
 from headrace.jetstream_api.times import SECOND_NS, format_duration
@@ -64,7 +64,7 @@ def _apply_count_defaults(config: StreamConfig, strict: bool) -> None:
     if config.num_replicas > REPLICAS_MAX:
         raise invalid_config(f"maximum replicas is {REPLICAS_MAX}")
     if config.num_replicas < 0:
-        raise error(10133)
+        raise ApiError.REPLICAS_COUNT_CANNOT_BE_NEGATIVE()
     for field in ("max_msgs", "max_msgs_per_subject", "max_bytes", "max_msg_size", "max_consumers"):
         value = getattr(config, field)
         if value < -1 and strict:
@@ -220,11 +220,11 @@ def _check_transform(config: StreamConfig) -> None:
     if transform is None:
         return
     if transform.src and not names.is_valid_subject(transform.src):
-        raise error(10155, err=f"invalid subject {transform.src}")
+        raise ApiError.STREAM_TRANSFORM_INVALID_SOURCE(err=f"invalid subject {transform.src}")
     try:
         check_transform(transform.src, transform.dest)
     except BadTransform as failure:
-        raise error(10156, err=failure) from None
+        raise ApiError.STREAM_TRANSFORM_INVALID_DESTINATION(err=failure) from None
 
 
 def _check_republish(config: StreamConfig, strict: bool) -> None:

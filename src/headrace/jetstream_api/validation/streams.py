@@ -17,7 +17,7 @@ from headrace.jetstream_api.account_limits import (
     check_stream_bytes,
 )
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig, copy_config
-from headrace.jetstream_api.errors import error, invalid_config
+from headrace.jetstream_api.errors import ApiError, invalid_config
 from headrace.jetstream_api.validation import sourcing
 from headrace.jetstream_api.validation.stream_fields import (
     apply_field_defaults,
@@ -43,25 +43,25 @@ def validate_create(
     When a stream with that name and an equal configuration exists, its very configuration is returned.
     """
     if config.name != name:
-        raise error(10056)
+        raise ApiError.STREAM_MISMATCH()
     if names.has_path_separator(name):
-        raise error(10128)
+        raise ApiError.STREAM_NAME_CONTAINS_PATH_SEPARATORS()
     if config.sealed:
         raise invalid_config("stream configuration for create can not be sealed")
     if config.mirror_direct and config.mirror is None:
         raise invalid_config("stream has no mirror but does have mirror direct")
     if 0 < limits.max_streams <= usage.streams:
-        raise error(10027)
+        raise ApiError.MAXIMUM_STREAMS_LIMIT()
     check_reservation(config, limits, usage)
     requested = copy_config(config)
     requested.metadata = metadata.to_stored(config.metadata, metadata.required_stream_level(config))
     new_config = validate_fields(requested, existing, strict=strict, limits=limits)
     if new_config.num_replicas > 1:
-        raise error(10074)
+        raise ApiError.STREAM_REPLICAS_NOT_SUPPORTED()
     if name in existing:
         if is_same(new_config, existing[name]):
             return existing[name]
-        raise error(10058)
+        raise ApiError.STREAM_NAME_EXIST()
     check_reservation(new_config, limits, usage)
     sourcing.check_filters(new_config)
     check_overlap(new_config, existing)
@@ -84,14 +84,14 @@ def validate_update(
     """
     new_config = validate_fields(config, existing, strict=strict, limits=limits)
     if new_config.name != name:
-        raise error(10056)
+        raise ApiError.STREAM_MISMATCH()
     old = existing.get(name)
     if old is None:
-        raise error(10059)
+        raise ApiError.STREAM_NOT_FOUND()
     new_config.metadata = metadata.to_stored(config.metadata, metadata.required_stream_level(new_config))
     check_metadata(new_config)
     if new_config.num_replicas > 1:
-        raise error(10074)
+        raise ApiError.STREAM_REPLICAS_NOT_SUPPORTED()
     _check_changes(old, new_config)
     if new_config.sealed:
         new_config.max_age, new_config.discard = 0, "new"
@@ -126,7 +126,7 @@ def check_overlap(config: StreamConfig, existing: StreamsByName) -> None:
         if name == config.name:
             continue
         if any(names.overlaps(ours, theirs) for ours in config.subjects for theirs in other.subjects):
-            raise error(10065)
+            raise ApiError.STREAM_SUBJECT_OVERLAP()
 
 
 def validate_fields(
@@ -175,11 +175,11 @@ def _check_mirror_change(old: StreamConfig, new: StreamConfig) -> None:
     if new.mirror is None:
         return
     if old.mirror is None:
-        raise error(10055)
+        raise ApiError.STREAM_MIRROR_NOT_UPDATABLE()
     before, after = copy_config(old.mirror), copy_config(new.mirror)
     before.consumer = after.consumer = None
     if before != after:
-        raise error(10055)
+        raise ApiError.STREAM_MIRROR_NOT_UPDATABLE()
 
 
 def _check_consumer_limits(
@@ -195,4 +195,4 @@ def _check_consumer_limits(
         if 0 < threshold < consumer.inactive_threshold or 0 < pending < consumer.max_ack_pending
     ]
     if violating:
-        raise error(10069, err=f"change to limits violates consumers: {', '.join(violating)}")
+        raise ApiError.STREAM_UPDATE(err=f"change to limits violates consumers: {', '.join(violating)}")
