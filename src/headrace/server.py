@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from headrace import COMPATIBLE_VERSION, __version__
+from headrace._native import describe_core
 from headrace.auth.authenticator import Authenticator
 from headrace.broker import SYSTEM, Accounts, Timers
 from headrace.clock import SystemClock
@@ -286,6 +287,7 @@ class Server:
         log, options = self._log, self.options
         log.info("Starting headrace")
         log.info(f"  Version:  {__version__} (compatible with nats-server {COMPATIBLE_VERSION})")
+        log.info(f"  Core:     {describe_core()}")
         log.info(f"  Name:     {self.server_name}")
         log.info(f"  ID:       {self.server_id}")
         if not is_loopback(options.host) and not options.has_credentials and not options.tls_verify:

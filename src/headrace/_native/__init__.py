@@ -4,6 +4,7 @@ Compiled is taken where it was built, unless HEADRACE_PURE is set. Knows nothing
 """
 
 import importlib
+import importlib.util
 import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ __all__ = [
     "Subscription",
     "collect_subjects",
     "crc32",
+    "describe_core",
     "encode_deliveries",
     "encode_last_by_subject",
     "encode_replies",
@@ -51,6 +53,9 @@ _EXPORTS = {
     "parser": ("Parser", "ClientState", "Route", "RouteTable", "Subscription"),
 }
 
+_MODULES = (*_EXPORTS, "records", "reply_scanner", "snappy")
+_missing: set[str] = set()  # compiled forms that could not be loaded
+
 
 def load_native(name: str) -> ModuleType:
     """A kernel module by its plain name: compiled if possible and not declined, else pure."""
@@ -65,8 +70,22 @@ def _load(name: str) -> ModuleType:
         try:
             return importlib.import_module(f"headrace._native.{name}")
         except ImportError:
-            pass
+            _missing.add(name)
     return importlib.import_module(f"headrace._native.{name}_pure")
+
+
+def describe_core() -> str:
+    """Say which core runs: "compiled", "pure Python", or which modules lack their compiled form."""
+    if os.environ.get("HEADRACE_PURE"):
+        return "pure Python"
+    missing = [
+        name
+        for name in _MODULES
+        if name in _missing or importlib.util.find_spec(f"headrace._native.{name}") is None
+    ]
+    if not missing:
+        return "compiled"
+    return "pure Python" if len(missing) == len(_MODULES) else f"compiled without {', '.join(missing)}"
 
 
 def __getattr__(name: str) -> Any:

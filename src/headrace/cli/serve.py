@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from headrace import COMPATIBLE_VERSION, __version__
+from headrace._native import describe_core
 from headrace.cli.malloc_tuning import limit_fragmentation
 from headrace.cli.serve_flags import USAGE, Action, CommandLine, UsageError, parse
 from headrace.config.options import OptionsError, ServerOptions
@@ -52,7 +53,7 @@ def serve(arguments: Sequence[str]) -> int:
 
 
 def format_version() -> str:
-    return f"headrace {__version__} (compatible with nats-server: v{COMPATIBLE_VERSION})"
+    return f"headrace {__version__} (compatible with nats-server: v{COMPATIBLE_VERSION}; core: {describe_core()})"
 
 
 def _print_version(command_line: CommandLine) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from headrace import COMPATIBLE_VERSION, __version__
+from headrace._native import describe_core
 from headrace.broker.accounts import Account
 from headrace.broker.stream import Stream
 from headrace.monitor.consumer_stats import get_consumer_stats
@@ -18,7 +19,7 @@ from headrace.storage.io.latency import BOUNDS_US, LatencyHistogram
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Type and help text by name.
 METRIC_DEFINITIONS = {
-    "info": ("gauge", "Versions; the value is always 1"),
+    "info": ("gauge", "Versions, and whether the compiled core runs; the value is always 1"),
     "healthy": ("gauge", "1 while the server can do its work"),
     "start_time_seconds": ("gauge", "When the server started, since the epoch"),
     "resident_bytes": ("gauge", "Memory in use"),
@@ -101,7 +102,8 @@ def _escape(text: str) -> str:
 
 
 def _server_samples(stats: ServerStats, unhealthy_reason: str) -> Iterator[Sample]:
-    yield "info", (("version", __version__), ("compatible", COMPATIBLE_VERSION)), 1
+    labels = (("version", __version__), ("compatible", COMPATIBLE_VERSION), ("core", describe_core()))
+    yield "info", labels, 1
     yield "healthy", (), int(not unhealthy_reason)
     yield "start_time_seconds", (), stats.start_ns // SECOND_NS
     yield "resident_bytes", (), get_resident_bytes()

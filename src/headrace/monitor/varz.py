@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace import COMPATIBLE_VERSION, __version__
+from headrace._native import describe_core
 from headrace.config.options import ServerOptions
 
 SECOND_NS = 1_000_000_000
@@ -60,6 +61,7 @@ def _make_identity(options: ServerOptions, stats: ServerStats) -> dict[str, Any]
         "server_name": stats.server_name,
         "version": COMPATIBLE_VERSION,
         "headrace_version": __version__,
+        "headrace_core": describe_core(),
         "proto": 1,
         "go": f"python{platform.python_version()}",
         "host": stats.host,
