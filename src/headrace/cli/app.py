@@ -62,7 +62,7 @@ COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
             "claims_app",
             "Payloads in an object store: what there is, what is wrong, what is due.",
         ),
-        ("pipeline", "pipeline", "pipeline", "Move streams with Apache Spark."),
+        ("pipeline", "spark_jobs", "pipeline", "Move streams with Apache Spark."),
     ],
     "Look and measure": [
         ("top", "top", "top_app", "Streams and consumers live: rates, sizes, lag."),
