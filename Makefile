@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/headrace/_native/*.pyx src/headrace/_native/*.pxd)
 JAVA_MIN := 17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test docs check format bench ab crash sim fuzz sanitize hostile soak soak-readers mutants conformance-natspy parts java clean
+.PHONY: help setup run demo test test-fast docs check format bench ab crash sim fuzz sanitize hostile soak soak-readers mutants conformance-natspy parts java clean
 
 help: ## what can be made
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -41,8 +41,15 @@ run: setup ## a broker on 127.0.0.1:4222, data in ./data (ARGS='-p 4333' adds fl
 demo: setup ## the whole story in one go; the broker stays up to try things (ARGS=--exit ends it)
 	$(BIN)/python -m headrace.demo $(ARGS)
 
-test: java setup $(AZURITE) ## all tests that belong to a change (ARGS='tests/unit -k name' selects)
+# Unit tests alone need neither Java nor npm.
+PATHS := $(filter tests/%,$(ARGS))
+PARTS_NEEDED := $(if $(PATHS),$(if $(filter-out tests/unit%,$(PATHS)),java $(AZURITE)),java $(AZURITE))
+
+test: setup $(PARTS_NEEDED) ## all tests that belong to a change (ARGS='tests/unit/broker -k name' selects)
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
+
+test-fast: setup ## the unit tests: about a minute, without Java, npm or a browser (ARGS='-k name' selects)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/unit $(ARGS)
 
 docs: setup ## the documentation as a site in out/site
 	$(BIN)/python -m mkdocs build --strict --quiet
