@@ -347,7 +347,7 @@ class Stream:
             return
         gate = self.jetstream.store.open_frame
         size += count * _RECORD_OVERHEAD_BYTES
-        self.jetstream.store.log_context.check_space(size)
+        self.jetstream.store.check_large_space(size)
         if gate.closed or gate.pending_bytes + size > gate.max_bytes:
             self.jetstream.store.extend_frame(size)
 

@@ -71,7 +71,7 @@ class Store:
         self.poisoned: StoreError | None = None
         self.full = False
         self.on_commit: Callable[[int], None] = lambda frame: None
-        self.on_full: Callable[[], None] = lambda: None  # to be followed by calls of `idle`
+        self.on_full: Callable[[], None] = lambda: None  # to be followed by calls of `on_idle`
         self.open_frame = OpenFrame(self.extend_frame)
         self.metadata = MetadataStore(self.open_frame)
         self.journal = Journal(disk, ident, options, self.fail)
@@ -102,17 +102,19 @@ class Store:
         return recover(disk, clock, options)
 
     def _make_log_context(self) -> LogContext:
-        context = LogContext(self.disk, self.store_id, self.options, self.open_frame)
-        context.flush_block = self.flusher.add_block
-        context.flush_columns = self.flusher.add_columns
-        context.discard_file = self.file_gc.add
-        context.bury = self.file_gc.add_dead
-        context.maybe_compact = self.compactor.maybe_compact
-        context.report_damage = self._report.add_damage
-        context.check_space = self._check_large_space
-        return context
+        return LogContext(
+            disk=self.disk,
+            store_id=self.store_id,
+            options=self.options,
+            open_frame=self.open_frame,
+            flusher=self.flusher,
+            file_gc=self.file_gc,
+            compactor=self.compactor,
+            space=self,
+            report=self._report,
+        )
 
-    # The frame under construction
+    # The open frame
 
     @property
     def frame_number(self) -> int:
@@ -208,7 +210,7 @@ class Store:
         sometimes("a frame outgrows what is reserved")
         self.open_frame.max_bytes = needed
 
-    def _check_large_space(self, size: int) -> None:
+    def check_large_space(self, size: int) -> None:
         """Large messages are not reserved for: there must be room beyond the headroom."""
         if self.disk.free() < self.options.headroom_bytes + self.log_context.large_pending_bytes + size:
             raise StoreFull("the disk is full; free some space or remove messages")

@@ -85,7 +85,7 @@ class FileLog(StreamLog):
     ) -> int:
         """Straight to the segment, once, and synced before the frame that refers to it."""
         size = 32 + len(subject) + len(header) + len(payload)
-        self.context.check_space(size)
+        self.context.space.check_large_space(size)
         if self.columns.rows and self.last_seq + 1 - self.columns.base > SEQ_SPAN_MAX:
             self.split_segment()  # before the segment is chosen that the frame refers to
         self.finish_block()
@@ -118,30 +118,30 @@ class FileLog(StreamLog):
 
     def on_block_added(self, segment: Segment, block: RecordBlock) -> None:
         if not block.direct:
-            self.context.flush_block(self, cast("FileSegment", segment), block)
+            self.context.flusher.add_block(self, cast("FileSegment", segment), block)
 
     def on_segment_sealed(self, segment: Segment) -> None:
-        self.context.flush_columns(self, cast("FileSegment", segment))
+        self.context.flusher.add_columns(self, cast("FileSegment", segment))
 
     def on_segment_dropped(self, segment: Segment) -> None:
         assert isinstance(segment, FileSegment)
         self.saved_frame = -1  # a section may name it as the growing one, without a live row
-        self.context.bury(self, segment)
-        self.context.discard_file(self.get_columns_path(segment))
+        self.context.file_gc.add_dead(self, segment)
+        self.context.file_gc.add(self.get_columns_path(segment))
 
     def replaced(self, segment: FileSegment) -> None:
         """Another segment has its live rows, or none ever will; only a checkpoint can say so."""
-        self.context.discard_file(segment.path)
-        self.context.discard_file(self.get_columns_path(segment))
+        self.context.file_gc.add(segment.path)
+        self.context.file_gc.add(self.get_columns_path(segment))
 
     def on_rows_removed(self, segment: Segment) -> None:
-        self.context.maybe_compact(self, cast("FileSegment", segment))
+        self.context.compactor.maybe_compact(self, cast("FileSegment", segment))
 
     def on_corrupt(self, segment: Segment, error: CorruptData) -> None:
         assert isinstance(segment, FileSegment)
         columns = segment.columns
         description = str(error)
-        self.context.report_damage(
+        self.context.report.add_damage(
             Damage(description, self.name, columns.base, segment.last_seq, segment.path, True)
         )
 
@@ -185,9 +185,9 @@ class FileLog(StreamLog):
     def drop_dead_subjects(self) -> None:
         super().drop_dead_subjects()
         sealed = self.list_segments()[:-1]
-        self.context.discard_file(subjects_path(self.ident, self.generation))
+        self.context.file_gc.add(subjects_path(self.ident, self.generation))
         for segment in sealed:
-            self.context.discard_file(self.get_columns_path(segment))
+            self.context.file_gc.add(self.get_columns_path(segment))
         self.start_generation()
         for segment in sealed:
             # Columns that were scanned around damage would pass for those of a whole segment.

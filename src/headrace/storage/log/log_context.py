@@ -1,14 +1,14 @@
-"""What the logs of one store share, and the seams through which they reach the rest of it.
+"""What the logs of one store share: disk, caches, and the parts of the store that they report to.
 
-Owns nothing but references: a log knows its shelf, not the store.
+Owns the block cache and the large messages that wait for the next frame. A log knows this context, not the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
-from headrace.storage.damage_report import Damage
+from headrace.storage.damage_report import RecoveryReport
 from headrace.storage.io.disk import Disk
 from headrace.storage.native_records import OpenFrame, RecordBlock
 from headrace.storage.options import StoreOptions
@@ -18,25 +18,49 @@ if TYPE_CHECKING:
     from headrace.storage.log.file_log import FileLog
 
 
+class Flusher(Protocol):
+    """Writes blocks and columns to their files in the background."""
+
+    def add_block(self, log: FileLog, segment: FileSegment, block: RecordBlock) -> None: ...
+    def add_columns(self, log: FileLog, segment: FileSegment) -> None: ...
+
+
+class FileCollector(Protocol):
+    """Unlinks files when nothing refers to them any more."""
+
+    def add(self, path: str) -> None: ...
+    def add_dead(self, log: FileLog, segment: FileSegment) -> None: ...
+
+
+class CompactionTrigger(Protocol):
+    """Compacts segments with many dead rows."""
+
+    def maybe_compact(self, log: FileLog, segment: FileSegment) -> None: ...
+
+
+class SpaceChecker(Protocol):
+    """Raises `StoreFull` where a large message does not fit."""
+
+    def check_large_space(self, size: int) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
 class LogContext:
     """Shared by all file logs of a store."""
 
-    def __init__(self, disk: Disk, store_id: int, options: StoreOptions, open_frame: OpenFrame) -> None:
-        self.disk = disk
-        self.store_id = store_id
-        self.options = options
-        self.open_frame = open_frame
-        self.block_cache = BlockCache(options.cache_bytes)
-        self.large_writes: list[
-            tuple[FileLog, FileSegment, RecordBlock]
-        ] = []  # to be synced before the frame
-        self.large_pending_bytes = 0
-        self.flush_block: Callable[[FileLog, FileSegment, RecordBlock], None] = lambda log, segment, block: (
-            None
-        )
-        self.flush_columns: Callable[[FileLog, FileSegment], None] = lambda log, segment: None
-        self.discard_file: Callable[[str], None] = lambda path: None
-        self.bury: Callable[[FileLog, FileSegment], None] = lambda log, segment: None
-        self.maybe_compact: Callable[[FileLog, FileSegment], None] = lambda log, segment: None
-        self.report_damage: Callable[[Damage], None] = lambda damage: None
-        self.check_space: Callable[[int], None] = lambda size: None
+    disk: Disk
+    store_id: int
+    options: StoreOptions
+    open_frame: OpenFrame
+    flusher: Flusher
+    file_gc: FileCollector
+    compactor: CompactionTrigger
+    space: SpaceChecker
+    report: RecoveryReport
+    block_cache: BlockCache = field(init=False)
+    #: Large messages that must be synced before the next frame.
+    large_writes: list[tuple[FileLog, FileSegment, RecordBlock]] = field(default_factory=list)
+    large_pending_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.block_cache = BlockCache(self.options.cache_bytes)
