@@ -29,7 +29,7 @@ LONG_FILES = {
     "broker/stream.py": 433,
     "broker/consumers/consumer.py": 421,
     "broker/leafnodes/leafnode_session.py": 419,
-    "server.py": 419,
+    "server.py": 422,
     "net/connection.py": 417,
     "broker/jetstream.py": 407,
 }

@@ -2,8 +2,7 @@
 
 A mirror keeps sequence and time; messages it did not receive count as deleted. A source assigns new ones, records the
 upstream position in the last header, and stores that position in the same frame. Neither checks whether a publisher
-would have been allowed to use the headers, and neither acts on headers of features that its stream has not enabled.
-Knows nothing of consumers and gaps.
+would have been allowed to use the headers; neither acts on headers of features that its stream lacks. Knows no gaps.
 """
 
 from __future__ import annotations
