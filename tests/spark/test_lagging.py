@@ -228,7 +228,7 @@ def test_an_end_of_a_bucket_that_is_not_there_yet(broker: Broker, name: str) -> 
 def test_a_block_is_no_larger_than_an_array_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_get_decode, "_BINARY_MAX", 100)
     made = direct_get_decode.block_of(
-        [direct_get_decode.Message(n, 0, b"s", b"", b"x" * 30) for n in range(1, 5)]
+        [direct_get_decode.StoredMessage(n, 0, b"s", b"", b"x" * 30) for n in range(1, 5)]
     )
     assert len(made.to_columns(["data"], slice(0, 3))["data"]) == 3
     with pytest.raises(OverflowError, match="4 messages"):
