@@ -1,9 +1,10 @@
 """`headrace.read`: the messages of a stream as a table, for pandas, polars, DuckDB, Spark or plain Arrow.
 
-Owns the public reading object. Rows come from a store's folder, a pin that a broker granted, or the wire (`backends`).
-Invariant: all rows of a folder or a pin come from one snapshot, and reading twice gives the same rows; over the wire the
-range of sequences is fixed when the reading is made, and what is removed meanwhile is missing. Must not know segments or
-manifests (`headrace.storage` does), and imports pyarrow only when something is read: it is the extra `headrace[read]`.
+Owns the public `StreamScan`. Rows come from a store's folder, from a pin that a broker granted, or from a server
+(`backends`). Invariant: all rows of a folder or a pin come from one snapshot, and reading twice gives the same rows;
+from a server the range of sequences is fixed when the scan is created, and messages removed later are missing. Must not
+know segments or manifests (`headrace.storage` does), and imports pyarrow only when something is read: it is the extra
+`headrace[read]`.
 """
 
 from __future__ import annotations

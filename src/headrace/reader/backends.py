@@ -1,7 +1,7 @@
-"""Where the rows of a reading come from: a snapshot in files, or a server on the wire.
+"""Backends of a scan: a snapshot in files, or a server.
 
-Owns the two and the bounds of a read. Invariant: both give the same rows and types of the same messages. Must not know what
-becomes of the rows.
+Owns both backends and the range of a read. Invariant: both return the same rows and types for the same messages. Must
+not know how the rows are used.
 """
 
 from __future__ import annotations

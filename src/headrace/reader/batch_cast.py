@@ -1,7 +1,7 @@
-"""A batch of any origin is brought into the form of a query; and what a part of a stream is to those who read it.
+"""Casts record batches from any backend to the query's Arrow schema; defines the sequence range a partition covers.
 
-Invariant: every batch of a reading has the one Arrow schema that was asked for. Must not know Spark: `headrace.read` uses
-the readers too, where no Spark is installed.
+Invariant: every batch of a read has the one Arrow schema that was asked for. Must not know Spark: `headrace.read` also
+uses the readers where Spark is not installed.
 """
 
 from __future__ import annotations

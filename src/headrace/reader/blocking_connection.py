@@ -1,8 +1,8 @@
 """A blocking connection to a NATS server, for Spark's driver and tasks.
 
-Owns the socket, the greeting (TLS, authentication) and the framing of what arrives. Invariant: one thread uses a link,
-and after an error it is closed. Messages stay bytes in the receive buffer, so that a block of thousands can become
-columns without an object each. Must not know streams, Spark or Arrow.
+Owns the socket, the handshake (TLS, authentication) and the framing of received data. Invariant: one thread uses a
+connection, and after an error the connection is closed. Messages stay bytes in the receive buffer, so that thousands of
+them can become columns without creating an object for each. Must not know streams, Spark or Arrow.
 """
 
 from __future__ import annotations

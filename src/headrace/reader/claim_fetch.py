@@ -1,8 +1,8 @@
-"""Payloads of claims, fetched where the rows are: by a thread of the process, several at once, handed out in order.
+"""Fetches the payloads of claims in the process that has the rows: on one thread, several at once, returned in order.
 
-Owns the fetching in executors (and in `headrace.read`). Invariants: what is handed out was verified; what is under way at
-once is bounded by number and by bytes; a claim that is beyond help is an outcome, a store that does not answer is an
-error, so that an outage never becomes missing data. Must not know Spark.
+Owns the fetching in executors (and in `headrace.read`). Invariants: every payload returned was verified; the number and
+the bytes of concurrent fetches are bounded; a claim that can never be read is an outcome, but an object store that does
+not answer is an error, so that an outage never turns into missing data. Must not know Spark.
 """
 
 from __future__ import annotations

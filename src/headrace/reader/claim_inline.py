@@ -1,7 +1,8 @@
-"""Rows whose `data` holds the payloads of claims instead of references to them.
+"""Replaces claim references in `data` with the payloads of the claims.
 
-Owns what becomes of such rows. Invariants: no batch is much larger than what Spark and notebooks take well, whatever the
-payloads; a claim that cannot be read shows in a column or is an error of the query, as was chosen. Must not know stores.
+Owns the resulting rows. Invariants: no batch is much larger than Spark and notebooks handle well, whatever the size of
+the payloads; a claim that cannot be read is reported in a column or fails the query, depending on the option. Must not
+know stores.
 """
 
 from __future__ import annotations

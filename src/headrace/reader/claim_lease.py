@@ -1,11 +1,12 @@
-"""Spark as a reader that collectors of claims know of: what it may still read, or read again, is not collected.
+"""Registers queries as readers of claims, so that collectors keep everything a query may still read or read again.
 
-Owns the leases `$CLAIMS.reader.<stream>.<reader>` of this process's queries (see `headrace.claims.ack_floors`). Invariants:
-a lease is there before the first position it protects is handed out; its floor is never above what Spark has finished, and
-it says where the reader began, so that nobody takes it for a reader of what was before; it is renewed while the query
-lives, and left to run out when it stops, so that a restart finds its claims.
-Where the server keeps no claims it is asked again before each position that is handed out, and every few seconds: the first
-claim makes the registry. It has connections of its own: a refusal here must not end a query.
+Owns the leases `$CLAIMS.reader.<stream>.<reader>` of this process's queries (see `headrace.claims.ack_floors`).
+Invariants: a lease exists before the first position that it protects is returned; its floor is never above what Spark
+has finished; and it records where the reader began, so that the reader does not count for earlier messages. The lease
+is renewed while the query runs and left to expire when it stops, so that a restarted query finds its claims.
+As long as the server has no claims registry, the module asks again before each position that it returns, and every few
+seconds: the first claim creates the registry. It uses connections of its own, because an error here must not end a
+query.
 """
 
 from __future__ import annotations

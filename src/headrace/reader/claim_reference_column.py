@@ -1,7 +1,7 @@
-"""The reference of a claim as a column: where the payload of a message lies that is too large for a stream.
+"""The `claim` column: for a payload too large for a stream, where it is stored.
 
-Owns the way from messages to the `claim` struct. Invariant: messages without a claim cost nothing but one look at their
-headers; what says it is a claim but carries no reference is null. Must not fetch anything.
+Owns the conversion from messages to the `claim` struct. Invariant: messages without a claim cost only one look at their
+headers; a message that is marked as a claim but has no valid reference gets null. Must not fetch anything.
 """
 
 from __future__ import annotations

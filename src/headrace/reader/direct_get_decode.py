@@ -1,7 +1,8 @@
-"""A block of direct-get answers becomes columns, all messages at once.
+"""Decodes a block of direct-get replies to columns, all messages at once.
 
-Owns what the numbers that the kernel finds in a receive buffer mean for Arrow. Invariant: no step costs Python time per
-message. The rows are those that the direct path makes of the same messages. Must not know sockets or Spark.
+Owns the conversion to Arrow of the numbers that the native scanner finds in a receive buffer. Invariant: no step costs
+Python time per message. The rows equal those that reading the files gives for the same messages. Must not know sockets
+or Spark.
 """
 
 from __future__ import annotations

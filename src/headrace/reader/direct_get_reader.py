@@ -1,10 +1,10 @@
-"""Ranges of a stream read over the wire, by batched direct gets.
+"""Reads ranges of a stream from a server, by batched direct gets.
 
-Owns the requests and their repetition. Invariants: the rows of a range are those that exist, in sequence order, each once,
-also when the connection breaks in between: a range is resumed behind the last message that was passed on. Replicas and
-mirrors answer too, and may be behind: a range ends before its planned end only by the word of the stream's leader, and
-while nobody else has the rows they come from the leader. While Spark takes one block, the server already prepares the
-next. Must not know how blocks are decoded.
+Owns the requests and their retries. Invariants: a range returns the messages that exist, in sequence order, each once,
+even if the connection breaks: the read resumes after the last message that was passed on. Replicas and mirrors answer
+too and may lag, so a range ends before its planned end only if the stream's leader says so, and rows that no other
+server has are read from the leader. While Spark processes one block, the server prepares the next. Must not know how
+blocks are decoded.
 """
 
 from __future__ import annotations

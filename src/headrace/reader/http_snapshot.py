@@ -1,8 +1,8 @@
-"""Pinned files fetched from a broker over HTTP, for tasks that share no disk with it.
+"""Fetches pinned files from a broker over HTTP, for tasks that share no disk with it.
 
-Owns the requests, their repetition while a broker restarts, and which bytes of a pin a range needs. Invariant: what is
-read is verified like a file on disk, block by block. One segment is in memory while the next one is fetched; of a segment
-that a range only touches, only the blocks it touches are. Must not know Spark.
+Owns the requests, their retries while a broker restarts, and the choice of the bytes of a pin that a range needs.
+Invariant: the data is verified like a file on disk, block by block. One segment is in memory while the next is fetched;
+of a segment that the range covers in part, only the blocks in the range are fetched. Must not know Spark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What stored messages mean for the keys of a bucket, in columns.
+"""Converts the stored messages of a bucket to rows of keys and values.
 
-Owns the way from columns of a stream to columns of a bucket. Invariant: a table has each key once, with its newest value,
-and no key that has none. Must not know Spark, nor how rows come from a stream.
+Owns the conversion from a stream's columns to a bucket's columns. Invariant: a table has each key once, with its newest
+value, and no key without a value. Must not know Spark, nor how rows come from a stream.
 """
 
 from __future__ import annotations

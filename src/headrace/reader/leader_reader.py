@@ -1,9 +1,9 @@
-"""What the leader of a stream has: the word that a read ends by.
+"""Reads from a stream's leader, whose answers decide where a read ends.
 
-Direct gets are answered by any replica of a stream and by mirrors; one that is behind leaves out messages or gives older
-ones, and its answers do not show that. `STREAM.MSG.GET` and `STREAM.INFO` are answered by the leader alone. Owns the
-requests that ask it and the reading of messages by them, which is slow (one request a message, many under way at once)
-but always right. Invariant: nothing here is concluded from the answer of a replica. Must not know Spark or Arrow.
+Any replica of a stream, and any mirror, answers direct gets; one that lags omits messages or returns older ones, and
+its replies do not show that. Only the leader answers `STREAM.MSG.GET` and `STREAM.INFO`. Owns the requests to the
+leader and reading messages with them, which is slow (one request per message, many in flight) but always correct.
+Invariant: nothing here is concluded from the reply of a replica. Must not know Spark or Arrow.
 """
 
 from __future__ import annotations

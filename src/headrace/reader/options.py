@@ -1,7 +1,7 @@
-"""What a user says in `.option(...)`, checked once and turned into values.
+"""Parses and checks the options that a user passes to `.option(...)`.
 
-Owns names, defaults and the words of the refusals. Invariant: an `ReadOptions` that exists is consistent in itself; whether
-servers and streams exist is found out later, on the driver too. Must not know Spark's readers.
+Owns option names, defaults and error messages. Invariant: a `ReadOptions` object is consistent in itself; whether
+servers and streams exist is checked later, also on the driver. Must not know Spark's readers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What becomes of the rows of a reading: a stream's columns, those of a bucket, and claims resolved.
+"""Maps the rows of a scan to its output schema: stream columns, bucket columns, resolved claims.
 
-Owns the schemas. Invariant: every batch has the schema that the reading says. Must not know where rows come from.
+Owns the schemas. Invariant: every batch has the schema that the scan reports. Must not know where rows come from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Ranges of a stream read from its files, as a pin shows them.
+"""Reads ranges of a stream from the files of a pin.
 
-Owns the way from a snapshot to Spark's columns. Invariant: rows and values are those of the wire path. Opened
-snapshots are kept, since Spark's workers read many ranges of one pin. Must not know segments.
+Owns the conversion from a snapshot to Spark's columns. Invariant: rows and values are those that direct gets return.
+Opened snapshots are cached, because Spark's workers read many ranges of one pin. Must not know segments.
 """
 
 from __future__ import annotations

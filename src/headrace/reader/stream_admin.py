@@ -1,7 +1,7 @@
-"""What the driver and the tasks ask a server about a stream.
+"""API requests of the driver and the tasks about a stream.
 
-Owns the API calls of the reading side and how they are repeated while a server restarts. Invariant: a server that was
-never reached fails at once with one clear error; one that was reached before is waited for. Must not know Spark.
+Owns the API calls of the reading side and their retries while a server restarts. Invariant: a server that was never
+reached fails at once with one clear error; one that was reached before is retried. Must not know Spark.
 """
 
 from __future__ import annotations

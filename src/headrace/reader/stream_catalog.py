@@ -1,7 +1,7 @@
-"""Where the driver learns of a stream and takes pins: a server on the wire, or a store without one.
+"""Stream information and pins for the driver, from a server or from a store without one.
 
-Owns the choice between the two. Invariant: both tell the same facts of the same stream, so that a query may change from
-one to the other between two runs.
+Owns the choice between the two. Invariant: both return the same information about the same stream, so that a query can
+switch between them from one run to the next.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""How streams are kept: a journal that is the truth, segments written behind it, checkpoints; see
-docs/store.md.
+"""Stream storage: a journal (write-ahead log) as the source of truth, segments flushed in the background, checkpoints.
+
+See docs/store.md.
 """
 
 from headrace.clock import Clock

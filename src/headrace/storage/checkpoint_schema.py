@@ -1,7 +1,7 @@
-"""The structures inside a checkpoint (msgpack arrays, in the order of their fields).
+"""Schema of a checkpoint: msgpack arrays, in field order.
 
-Owns their names and nothing else; `format` frames them with checksums, `checkpoint_writer` writes and `recovery`
-reads them.
+Owns the field names and nothing else; `format` adds the checksums, `checkpoint_writer` writes these structures and
+`recovery` reads them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How much of the disk is free, and what that means for checkpoints.
+"""Tracks free disk space and decides whether a checkpoint can be written.
 
-Owns the last measurement, and how much was too little for a checkpoint. Invariant: a checkpoint that was given up for
-want of space is not tried again before there is more. Must not know what is written.
+Owns the last measurement, and the amount that was too little for a checkpoint. Invariant: a checkpoint that was
+abandoned for lack of space is not tried again until more space is free. Must not know what is written.
 """
 
 from __future__ import annotations

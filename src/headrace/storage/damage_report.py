@@ -1,4 +1,4 @@
-"""What recovery found and what reading finds later: values only."""
+"""Value types for the damage that recovery and later reads find."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Byte formats of frames, blocks, segments and checkpoint trailers, as `docs/store.md` has them.
+"""Byte formats of frames, blocks, segments and checkpoint trailers, as described in `docs/store.md`.
 
-Pure functions between values and bytes. Invariant: what `seal_*` made, `open_*` accepts at the same place of
-the same file and nowhere else. Must not know disks, logs or time.
+Pure functions between values and bytes. Invariant: `parse_*` accepts what `encode_*` produced at the same offset of the
+same file, and nowhere else. Must not know disks, logs or time.
 """
 
 from __future__ import annotations

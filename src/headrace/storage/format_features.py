@@ -1,7 +1,7 @@
-"""Format features: the names that a store's root and a pin's manifest list for their readers.
+"""Format features: names in a store's root and in a pin's manifest that a reader must understand.
 
-Owns the names that this version understands and the envelope around a structure that needs some of them. Invariant:
-an envelope with a name that is not in KNOWN is refused before anything in it is decoded. Must not know disks or logs.
+Owns the names that this version understands, and the envelope around a structure that needs some of them. Invariant: an
+envelope with a name that is not in KNOWN is refused before anything in it is decoded. Must not know disks or logs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Durable key -> value, and increments (notes) on top of a value.
+"""Durable key-value metadata, with merge operands on top of values.
 
-Owns the facts of the whole store, cut into shards so that a checkpoint can take them one at a time.
-Invariant: what `get`, `notes` and `items` say is what the frames up to and including the one under
-construction say. Must not know what a fact is about.
+Owns the metadata of the whole store, split into shards so that a checkpoint can capture them one at a time. Invariant:
+`get`, `get_operands` and `items` reflect all frames up to and including the open one. Must not know what a key is
+about.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kernel's records, compiled or pure, under one name for the rest of the store."""
+"""Exports the record types of the native module, compiled or pure, under one name for the rest of the store."""
 
 from typing import TYPE_CHECKING
 

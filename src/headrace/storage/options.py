@@ -1,4 +1,4 @@
-"""What can be set about a store; one frozen value, the single source of every limit."""
+"""Options of a store: one frozen value, the only source of every limit."""
 
 from __future__ import annotations
 

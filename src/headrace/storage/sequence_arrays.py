@@ -1,4 +1,4 @@
-"""Arrays of sequences, as logs give them out."""
+"""Types of the sequence arrays that logs return."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The store: logs and facts, changed in frames that are durable as a whole or not at all.
+"""The store: logs and metadata, changed in frames that are durable as a whole or not at all.
 
-Owns the frame under construction, the one being written, and the order in which everything else
-happens: commit, write behind, checkpoint, recycling. Invariant: `committed` is a frame whose sync has
-returned, and everything before it is durable too. After a failed sync nothing is committed any more.
-Must not know threads or time.
+Owns the open frame, the frame in flight, and the order of everything else: commit, flush, checkpoint, recycling of
+files. Invariant: `committed` is a frame whose sync has returned, and all frames before it are durable too. After a
+failed sync nothing is committed any more. Must not know threads or time.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Checkpoints and recovery: writing them, loading them, replaying the journal after them."""
+"""Checkpoints: writing them and loading them."""

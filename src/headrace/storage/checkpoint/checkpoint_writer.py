@@ -1,8 +1,9 @@
-"""Checkpoints: taken section by section between ticks, written behind, proven by a mark in the journal.
+"""Writes checkpoints: captures sections between ticks, writes them in the background, completes them with a journal
+mark.
 
-Owns which section of which file holds what, and when older files may go. Invariant: the root is written
-only when every frame its sections speak of is durable and every block they name is synced; nothing
-older goes before the mark of the newer is durable. Must not know what is in a section.
+Owns which section is in which file, and when older files may be removed. Invariant: the root is written only when every
+frame that its sections contain is durable and every block that they name is synced; older files are removed only once
+the newer checkpoint's mark is durable. Must not know what is in a section.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Finds the newest checkpoint that can be used, and reads its sections from whichever copy is good.
+"""Finds the newest usable checkpoint and reads its sections from the copy that is intact.
 
-Owns the choice between copies and between checkpoints. Invariant: it only reads, and gives only bytes whose
-checksum holds. Must not know what is done with them.
+Owns the choice between copies and between checkpoints. Invariant: it only reads, and returns only bytes whose checksum
+is correct. Must not know what the bytes are used for.
 """
 
 from __future__ import annotations

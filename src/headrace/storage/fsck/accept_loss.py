@@ -1,7 +1,7 @@
-"""What happens when a person accepts a loss: the only place where damaged data is ever let go of.
+"""Removes damaged data from a store after a person has accepted the loss. No other module does that.
 
-Owns `lost/`: everything taken out of a store is kept there, with an account of what it was. Invariant:
-evidence is in `lost/` before the store forgets it. Must not know how damage is found.
+Owns `lost/`: everything removed from a store is kept there, with a description. Invariant: the evidence is in `lost/`
+before the store drops it. Must not know how damage is found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`headrace fsck`: says what a store holds and what is wrong with it, and lets go of damage when told to.
+"""Implements `headrace fsck`: reports what a store contains and what is damaged, and drops damaged data on request.
 
-Owns the check of every byte that a store may serve. Invariant: checking changes nothing (recovery runs over an
-overlay); only `accept_loss` does, and it keeps what it takes out under `lost/`. Must not know the command line.
+Owns the check of every byte that a store may serve. Invariant: checking changes nothing (recovery runs on an overlay);
+only `accept_loss` does, and it keeps everything it removes under `lost/`. Must not know the command line.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The only door between the store and a file system: the protocol `Disk`, and `FileDisk` on real files.
+"""The only interface between the store and a file system: the protocol `Disk`, and `FileDisk` on real files.
 
-Owns files, folders and the two lanes of background work. Invariant: submissions of one lane run
-in order, the first failing operation ends its submission, and `done` is called on the core's thread only. It
-must not know what the bytes mean, and it repeats nothing but the opening of a file for which there was no
-descriptor: whoever submitted decides what an error means.
+Owns files, folders and the two queues of background work. Invariant: submissions to one queue run in order, the first
+operation that fails ends its submission, and `done` is called only on the core's thread. Must not know what the bytes
+mean. It retries nothing except opening a file when the process has no descriptors left; the submitter decides how to
+handle an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Open files, shared by the lanes and the core.
+"""Cache of open files, shared by the disk queues and the core.
 
-Owns descriptors: how many there are, and which of them may be closed. Invariant: one in use is never closed, and
-one that was written through stays open until it is synced, because the kernel tells a failed write-back only to
-those who have the file open, and only once: what it told is kept until the file goes. Must not know what is in a
-file.
+Owns the descriptors: how many there are, and which of them may be closed. Invariant: a descriptor in use is never
+closed, and one that was written to stays open until it is synced. The operating system reports a failed write-back only
+to processes that have the file open, and only once; the error is therefore kept until the file is removed. Must not
+know what is in a file.
 """
 
 from __future__ import annotations

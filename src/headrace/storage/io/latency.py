@@ -1,6 +1,7 @@
-"""How long the disk takes: a histogram with bounds that double, cheap enough to note every commit.
+"""Latency histogram with bounds that double; cheap enough to record every commit.
 
-One thread notes, others read whenever they like; a reader may miss the newest note, never see a broken one.
+One thread records and other threads read at any time: a reader may miss the newest sample but never sees an
+inconsistent one.
 """
 
 from __future__ import annotations

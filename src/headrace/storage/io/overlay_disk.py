@@ -1,8 +1,8 @@
-"""A disk that looks like another one but keeps every change in memory.
+"""A disk that shows another disk's files but keeps every change in memory.
 
-Owns the patches laid over a store's files, so that recovery runs as it always does while the folder stays
-byte for byte as it was: this is how a store is read or checked without a broker.
-Invariant: only the reading half of the disk beneath is ever called. Must not know what the files mean.
+Owns the changes laid over a store's files. Recovery runs on it as usual while the folder stays byte for byte as it was;
+this is how a store is read or checked without a broker. Invariant: only the read methods of the underlying disk are
+called. Must not know what the files mean.
 """
 
 from __future__ import annotations

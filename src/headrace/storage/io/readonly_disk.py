@@ -1,7 +1,7 @@
-"""A store's folder, opened for reading only.
+"""Opens a store's folder for reading only.
 
-Owns read-only descriptors and, for whoever reads without a broker, the store's lock. Invariant: nothing is
-created or changed, not even the lock file, so a folder on read-only storage will do. Must not know formats.
+Owns read-only descriptors and, for readers without a broker, the store's lock. Invariant: nothing is created or
+changed, not even the lock file, so a folder on read-only storage works. Must not know file formats.
 """
 
 from __future__ import annotations

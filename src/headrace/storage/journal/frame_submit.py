@@ -1,9 +1,9 @@
-"""The way of a frame to the disk, also where there is no room for it now.
+"""Submits frames to the disk, and retries a frame for which the disk has no space.
 
-Owns the submission of lane "commit" that is under way. Invariant: a frame is over once, when all its operations
-are done or one has failed for good. One that finds no room is kept, and goes on with the operation that found
-none: nothing that was synced is written again, for a crash would then find it half written. Must not know what is
-in a frame.
+Owns the current submission on the "commit" queue. Invariant: a frame finishes once, when all its operations are done or
+one of them has failed for good. A frame that runs out of space stays pending and continues with the operation that
+failed: nothing that was synced is written again, because a crash could then leave it half written. Must not know what
+is in a frame.
 """
 
 from __future__ import annotations

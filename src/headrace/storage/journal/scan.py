@@ -1,8 +1,7 @@
-"""Reads the journal's files as a crash or a rotten disk may have left them.
+"""Scans journal files that a crash or a faulty disk may have damaged.
 
-Owns the search for frames. Invariant: it only reads, a frame counts only under its own file's identity,
-and no valid frame is overlooked because something before it is damaged. Must not know what is in a
-frame.
+Owns the search for frames. Invariant: it only reads, a frame counts only if it carries the identity of the file it is
+in, and no valid frame is missed because something before it is damaged. Must not know what is in a frame.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The witness beside the journal: which frame was the newest that a sync has returned for.
+"""Sync marker: records the newest frame whose sync has returned.
 
-Owns `journal/synced`: two slots, written in turn after the sync of a frame and never synced themselves.
-Invariant: what a slot says is true whenever it can be read, because it is written after the fact; so it may
-be old after a power loss, but after the end of a process it knows every frame that was acknowledged. Must
-not know what is in a frame.
+Owns `journal/synced`: two slots, written alternately after a frame was synced, and never synced themselves. Invariant:
+a readable slot is always true, because it is written after the sync. It may be out of date after a power loss; after
+the process alone has ended it covers every acknowledged frame. Must not know what is in a frame.
 """
 
 from __future__ import annotations

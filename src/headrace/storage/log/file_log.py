@@ -1,7 +1,7 @@
-"""A log on disk: which segment a block goes to, and how a large message gets there first.
+"""A log on disk: chooses the segment for each block, and writes large messages straight to their segment.
 
-Owns the numbering of a stream's segments and what is known of its folder. Invariant: a segment number is used
-once. Must not know when things are written: it hands blocks to its shelf.
+Owns the numbering of a stream's segments and what is known about its folder. Invariant: a segment number is used once.
+Must not know when files are written: it passes blocks to its `LogContext`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Filters of a stream: which subjects a set of patterns wants, kept up as subjects appear.
+"""Subject filters of a stream: which subjects match a set of patterns, updated as new subjects appear.
 
-Owns the classes of subjects: two subjects are of one class when exactly the same filters want them. A
-filter is a mask over classes, so a subject costs four bytes however many filters there are, and a new
-subject is looked up once in a trie. Invariant: after `refresh` every known subject has its class. Must
-not know rows or files.
+Owns the classes of subjects: two subjects are in one class when exactly the same filters match them. A filter is a mask
+over classes, so a subject costs four bytes however many filters there are, and a new subject is looked up once in a
+trie. Invariant: after `refresh` every known subject has its class. Must not know rows or files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""One stream's log: how it grows and shrinks, and the way to a message.
+"""One stream's log: appends, removals and reads of single messages.
 
-Owns the changes. Invariant: `messages`, `bytes`, first and last sequence and the counts of subjects
-agree with the live rows at any time, and every change is noted for the frame under construction. Must
-not know files:
-`FileLog` and `MemoryLog` say where blocks go.
+Owns the changes. Invariant: `messages`, `bytes`, the first and last sequence and the counts per subject always agree
+with the live rows, and every change is recorded for the open frame. Must not know files: `FileLog` and `MemoryLog`
+decide where blocks go.
 """
 
 from __future__ import annotations

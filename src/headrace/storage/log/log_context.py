@@ -1,4 +1,4 @@
-"""What the logs of one store share: disk, caches, and the parts of the store that they report to.
+"""What the logs of one store share, and the callbacks through which they reach the rest of the store.
 
 Owns the block cache and the large messages that wait for the next frame. A log knows this context, not the store.
 """

@@ -1,7 +1,7 @@
-"""Every question about a stream that its columns answer: which sequence, how many, which subjects.
+"""Answers queries about a stream from its columns: which sequence, how many, which subjects.
 
-Owns the list of segments and the walks over them. Invariant: an answer speaks of live rows only, and a filter
-looks at a sealed segment once. Must not know files, frames or the bytes of a message.
+Owns the list of segments and the searches over them. Invariant: results cover live rows only, and a filter scans a
+sealed segment at most once. Must not know files, frames or the bytes of a message.
 """
 
 from __future__ import annotations

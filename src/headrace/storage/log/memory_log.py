@@ -1,7 +1,7 @@
-"""A log that lives in memory only: the same interface, nothing on disk, gone with the process.
+"""A log in memory only: same interface as `FileLog`, nothing on disk, gone when the process ends.
 
-Owns its blocks. Invariant: dead records do not hold memory for long: a segment of which less than half
-lives is packed again, together with a small neighbour. Must not know disks.
+Owns its blocks. Invariant: dead records do not occupy memory for long; a segment with less than half of its bytes live
+is repacked, together with a small neighbour. Must not know disks.
 """
 
 from __future__ import annotations

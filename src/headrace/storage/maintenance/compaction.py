@@ -1,7 +1,7 @@
 """Merges sparse segments into new ones, a few blocks at a time.
 
-Owns the job under way. Invariant: the old segments serve until the new one is written and synced; they
-go when a checkpoint that does not name them is proven. What dies meanwhile is dead in the new one too.
+Owns the current job. Invariant: the old segments are read until the new one is written and synced, and are removed once
+a checkpoint that does not name them is marked. Rows that die while they are copied are dead in the new segment too.
 Must not know frames.
 """
 

@@ -1,8 +1,8 @@
-"""Writes full blocks, columns and subjects to their files, behind the journal.
+"""Flushes full blocks, columns and subjects to their files in the background.
 
-Owns the queue of lane "behind" towards segments. Invariant: what is queued is written in order, and a
-block leaves memory only when its file has it. A full disk stops the queue until `resume` has succeeded;
-nothing is lost, for the journal has it all. Must not know frames or checkpoints.
+Owns the queue of segment writes (disk queue "behind"). Invariant: items are written in order, and a block leaves memory
+only when it is in its file. A full disk stops the queue until `resume` succeeds; nothing is lost, because the journal
+has everything. Must not know frames or checkpoints.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Files that nothing needs any more, as soon as a proven checkpoint agrees.
+"""Garbage collection of files: unlinks files that nothing needs once that is safe.
 
-Owns the list of what is to be unlinked. Invariant: a file goes only after a checkpoint begun after it
-was dropped is proven, or, on a full disk, after a frame is durable from which a replay learns that nothing of it
-lives. Must not know why a file was dropped.
+Owns the list of files to unlink. Invariant: a file is unlinked only after a checkpoint that began after it was dropped
+is marked or, on a full disk, after a frame is durable from which a replay learns that nothing in the file is live. Must
+not know why a file was dropped.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Opening a store: checkpoint and journal become a running store again."""
+"""Opening a store: builds a running store from checkpoint and journal."""

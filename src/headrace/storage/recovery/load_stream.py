@@ -1,8 +1,7 @@
-"""Brings one stream back from its section of a checkpoint, its segments and its caches.
+"""Loads one stream from its checkpoint section, its segments and its column caches.
 
-Owns the decision between cache and segment. Invariant: rows come from a cache only if it is exactly
-that of the segment up to its committed end; live bits come from the section alone. It only reads. Must
-not know the journal.
+Owns the choice between cache and segment. Invariant: rows come from a cache only if it matches the segment exactly up
+to its committed end; live bits come from the section alone. It only reads. Must not know the journal.
 """
 
 from __future__ import annotations

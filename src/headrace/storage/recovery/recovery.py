@@ -1,12 +1,12 @@
-"""Opens a store: newest usable checkpoint, replay of the journal, a new checkpoint, and only then service.
+"""Opens a store: loads the newest usable checkpoint, replays the journal, writes a new checkpoint, then starts service.
 
-Owns the verdicts of `docs/store.md`. Invariant: it never renames, truncates or overwrites anything, and removes only
-what neither the proven checkpoint nor the journal above it refers to. What it keeps is written again and synced
-before it returns, because after a failed sync the page cache may show what the disk does not have. Crashing
-here leaves the old checkpoint and its journal as they were.
+Owns the decisions described in `docs/store.md`. Invariant: it never renames, truncates or overwrites anything, and
+removes only what neither the marked checkpoint nor the journal after it refers to. Everything it keeps is written again
+and synced before it returns, because after a failed sync the page cache may show data that the disk does not have. A
+crash during recovery leaves the old checkpoint and its journal as they were.
 
-Where there is no space for that, the store opens in place: what is replayed stays in memory, the journal goes on
-where it ended, and the checkpoint is written when there is space. This needs no space at all.
+If there is no space for that, the store opens in place: replayed blocks stay in memory, the journal continues where it
+ended, and the checkpoint is written when there is space. Opening in place needs no space at all.
 """
 
 from __future__ import annotations

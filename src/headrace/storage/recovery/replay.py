@@ -1,8 +1,8 @@
-"""Applies the frames after a checkpoint to logs and facts.
+"""Applies the frames after a checkpoint to logs and metadata.
 
-Owns the meaning of entries, and what a missing frame means for each stream. Invariant: a frame is
-applied to a log only if the log's section does not hold it already, and applying it twice changes
-nothing. Must not know where frames come from.
+Owns the meaning of entries, and what a missing frame means for each stream. Invariant: a frame is applied to a log only
+if the log's section does not contain it already, and applying it twice changes nothing. Must not know where frames come
+from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads what the frames above a checkpoint refer to and remove, before anything is replayed.
+"""Finds what the frames after a checkpoint refer to and remove, before anything is replayed.
 
-Owns the answer to two questions: which segment files the journal needs, and whether a segment that is missing
-was removed on purpose. Invariant: it only reads. Must not know logs or facts.
+Owns two answers: which segment files the journal needs, and whether a missing segment was removed on purpose.
+Invariant: it only reads. Must not know logs or metadata.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Files that a crashed run or a crashed recovery left behind and that nothing refers to.
+"""Removes files that a crashed run or a crashed recovery left and that nothing refers to.
 
-Owns the decision which files these are. Invariant: what the proven checkpoint names, what the journal above it refers
-to, and what is not the store's own is never removed. Must not know why a run ended.
+Owns the decision which files these are. Invariant: files that the marked checkpoint names, that the journal after it
+refers to, or that do not belong to the store are never removed. Must not know why a run ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The files that are caches: columns of a sealed segment, and a stream's subjects in order of their id.
+"""Cache files: the columns of a sealed segment, and a stream's subjects in order of their id.
 
-Pure functions between bytes and columns. Invariant: bytes that are not exactly what was written for
-this segment give None, and the caller reads the segment instead. Must not know disks or logs.
+Pure functions between bytes and columns. Invariant: bytes that are not exactly what was written for this segment decode
+to None, and the caller reads the segment instead. Must not know disks or logs.
 """
 
 from __future__ import annotations

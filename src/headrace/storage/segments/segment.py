@@ -1,8 +1,8 @@
-"""One segment of a stream in memory: its rows, its blocks, and the way to a record's bytes.
+"""One segment of a stream in memory: its rows, its blocks, and access to the bytes of a record.
 
-Owns where a block is found: still in memory, in the cache of verified blocks, or in the file, where its
-checksum is verified before anything of it is used. Invariant: a block that fails raises `Corrupt`; it
-is never skipped. Must not know frames, checkpoints or subjects' names.
+Owns where a block is found: still in memory, in the cache of verified blocks, or in the file, where its checksum is
+verified before anything in it is used. Invariant: a block that fails raises `CorruptData`; it is never skipped. Must
+not know frames, checkpoints or subject names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Records in memory become Arrow record batches, a whole run of them at a time.
+"""Converts records in memory to Arrow record batches, a whole run at a time.
 
-Owns the row format that readers see (`ArrowLayout.schema`) and the way from record bytes to columns. Invariant: no
-step costs Python time per message; payloads are views of the mapped file until one wants plain `binary`.
+Owns the row format that readers see (`ArrowLayout.schema`) and the conversion from record bytes to columns. Invariant:
+no step costs Python time per message; payloads are views of the mapped file unless the layout asks for plain `binary`.
 Must not know files, pins or stores. It imports pyarrow, so nothing that the broker imports may import it.
 """
 

@@ -1,8 +1,8 @@
-"""Pins: consistent snapshots of one stream for readers in other processes, held for the time of a lease.
+"""Pins: consistent snapshots of one stream for readers in other processes, held for the duration of a lease.
 
-Owns `pins/`: each pin is a folder of hard links and a manifest, written last and removed first. Invariant: what a
-pin shows never changes, whatever the store does to its own names meanwhile. A crash leaves pins behind; they harm
-nothing, and the owner sweeps them when their lease is over. Recovery never touches them. Must not know Arrow.
+Owns `pins/`: each pin is a folder of hard links and a manifest, which is written last and removed first. Invariant: the
+content of a pin never changes, whatever the store does to its own file names. Pins survive a crash; they do no harm,
+and the owner removes them when their lease has expired. Recovery never touches them. Must not know Arrow.
 """
 
 from __future__ import annotations

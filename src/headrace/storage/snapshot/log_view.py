@@ -1,8 +1,8 @@
-"""A log as it is at this moment, as values that outlive it.
+"""Captures a log at one moment as values that outlive it.
 
-Owns the division of a log into what its files hold and what is still in memory. Invariant: segments and loose
-records together are all rows of the log, each once, whatever the lanes of the disk have got to. Must not know
-pins, manifests' bytes or Arrow.
+Owns the split of a log into what its files contain and what is still in memory. Invariant: segments and tail records
+together are all rows of the log, each once, however far the disk queues have got. Must not know pins, the encoding of
+manifests, or Arrow.
 """
 
 from __future__ import annotations

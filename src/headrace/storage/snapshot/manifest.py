@@ -1,7 +1,7 @@
-"""What a pin promises: one stream as of one position, and the files that hold it.
+"""Manifest of a pin: one stream as of one position, and the files that hold it.
 
-Owns the manifest's bytes. Invariant: a manifest that loads is whole, and it never changes once written.
-Must not know how pins are made or how rows are read.
+Owns the manifest's bytes. Invariant: a manifest that loads is complete, and it never changes once written. Must not
+know how pins are made or how rows are read.
 """
 
 from __future__ import annotations

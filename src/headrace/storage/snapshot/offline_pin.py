@@ -1,6 +1,6 @@
-"""A pin without a broker: whoever has the store's lock makes it, and readers in other processes use it.
+"""Pins a stream without a broker: the holder of the store's lock makes the pin, readers in other processes use it.
 
-Owns opening a store for just that. Invariant: what is done to the store is what a broker's start and stop would do, and
+Owns opening a store for that purpose. Invariant: the store changes only as it would when a broker starts and stops, and
 the lock is free again on return. Must not know Arrow.
 """
 

@@ -1,7 +1,7 @@
-"""How a reader comes by a snapshot: through an existing pin, the store's lock, or within the owner's process.
+"""Opens a snapshot: from an existing pin, with the store's lock, or within the process that owns the store.
 
-Owns these three ways and the release of what each holds. Invariant: once opened, a snapshot needs no name on
-disk and no lock any more. Imports pyarrow by way of `reader`; the broker never imports this module.
+Owns these three ways and what each must release. Invariant: once opened, a snapshot needs neither a name on disk nor a
+lock. Imports pyarrow through `reader`; the broker never imports this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A pinned snapshot of a stream, read as Arrow record batches.
+"""Reads a pinned snapshot of a stream as Arrow record batches.
 
-Owns which runs a read visits and how rows are cut into batches. Invariant: all rows and only the rows that
-were live and committed at the snapshot's position, in sequence order, the same every time; what is damaged
-raises `Corrupt` and is never left out in silence. Imports pyarrow; the broker never imports this module.
+Owns which runs a read visits and how rows are split into batches. Invariant: a read returns exactly the rows that were
+live and committed at the snapshot's position, in sequence order, the same every time; damaged data raises `CorruptData`
+and is never left out silently. Imports pyarrow; the broker never imports this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs: records that lie in one buffer, with their columns, as a reader sees them.
+"""Runs: records in one buffer, with their columns, as a reader sees them.
 
-Owns the way from a pinned segment (or the records behind the last one) to arrays of rows, and the check that
-the bytes are those that were written: each block once, before its first row is handed out. Invariant: a row
-comes out right or `Corrupt` is raised. Must not know pins, leases or Arrow.
+Owns the conversion of a pinned segment (or of the tail records after the last one) to arrays of rows, and the check
+that the bytes are those that were written: each block once, before its first row is returned. Invariant: a row is
+returned correctly or `CorruptData` is raised. Must not know pins, leases or Arrow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which of a snapshot's rows a reader wants.
+"""Selects the rows of a snapshot that a reader wants.
 
-Owns the bounds and subject patterns of a read and turns them into masks over columns. Invariant: a subject is
-matched once, however many messages carry it. Must not know files; imports pyarrow, as `arrow` does.
+Owns the bounds and subject patterns of a read, and turns them into masks over columns. Invariant: a subject is matched
+once, however many messages have it. Must not know files; imports pyarrow, as `arrow` does.
 """
 
 from __future__ import annotations
