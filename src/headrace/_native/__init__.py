@@ -1,6 +1,6 @@
-"""The compiled part: each module has a pure twin (`parser`, `parser_pure`) with the same names and behaviour.
+"""The compiled core: each module has a pure version (`parser`, `parser_pure`) with the same names and behaviour.
 
-Compiled is taken where it was built, unless HEADRACE_PURE is set. Knows nothing of the packages above.
+The compiled version is used if it was built, unless HEADRACE_PURE is set. Must not know the packages above.
 """
 
 import importlib

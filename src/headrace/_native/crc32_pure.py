@@ -1,4 +1,4 @@
-"""The CRC-32 of zlib; see `checksum.pyx`."""
+"""CRC-32 from zlib; the compiled version is `crc32.pyx`."""
 
 from zlib import crc32
 

@@ -1,8 +1,8 @@
-"""The hot path of reading in plain Python: the same names and the same behaviour as the compiled `deliveries`.
+"""Encoding of deliveries in pure Python, with the names and behaviour of the compiled `deliveries`.
 
-Owns the encoding of a run of records (`encode_deliveries`), the parsing of acknowledgement subjects (`split_ack_subject`)
-and the subjects of a run (`collect_subjects`). It runs where no compiler was at hand, and says in readable form what
-the compiled version does.
+Owns the encoding of a run of records (`encode_deliveries`), the parsing of ack subjects (`split_ack_subject`) and the
+subjects of a run (`collect_subjects`). It is used where the compiled version was not built, and documents in readable
+form what that version does.
 """
 
 from __future__ import annotations

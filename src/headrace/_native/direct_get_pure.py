@@ -1,4 +1,4 @@
-"""Stored records as answers to a direct get, in plain Python; see `direct_get.pyx`."""
+"""Encodes stored records as direct-get replies, in pure Python; the compiled version is `direct_get.pyx`."""
 
 from __future__ import annotations
 

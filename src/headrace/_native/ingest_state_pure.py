@@ -1,4 +1,6 @@
-"""What a message brings besides its payload, in plain Python; see `ingest_state.pyx`."""
+"""Ingest state in pure Python: `Nats-` headers, dedup window, open atomic batches; the compiled version is
+`ingest_state.pyx`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The hot path in pure Python: the same names and the same behaviour as the compiled `parser`.
+"""Parser, route cache and fan-out in pure Python, with the names and behaviour of the compiled `parser`.
 
-Owns the framing of one client's input (`Parser`), the cache of routes (`RouteTable`) and the encoding of
-deliveries. It runs where no compiler was at hand, and says in readable form what the compiled version does.
+Owns the framing of one client's input (`Parser`), the cache of routes (`RouteTable`) and the encoding of deliveries. It
+is used where the compiled version was not built, and documents in readable form what that version does.
 """
 
 from __future__ import annotations

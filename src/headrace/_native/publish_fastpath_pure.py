@@ -1,4 +1,4 @@
-"""The fast lane into a stream, in plain Python; see `publish_fastpath.pyx`."""
+"""Publish fast path of a stream, in pure Python; the compiled version is `publish_fastpath.pyx`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,9 +1,9 @@
-"""Records in memory: packing into blocks, columns, subject ids, and the scans over them (pure twin).
+"""Records in memory, in pure Python: packing into blocks, columns, subject ids, and scans over them.
 
-Owns the bytes between a publish and a frame: `LogWriter` gives the sequence, writes the record once into the
-tail of its block and keeps columns and subjects up to date; `build_frame_body` collects what is new for a frame.
-Invariant: bytes once written into a tail are never changed or moved while somebody holds a view. Must not
-know files or time. `records` is the same, compiled; the same tests hold both.
+Owns the bytes between a publish and a frame: `LogWriter` assigns the sequence, writes the record once into the tail of
+its block and updates columns and subjects; `build_frame_body` collects what is new for a frame. Invariant: bytes
+written into a tail are never changed or moved while a view of them exists. Must not know files or time. `records` is
+the compiled version; the same tests run on both.
 """
 
 from __future__ import annotations

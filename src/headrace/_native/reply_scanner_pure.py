@@ -1,4 +1,6 @@
-"""A client's hot path in plain Python: what `reply_scanner` does, with the same names and results."""
+"""Scans direct-get replies and encodes publishes, in pure Python; same names and results as the compiled
+`reply_scanner`.
+"""
 
 from __future__ import annotations
 

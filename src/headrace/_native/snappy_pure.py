@@ -1,4 +1,4 @@
-"""Backups, in plain Python; see `blocks.pyx`."""
+"""Snappy blocks and the entries of a backup archive, in pure Python; the compiled version is `snappy.pyx`."""
 
 from __future__ import annotations
 

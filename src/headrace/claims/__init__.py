@@ -1,11 +1,11 @@
-"""Claim check: payloads too large for a message travel as claims, and none is lost, leaked or deleted too early.
+"""Claim check: payloads too large for a message are stored as claims, and none is lost, leaked or deleted too early.
 
     claims = await Claims.open(connection, ClaimConfig("video", store={"path": "/srv/claims"}))
     await claims.producer.publish("video.raw", Path("take-1.mov"), content_type="video/quicktime")
     await claims.consumer.handle(message, handler)
     await claims.collector.collect()
 
-It uses nats-py only, and works on Headrace and nats-server alike.
+It uses nats-py only, and works with Headrace and nats-server alike.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,9 @@
-"""Who still needs a message: the ack floors of a stream's consumers, and those of registered readers.
+"""Determines who still needs a message: ack floors of a stream's consumers, and floors of registered readers.
 
-A consumer needs a message while its filter matches and it has neither acknowledged the message nor started beyond it; it
-has read one only if it can have had it. Readers that never ack (Spark, replays) register a floor under a lease. One
-`Floors` is one look at the server: it is made for a batch of decisions and thrown away.
+A consumer needs a message while its filter matches and it has neither acknowledged the message nor started after it; it
+counts as having read a message only if it can have received it. Readers that never ack (Spark, replays) register a
+floor under a lease. A set of floors is one reading of the server's state: it is made for a batch of decisions and then
+discarded.
 """
 
 from __future__ import annotations

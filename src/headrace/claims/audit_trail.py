@@ -1,7 +1,8 @@
-"""The life of every claim as events in a stream: created, retrieved, released, deleted, expired, failed, collected.
+"""Audit trail: the events of every claim in a stream (created, retrieved, released, deleted, expired, failed,
+collected).
 
-`$CLAIMS.audit.{namespace}.{id}.{event}`. Events tell, they decide nothing: they are sent without waiting, and a claim
-never fails because its event did. The server's time on the message is the event's time.
+Subjects are `$CLAIMS.audit.{namespace}.{id}.{event}`. Events inform and decide nothing: they are sent without waiting,
+and a claim never fails because its event did. The time of an event is the server's timestamp of the message.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One upload under way: what is known of a claim before its payload has passed, and what after.
+"""Builds one claim during its upload: what is known before the payload was read, and what is known after.
 
-It decides nothing and talks to nobody: it makes the object's attributes, the reference and the facts from the same
+It decides nothing and sends nothing: it makes the object's attributes, the reference and the claim record from the same
 figures, so that they cannot differ.
 """
 

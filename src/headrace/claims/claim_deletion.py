@@ -1,8 +1,9 @@
-"""Removing claims for good: the facts first, then the object, then the news of it.
+"""Deletes claims for good: first the record, then the object, then the audit event.
 
-Shared by the collector and the sweeper. Only whoever wins the compare-and-set on the facts deletes the object: a producer
-that uses the claim again has changed them before it publishes, so it keeps what it refers to. Whoever dies in between
-leaves an object that the sweep finds. Several collectors at once neither harm nor count twice.
+Shared by the collector and the sweeper. Only the process that wins the compare-and-set on the record deletes the
+object: a producer that uses the claim again changes the record before it publishes, so its object stays. A process that
+dies in between leaves an object that the sweep finds. Several collectors can run at once without harm and without
+counting a deletion twice.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Puts the parts together: `claims = await Claims.open(connection, config)`.
+"""Assembles the claim check: `claims = await Claims.open(connection, config)`.
 
-Opening creates what is missing (bucket, lifecycle rules, registry, audit trail), agrees with the namespace's published
+Opening creates what is missing (bucket, lifecycle rules, registry, audit trail), compares the namespace's published
 configuration, and fails if any of that is impossible: a producer that could not clean up must not start.
 """
 

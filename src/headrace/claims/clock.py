@@ -1,4 +1,4 @@
-"""Time for claims: nanoseconds since the epoch, from whoever is asked to tell it.
+"""Clocks for claims: nanoseconds since the epoch, from the machine or from the server.
 
 Producers and consumers use the machine's clock and allow for skew; collectors ask the server, whose TTLs decide.
 Nothing in this package calls `time.time()` itself.

@@ -1,7 +1,7 @@
-"""Acts on what is due: the delete markers that the server puts where a claim's timer ran out.
+"""Collector: handles the delete markers that the server writes when a claim's timer expires.
 
 Collectors of a namespace share one durable consumer, so any number may run; each marker goes to one of them, and back
-into the queue if that one dies or the store refuses. Time is the server's, whose TTLs made the markers.
+into the queue if that collector dies or the store refuses. Time is the server's, whose TTLs made the markers.
 """
 
 from __future__ import annotations

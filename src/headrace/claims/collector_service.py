@@ -1,8 +1,8 @@
-"""Collectors as a part of a server: what `headrace serve --claims FILE` runs.
+"""Runs collectors inside a server: `headrace serve --claims FILE`.
 
-One connection of its own to the server it is part of, one collector a namespace. Whatever fails (the store, the
-server's disk, a configuration that others published) is logged and tried again: a collector never ends a broker, and
-ends with it at once. It knows nothing of the broker but its address.
+It uses one connection of its own to the server it is part of, and one collector per namespace. Any failure (the store,
+the server's disk, a configuration that others published) is logged and retried: a collector never ends a broker, and
+stops with it at once. It knows nothing of the broker except its address.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Compression as a stream, and decompression that cannot be made to produce more than was promised.
+"""Streaming compression, and decompression that never produces more than the announced size.
 
-A decompressor hands out pieces of bounded size and stops the moment the total exceeds what the reference says, so a
-crafted object costs neither memory nor disk. It knows nothing of claims but that size.
+A decompressor returns pieces of bounded size and stops as soon as the total exceeds the size in the reference, so a
+crafted object costs neither memory nor disk. It knows nothing of claims except that size.
 """
 
 from __future__ import annotations

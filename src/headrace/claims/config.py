@@ -1,7 +1,7 @@
-"""A namespace's configuration: the keys, defaults and presets of the claim check, and what is refused.
+"""Configuration of a namespace: keys, defaults and presets of the claim check, and which values are rejected.
 
-A `ClaimConfig` that exists is valid. Wrong values are refused with the key's path. What depends on a stream, a store
-or another program is judged in `config_lint`, not here.
+A `ClaimConfig` object is always valid. Wrong values are rejected with the key's path. `config_lint`, not this module,
+checks what depends on a stream, a store or another program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Looks at a namespace beside its streams, its store and what others published, and says what will go wrong.
+"""Checks a namespace against its streams, its store and the published configuration, and reports problems.
 
 Errors lose claims or leak objects; warnings cost something or deserve a look. Nothing is changed here.
 """

@@ -1,8 +1,8 @@
-"""Receiving: references become payloads again, and reading leads to deletion only after a confirmed ack.
+"""Claim consumer: turns references into payloads, and releases a claim only after a confirmed ack.
 
-A claim is checked before it is fetched, verified while it streams, and released when the server has confirmed the ack:
-from then on the timer in the registry, or at retention 0 this very call, ends it, if no other consumer of the stream
-needs it. A failed release or deletion never fails the message.
+A claim is checked before it is fetched, verified while it streams, and released once the server has confirmed the ack.
+From then on the timer in the registry ends it, or with retention 0 this very call, unless another consumer of the
+stream needs it. A failed release or deletion never fails the message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What can go wrong with a claim, named for what the caller can do about it.
+"""Errors of the claim check, named for what the caller can do about them.
 
-All are `headrace.errors.ClaimError`. `retryable` says whether the same call may succeed later: a consumer asks for
-redelivery then, and gives the message up otherwise. An object store's own errors never leave this package.
+All are `headrace.errors.ClaimError`. `retryable` says whether the same call may succeed later: a consumer then asks for
+redelivery, and otherwise gives the message up. An object store's own errors never leave this package.
 """
 
 from __future__ import annotations

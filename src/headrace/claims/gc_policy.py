@@ -1,9 +1,9 @@
-"""When a claim may go: the one place that decides, from facts, time and floors.
+"""Decides when a claim may be deleted, from its record, the time and the floors. No other module decides that.
 
-A claim lives until everybody concerned has acknowledged its message, or the message has left its streams, plus the
-retention; at `max_age` it ends unless somebody still needs it, and at `max_age` + `grace_period` in any case (not before
-clocks that differ by `clock_skew` agree that it is over). One that several messages may carry lives until then. It was
-released when the server says so, or the reader if that is later: the retention runs on the server's clock.
+A claim is kept until every consumer concerned has acknowledged its message, or the message has left its streams, plus
+the retention; at `max_age` it ends unless somebody still needs it, and at `max_age` + `grace_period` in any case (not
+before clocks that differ by `clock_skew` agree). A claim that several messages may reference is kept until then. The
+time of release is the server's, or the reader's if that is later: the retention runs on the server's clock.
 """
 
 from __future__ import annotations

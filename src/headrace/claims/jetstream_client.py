@@ -1,7 +1,7 @@
-"""JetStream as claims need it, over a nats-py connection: requests, pipelined publishes, batches of messages.
+"""JetStream client for claims, on a nats-py connection: requests, pipelined publishes, batches of messages.
 
-nats-py's own calls wait for each answer and know no batched gets; a collector that handles thousands of claims a
-second can do neither. Only public parts of nats-py are used. It knows subjects and JSON, but nothing of claims.
+nats-py's own calls wait for each reply and have no batched gets, which is too slow for a collector that handles
+thousands of claims a second. Only public parts of nats-py are used. It knows subjects and JSON, but nothing of claims.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Connections of programs that collect: nats-py's, but for subjects that are not UTF-8 and broken header blocks.
+"""nats-py connections for collectors that tolerate subjects that are not UTF-8 and broken header blocks.
 
-Servers store both. nats-py's read loop ends at the first one that is delivered, and the connection then says that it is
-connected and hears nothing more: one marker would stop a collector for good.
+Servers store both. nats-py's read loop ends at the first such message, while the connection still reports that it is
+connected but receives nothing more: one marker would stop a collector for good.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reports records that cannot be read, or that name what they may not: once each, by log, metric and audit event.
+"""Reports records that cannot be read or that name an object they must not: once each, by log, metric and audit event.
 
-A rejected record is left where it is: it may be a newer program's. It ends by its TTL, and its object by the hour in the
-object's key. It decides nothing.
+A rejected record is left in place, because a newer program may have written it. It ends by its TTL, and its object by
+the hour in the object's key. This module decides nothing.
 """
 
 from __future__ import annotations

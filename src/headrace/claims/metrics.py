@@ -1,7 +1,7 @@
-"""What is counted, under the names of the claim check's alerts and dashboard.
+"""Metrics of the claim check, under the names that its alerts and dashboard use.
 
-Counters end in `_total` as Prometheus has it; `deploy/claims.rules.yml` records them under the plain names too. State
-changes are counted where they happen once (the registry's compare-and-set), not calls to the store.
+Counters end in `_total` as is usual in Prometheus; `deploy/claims.rules.yml` records them under the plain names too.
+State changes are counted where they happen once (the registry's compare-and-set), not per call to the store.
 """
 
 from __future__ import annotations

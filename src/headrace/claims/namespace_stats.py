@@ -1,4 +1,4 @@
-"""Each namespace in figures, from its published configuration, the registry and the audit trail."""
+"""Statistics of each namespace, from its published configuration, the registry and the audit trail."""
 
 from __future__ import annotations
 

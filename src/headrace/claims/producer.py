@@ -1,10 +1,10 @@
-"""Publishing: small payloads as they are, large ones as claims.
+"""Claim producer: publishes small payloads as they are and large ones as claims.
 
-Order of an offload: object stored and facts registered with a timer, reference published, facts told where it is. So at
-every moment a crash leaves either nothing, or an object or facts that a timer or the key's hour will end. A refused
-publish removes the object again; an unknown outcome keeps it, and a retry with the same message id finds it. Before a
-second message may come to carry a claim its facts say so, by compare-and-set: whoever was about to delete it then does
-not, and from there on only its age ends it.
+Order of an upload: store the object and register the record with a timer, publish the reference, then add its position
+to the record. A crash at any moment leaves either nothing, or an object or a record that a timer or the hour in the key
+will end. A rejected publish removes the object again; after an unknown outcome it stays, and a retry with the same
+message id finds it. Before a claim can be referenced by a second message it is marked *shared* with a compare-and-set,
+so that a concurrent delete fails; a shared claim is only removed by age.
 """
 
 from __future__ import annotations

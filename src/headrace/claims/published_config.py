@@ -1,7 +1,7 @@
-"""A namespace's configuration, published in the system itself: two programs that disagree find out.
+"""Publishes a namespace's configuration in the broker, so that two programs that disagree find out.
 
-The first program to open a namespace publishes its configuration; later ones compare. What would lose data or
-orphan claims is refused, what is merely inconsistent is a warning.
+The first program to open a namespace publishes its configuration; later ones compare. Differences that would lose data
+or orphan claims are rejected; others are warnings.
 """
 
 from __future__ import annotations

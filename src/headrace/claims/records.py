@@ -1,8 +1,8 @@
-"""Records that claims keep in the broker, decoded into types: facts of claims, readers' leases, configurations.
+"""Decodes the records that claims keep in the broker: claim records, reader leases, configurations.
 
-Everybody who may publish below `$CLAIMS` can write anything there, so nothing that is read is trusted. A claim's facts
-must name the namespace and id of their subject, and an object key that a producer of this namespace makes for this
-claim, with its topic, hour and id. `Malformed` is the only error raised here. It knows no connection and no store.
+Everybody who may publish below `$CLAIMS` can write anything there, so nothing that is read is trusted. A claim record
+must name the namespace and id of its subject, and an object key that a producer of this namespace makes for this claim,
+with its topic, hour and id. `Malformed` is the only error raised here. It knows no connection and no store.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What travels in the stream instead of the payload, and where the payload lies.
+"""References: the format of what a stream carries instead of a payload, and the key under which the payload is stored.
 
 Owns the format of references, keys, ids and metadata. A key is `{namespace}/{topic}/{yyyymmddHH of expiry}/{id}`: a
-sweep lists only what is due, and a namespace is a prefix. Ids are random or derived from the message id, never from
-the content alone: two messages never share an object. Where the id is derived, `.{attempt}` follows it in the key: two
-attempts at the same message never have the same object either. It knows no store and no server.
+sweep lists only what is due, and a namespace is a prefix. Ids are random or derived from the message id, never from the
+content alone: two messages never share an object. If the id is derived, `.{attempt}` follows it in the key, so that two
+attempts at the same message do not share an object either. It knows no store and no server.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which claims there are, in the broker itself: one stream that holds each claim's facts and its timer.
+"""Registry of claims in the broker: one stream with a record and a timer for each claim.
 
-`$CLAIMS.claim.{namespace}.{id}` holds the facts, `$CLAIMS.due.{namespace}.{id}` a message whose TTL is the timer: when
-it runs out the server puts a delete marker in its place, and that is the event that makes a collector act. A marker has
-no payload, which is why facts stand beside. Facts change only by compare-and-set on their sequence, so every change of
-a claim's state happens once. Nothing here decides when a claim may go.
+`$CLAIMS.claim.{namespace}.{id}` holds the claim record, `$CLAIMS.due.{namespace}.{id}` a message whose TTL is the
+timer: when it expires the server writes a delete marker in its place, and that event makes a collector act. A marker
+has no payload, which is why the record is a separate message. Records change only by compare-and-set on their sequence,
+so every state change of a claim happens once. Nothing here decides when a claim may be deleted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A payload on its way into the store: from bytes, a file or an iterator, hashed and compressed as it passes.
+"""Streams a payload into the store from bytes, a file or an iterator, hashing and compressing on the way.
 
-Memory is a few chunks whatever the size. Work on a chunk runs in a thread, so that the event loop goes on and the
-store writes one chunk while the next is made.
+It needs memory for a few chunks, whatever the size. Work on a chunk runs in a thread, so that the event loop is not
+blocked and the store writes one chunk while the next is prepared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Finds what fell through: objects nobody knows, facts without an object, reads whose release was lost.
+"""Sweep: finds objects without a record, records without an object, and reads whose release was lost.
 
 Objects are found by listing the prefixes of hours that have passed, never the whole bucket; nothing younger than the
-grace period, by the store's own clock, is touched. Facts are read once from the registry, which also gives the gauges.
+grace period, by the store's own clock, is touched. Records are read once from the registry, which also gives the
+gauges.
 """
 
 from __future__ import annotations

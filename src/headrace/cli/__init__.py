@@ -1,6 +1,6 @@
 """The `headrace` command.
 
-`serve` goes its own short way, without the command framework: it has to accept clients at once.
+`serve` bypasses the command framework, because it must accept clients as soon as possible.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The table of commands, on typer. A command's module is imported when it is called, or when its own help is asked for.
+"""Table of commands, on typer. A command's module is imported only when the command or its help is called.
 
-`serve` is not here but in `headrace.cli.serve`: it does not pay for the framework.
+`serve` is in `headrace.cli.serve` instead, so that it does not pay for the framework.
 """
 
 from __future__ import annotations

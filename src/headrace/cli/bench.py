@@ -1,6 +1,6 @@
-"""`headrace bench ...`: how fast is this server from here, as one Python process sees it.
+"""`headrace bench ...`: measures the throughput of a server as one Python process on this machine sees it.
 
-The client is a part of what is measured: the figures compare servers, machines and settings, not languages.
+The client is part of what is measured: the figures compare servers, machines and settings, not languages.
 """
 
 from __future__ import annotations

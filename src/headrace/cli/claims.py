@@ -1,4 +1,4 @@
-"""`headrace claims ...`: look at claims, check configurations, and collect what is due."""
+"""`headrace claims ...`: inspect claims, check configurations, and collect what is due."""
 
 from __future__ import annotations
 

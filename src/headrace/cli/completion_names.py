@@ -1,4 +1,4 @@
-"""Names for shell completion, asked from the server; silent and quick, whatever happens."""
+"""Names for shell completion, requested from the server; quick, and silent on any error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which server, with which credentials: flags, then the environment, then a context of the `nats` tool.
+"""Chooses server and credentials: flags first, then the environment, then a context of the `nats` tool.
 
-Credentials of a context that is merely selected never go to a server that was named otherwise.
+Credentials of a context that is merely selected are never sent to a server that was named by other means.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`headrace consumer ...`: look at consumers, make, change, pause, reset and remove them. Reading is `consumer_messages`."""
+"""`headrace consumer ...`: list, create, change, pause, reset and remove consumers. Reading is in `consumer_messages`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace consumer next` and `sub`: messages through a consumer."""
+"""`headrace consumer next` and `sub`: receive messages through a consumer."""
 
 from __future__ import annotations
 

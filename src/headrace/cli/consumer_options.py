@@ -1,4 +1,4 @@
-"""The options of a consumer's configuration: how each is written on the command line, and what it sets."""
+"""Options of a consumer's configuration: how each is written on the command line, and which field it sets."""
 
 from __future__ import annotations
 

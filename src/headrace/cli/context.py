@@ -1,4 +1,4 @@
-"""`headrace context ...`: saved connections, in the files of the `nats` tool."""
+"""`headrace context ...`: saved connections, in the `nats` tool's files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Saved connections: the `nats` tool's context files, read and written as that tool does.
 
-A context is `~/.config/nats/context/NAME.json`; the selected one's name stands in `~/.config/nats/context.txt`. Owns the
-files and their fields; fields that are not known here are kept as they are.
+A context is `~/.config/nats/context/NAME.json`; `~/.config/nats/context.txt` has the name of the selected one. Owns the
+files and their fields; unknown fields are preserved.
 """
 
 from __future__ import annotations

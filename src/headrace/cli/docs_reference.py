@@ -1,6 +1,6 @@
-"""The reference of all commands for docs/cli.md, written from the commands themselves so that it cannot differ.
+"""Generates the command reference in docs/cli.md from the commands themselves, so that the two cannot differ.
 
-`python -m headrace.cli.docs_reference docs/cli.md` writes it anew between the page's two marks; a test compares.
+`python -m headrace.cli.docs_reference docs/cli.md` rewrites it between the page's two marks; a test compares.
 """
 
 from __future__ import annotations

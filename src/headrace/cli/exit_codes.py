@@ -1,7 +1,7 @@
-"""How a command ends: the exit codes that scripts can rely on, and what is said when something went wrong.
+"""Exit codes that scripts can rely on, and the messages printed for errors.
 
-Owns the table from errors to exit codes and to the command that helps. Must not import a client before an error is there
-to be explained.
+Owns the table from errors to exit codes and to the command that helps. Must not import a client before there is an
+error to explain.
 """
 
 from __future__ import annotations

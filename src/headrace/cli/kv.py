@@ -1,4 +1,4 @@
-"""`headrace kv ...`: buckets of keys and values. Making and changing buckets is `kv_buckets`."""
+"""`headrace kv ...`: key-value operations. Creating and changing buckets is in `kv_buckets`."""
 
 from __future__ import annotations
 

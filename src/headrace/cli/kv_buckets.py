@@ -1,4 +1,4 @@
-"""`headrace kv ls`, `add`, `edit`, `status`, `rm`: buckets as a whole."""
+"""`headrace kv ls`, `add`, `edit`, `status`, `rm`: manage whole buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that need no server: `serve`, `fsck`, `completion`, `version`."""
+"""Commands that need no server: `serve`, `fsck`, `completion`, `version`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""How the server's process asks for memory.
+"""Tunes the C library's memory allocation for the server process.
 
-The C library takes large pieces from the system and gives them back at once, but after it has seen some it keeps ever
-larger ones in the heap. There they leave holes in which small pieces settle, and a server under changing load holds more
-than it uses. With a fixed border such holes stay small: a fifth less was held after 20 minutes (docs/reliability.md).
+The C library allocates large pieces directly from the system and returns them at once, but after it has seen some it
+keeps ever larger ones in the heap. There they leave holes in which small pieces settle, and a server under changing
+load holds more memory than it uses. With a fixed threshold such holes stay small: the process held a fifth less after
+20 minutes (docs/reliability.md).
 """
 
 from __future__ import annotations

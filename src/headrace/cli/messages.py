@@ -1,4 +1,4 @@
-"""`headrace pub`, `sub`, `req` and `reply`: words with any NATS server, for a first look and for scripts."""
+"""`headrace pub`, `sub`, `req` and `reply`: exchange messages with any NATS server, for a first look and for scripts."""
 
 from __future__ import annotations
 

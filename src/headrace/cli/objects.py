@@ -1,4 +1,4 @@
-"""`headrace object ...`: buckets of large objects, as every NATS client keeps them."""
+"""`headrace object ...`: buckets of large objects, in the format that all NATS clients use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What commands print: tables for people, JSON for programs, and nothing that a message could use against a terminal.
+"""Output of commands: tables for people, JSON for programs, and no control characters from messages on a terminal.
 
-On a terminal tables are drawn with rich; into a pipe go plain columns, uncut. Knows no connection.
+On a terminal tables are drawn with rich; a pipe gets plain columns, not truncated. Must not know connections.
 """
 
 from __future__ import annotations

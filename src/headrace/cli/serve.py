@@ -1,7 +1,7 @@
-"""`headrace serve`: a server as a process of its own.
+"""`headrace serve`: runs a server as a process.
 
-Owns the process: exit codes, signals, the event loop. The server itself is `headrace.server`. Nothing slow is
-imported before it is needed.
+Owns the process: exit codes, signals, the event loop. The server itself is `headrace.server`. Nothing slow is imported
+before it is needed.
 """
 
 from __future__ import annotations

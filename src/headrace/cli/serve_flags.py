@@ -1,8 +1,8 @@
-"""The command line of `headrace serve`: nats-server's flags, by Go's rules, into Options.
+"""Command line of `headrace serve`: parses nats-server's flags, by Go's rules, to Options.
 
-One or two dashes, `-flag value` or `-flag=value`; a switch is bare or `=true`/`=false`; the first word
-without a dash ends the flags. Owns the table of flags and their refusals. It must not import anything slow: a
-server that stands in for `nats-server` starts with this module.
+One or two dashes, `-flag value` or `-flag=value`; a switch is bare or `=true`/`=false`; the first word without a dash
+ends the flags. Owns the table of flags and their errors. It must not import anything slow: a server that replaces
+`nats-server` starts with this module.
 """
 
 from __future__ import annotations

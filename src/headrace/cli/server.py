@@ -1,4 +1,4 @@
-"""`headrace server ...` and `headrace account ...`: is the server well, how far away is it, what may this account use."""
+"""`headrace server ...` and `headrace account ...`: server health, round-trip time, and the account's limits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The connection that a command works with, and the decorators that give commands their common options.
+"""The connection of a command, and the decorators that add the common options to commands.
 
-`@connected` turns a coroutine `async def f(link, ...)` into a command that also takes the connection's options and
-`--json`, and ends with an exit code. Nothing of the client is imported before a command runs.
+`@with_connection` turns a coroutine `async def f(session, ...)` into a command that also takes the connection options
+and `--json`, and ends with an exit code. Nothing of the client is imported before a command runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments and options that several groups of commands share."""
+"""Arguments and options that several command groups share."""
 
 from __future__ import annotations
 

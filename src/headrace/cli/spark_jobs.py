@@ -1,6 +1,6 @@
-"""`headrace pipeline ...`: the Spark jobs from a command line.
+"""`headrace pipeline ...`: runs the Spark jobs from the command line.
 
-Owns arguments and what is printed; the jobs are `headrace.spark.jobs`. Spark is imported when a job runs.
+Owns the arguments and the output; the jobs are in `headrace.spark.jobs`. Spark is imported when a job runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`headrace stream ...`: look at streams, make, change and remove them. Messages of a stream are `stream_messages`."""
+"""`headrace stream ...`: list, create, change and remove streams. Messages of a stream are in `stream_messages`."""
 
 from __future__ import annotations
 

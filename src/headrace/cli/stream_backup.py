@@ -1,7 +1,7 @@
 """`headrace stream backup` and `restore`: a stream as a folder, in the layout of the `nats` tool.
 
-The folder has `backup.json` (configuration and state) and `stream.tar.s2` (the server's own bytes, opaque here). It is
-complete as soon as `backup.json` is there, because that is written last.
+The folder has `backup.json` (configuration and state) and `stream.tar.s2` (the server's own bytes, opaque here). The
+backup is complete once `backup.json` exists, because that is written last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of a stream's configuration: how each is written on the command line, and what it sets.
+"""Options of a stream's configuration: how each is written on the command line, and which field it sets.
 
 Owns the table that `stream add` and `stream edit` share. Sends nothing.
 """

@@ -1,7 +1,7 @@
-"""`headrace top`: streams and consumers live, with rates from one look to the next.
+"""`headrace top`: streams and consumers live, with rates between two polls.
 
-Owns the looks and the arithmetic between them; drawing is at the end. It reads only the JetStream API, so it works on any
-server and with any account's rights.
+Owns the polls and the arithmetic between them; drawing is at the end. It uses only the JetStream API, so it works with
+any server and with any account's permissions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What an application imports: nats-py with atomic batches, buckets with TTL, consumer resets.
+"""Client for applications: nats-py plus atomic batches, buckets with TTL, and consumer resets.
 
-nats-py stays the client: connections, contexts, configurations and errors are its own with more in them, and everything
-works the same against Headrace and nats-server. `headrace.client.sync` is the same without `await`.
+Connections, contexts, configurations and errors are nats-py's own, extended; everything works the same with Headrace
+and nats-server. `headrace.client.sync` is the same without `await`.
 """
 
 from headrace.client.batch import MAX_MESSAGES, Batch, BatchAck

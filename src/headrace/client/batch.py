@@ -1,8 +1,8 @@
 """Atomic batches: several messages of one stream, stored together with consecutive sequences or not at all.
 
-A message is held back until the next one or the commit comes, because the last one carries the commit. The first one
-asks for an answer, and so does every `ack_every`-th: that finds errors early and bounds what is under way. Knows the
-headers of the protocol; must not know key-value buckets.
+A message is held back until the next one or the commit arrives, because the last one carries the commit. The first
+message requests a reply, and so does every `ack_every`-th: that finds errors early and bounds the number in flight.
+Knows the headers of the protocol; must not know key-value buckets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Configurations with every field that servers know, where nats-py's dataclasses lack some.
+"""Configurations with the fields that nats-py's dataclasses lack.
 
-Each is nats-py's own with more fields, so it goes wherever that one goes. Unset fields are not sent: a server that does
-not know them is not asked about them.
+Each extends nats-py's class, so it can be used wherever that one can. Unset fields are not sent, so that a server that
+does not know them does not see them.
 """
 
 from __future__ import annotations

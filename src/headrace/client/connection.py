@@ -1,4 +1,4 @@
-"""Connecting: nats-py's client, whose `jetstream()` is ours."""
+"""Connects nats-py's client, whose `jetstream()` returns our context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resetting a consumer's delivery: back to its ack floor, or to a sequence of the stream."""
+"""Resets a consumer's delivery to its ack floor, or to a sequence of the stream."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The JetStream context: nats-py's own, with batches, buckets with TTL, resets and full configurations.
+"""JetStream context: nats-py's own, with batches, buckets with TTL, resets and full configurations.
 
-Everything of nats-py's `JetStreamContext` is there under its name; what is overridden takes more and raises the same
-errors under more special names. The work is done in the modules beside this one.
+Everything in nats-py's `JetStreamContext` is available under its name; overridden methods accept more arguments and
+raise the same errors as more specific subclasses. The work is done in the other modules of this package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How long a message, a key or a marker lives, as the wire wants it: whole seconds in Go's words, or nanoseconds.
+"""Encodes how long a message, a key or a marker lives: whole seconds as a Go duration, or nanoseconds.
 
-Owns the client's rules (at least a second; a fraction is rounded up, because servers cut it off and a value must not
-vanish before its time). Reading durations is `headrace.durations`.
+Owns the client's rules: at least a second, and a fraction is rounded up, because servers truncate it and a value must
+not vanish too early. `headrace.durations` parses durations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a server refuses, by name: each error says what was wrong and what to do about it.
+"""Named classes for API errors: each says what was wrong and what to do about it.
 
-Every class has two parents: Headrace's one root, and the class that nats-py raises for the same answer, so that code
-written for nats-py keeps catching what it caught. Owns the table from error codes to names; must not know requests.
+Every class has two parents: Headrace's root class, and the class that nats-py raises for the same response, so that
+code written for nats-py still catches it. Owns the table from error codes to classes; must not know requests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A bucket of keys: nats-py's `KeyValue` with TTLs, limit markers, richer watching, and several keys at once.
+"""Key-value bucket: nats-py's `KeyValue` with TTLs, limit markers, richer watching, and changes of several keys at
+once.
 
-Owns the operations on one bucket. What a stored message means is `kv_entry`, what a bucket is made of `kv_config`, how it
-is watched `watch`, how several keys change together `kv_batch`.
+Owns the operations on one bucket. `kv_entry` interprets stored messages, `kv_config` makes the bucket's configuration,
+`watch` watches it, `kv_batch` changes several keys together.
 """
 
 from __future__ import annotations

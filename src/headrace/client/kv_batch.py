@@ -1,6 +1,6 @@
-"""Several keys of a bucket that change together: one atomic batch, all or none.
+"""Changes several keys of a bucket together: one atomic batch, all or none.
 
-Knows which expectation makes a put, an update or a create, and which key broke it; the batch itself is `batch`.
+Knows which expectation makes a put, an update or a create, and which key failed it; the batch itself is in `batch`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bucket's configuration and status: how its options become those of a stream.
+"""Configuration and status of a bucket, and its conversion to a stream configuration.
 
 Owns the convention (stream `KV_<bucket>`, subjects `$KV.<bucket>.>`, fixed flags); sends nothing itself.
 """

@@ -1,6 +1,6 @@
-"""An entry of a bucket: what a stored message says about its key.
+"""Entry of a bucket: interprets a stored message of a key.
 
-Owns the names of keys and buckets and the reading of tombstones and limit markers; knows no connection.
+Owns the names of keys and buckets, and recognises tombstones and limit markers; must not know connections.
 """
 
 from __future__ import annotations

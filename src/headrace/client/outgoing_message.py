@@ -1,6 +1,6 @@
-"""A message to publish, with its options, and the headers that carry them.
+"""A message to publish, with its options and the headers that carry them.
 
-Owns the header names and their values; knows neither connections nor batches.
+Owns the header names and their values; must not know connections or batches.
 """
 
 from __future__ import annotations

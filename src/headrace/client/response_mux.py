@@ -1,7 +1,7 @@
-"""Answers to numbered messages, over one subscription.
+"""Receives replies to numbered messages on one subscription.
 
-nats-py's `request` waits for its answer; a batch sends on and looks at answers later, in the order of its choice. A
-message is sent before `sent` returns, so the order of calls is the order on the wire.
+nats-py's `request` waits for its reply; a batch keeps sending and looks at replies later, in any order. A message is
+sent before `send` returns, so the order of calls is the order in which messages reach the server.
 """
 
 from __future__ import annotations

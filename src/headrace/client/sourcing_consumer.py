@@ -1,6 +1,6 @@
-"""The durable consumer that a mirror or source on another stream reads from, made rightly on the origin.
+"""Creates the durable consumer from which a mirror or source reads, with the right configuration, on the upstream.
 
-Such a consumer pushes in order and is acknowledged by flow control: the sourcing server answers only when its copy is
+Such a consumer pushes in order and is acknowledged by flow control: the sourcing server replies only when its copy is
 stored, so a work-queue or interest stream loses nothing on the way.
 """
 

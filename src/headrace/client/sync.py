@@ -1,8 +1,8 @@
 """The client without `await`, for scripts, notebooks and Spark workers.
 
-One thread a process runs the event loop of all clients; calls hand their work to it and wait. Invariants: no call waits
-for ever unless it is asked to (iterating over a watcher), and a client is never used by another process than the one
-that connected it. The methods are those of the asynchronous objects, with the same arguments and results.
+One thread per process runs the event loop of all clients; calls pass their work to it and wait. Invariants: no call
+waits forever unless it is meant to (iterating over a watcher), and a client is never used by a process other than the
+one that connected it. The methods are those of the asynchronous objects, with the same arguments and results.
 
 ::
 

@@ -1,7 +1,7 @@
-"""Watching keys: the entries that match, then None once when the initial ones are all there, then every change.
+"""Watches keys: yields the matching entries, None once when all initial ones were delivered, then every change.
 
-An ordered consumer of nats-py delivers; this module turns its messages into entries. Its invariants: None comes exactly
-once, also when the last initial entry is suppressed or vanishes; no revision comes twice or out of order.
+nats-py's ordered consumer delivers; this module turns its messages into entries. Invariants: None comes exactly once,
+even if the last initial entry is suppressed or vanishes; no revision comes twice or out of order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`make demo`: the story of Headrace in a few steps, each shown, and checked.
+"""`make demo`: shows Headrace in a few steps, each of which is checked.
 
-Starts a broker on a free port, acts on it with the standard client, and ends with a table; a step that does
-not do what it says makes the exit code 1.
+Starts a broker on a free port, acts on it with the standard client, and ends with a table; if a step does not do what
+it says, the exit code is 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps with payloads too large for a message: they travel as claims, and what is left over is found."""
+"""Steps with payloads too large for a message: they are sent as claims, and leftovers are found."""
 
 from __future__ import annotations
 

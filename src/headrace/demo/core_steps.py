@@ -1,4 +1,4 @@
-"""Steps without a stream: messages, groups, questions."""
+"""Steps without a stream: messages, queue groups, requests."""
 
 from __future__ import annotations
 

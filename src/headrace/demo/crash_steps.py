@@ -1,4 +1,4 @@
-"""Steps in which a broker in a process of its own is killed in the middle of its work."""
+"""Steps that kill a broker process in the middle of its work."""
 
 from __future__ import annotations
 

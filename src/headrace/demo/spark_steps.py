@@ -1,4 +1,4 @@
-"""The step with Spark: a stream becomes a table."""
+"""The Spark step: reads a stream as a table."""
 
 from __future__ import annotations
 

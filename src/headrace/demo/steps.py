@@ -1,4 +1,4 @@
-"""How the demo is told: steps that act, are checked and timed, and a table at the end."""
+"""Framework of the demo: steps that act and are checked and timed, and a table at the end."""
 
 from __future__ import annotations
 

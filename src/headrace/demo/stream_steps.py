@@ -1,4 +1,4 @@
-"""Steps with streams and buckets: keeping, ending, changing together."""
+"""Steps with streams and buckets: storing, expiring, changing together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an account and the server allow, and what is in use, as the rules of configurations need it."""
+"""Limits of an account and of the server, and current usage, as validation needs them."""
 
 import msgspec
 

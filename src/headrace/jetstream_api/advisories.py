@@ -1,7 +1,7 @@
-"""The events that the server publishes about itself: subject and JSON body of each advisory and metric.
+"""Advisories and metrics that the server publishes: subject and JSON body of each.
 
-Every event has an id and a time, which the caller gives as a `EventStamp`. Whether anybody listens is the
-caller's to ask first.
+Every event has an id and a time, which the caller passes as an `EventStamp`. The caller checks first whether anybody is
+subscribed.
 """
 
 from typing import Any, NamedTuple

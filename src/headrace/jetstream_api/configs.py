@@ -1,9 +1,8 @@
-"""The configurations of streams and consumers as typed values, with the names, order and zero rules of
-their JSON.
+"""Configurations of streams and consumers as typed values, with the names, order and zero rules of their JSON.
 
-A fresh value holds what the client sent, zero where it sent nothing; `validation.streams` and `validation.consumers`
-turn it into the configuration that is kept. Configurations are shared freely, so nobody changes one in place: take
-`copy`, change that. Knows no rules between fields.
+A decoded value has what the client sent, and zero where it sent nothing; `validation.streams` and
+`validation.consumers` turn it into the configuration that is stored. Configurations are shared freely, so nobody
+changes one in place: use `copy_config` and change the copy. Must not know rules between fields.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Turns request bodies into typed values: fast when they are in order, in the reference's words when not.
+"""Decodes request bodies to typed values: fast if they are valid, with nats-server's error texts if not.
 
-The fast path is msgspec, which accepts only bodies that need no interpretation: known keys in the right
-case, values of the right type and range, times in canonical form. Whatever it refuses is read again by
-`go_json` and walked by the readers below, which fold the case of keys, take null for "not set", correct what
-the reference corrects, and otherwise say what the reference says. Both give the same value where both
-accept.
+The fast path is msgspec, which accepts only bodies that need no interpretation: known keys in the right case, values of
+the right type and range, times in canonical form. A body that it rejects is parsed again by `go_json_decoder` and
+decoded by the readers below, which ignore the case of keys, take null for "not set", correct what nats-server corrects,
+and otherwise raise nats-server's errors. Both paths give the same value where both accept.
 """
 
 from collections.abc import Callable, Iterable

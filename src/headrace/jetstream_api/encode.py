@@ -1,7 +1,7 @@
-"""JSON as the reference writes it: the key order of the types, `<`, `>` and `&` escaped, map keys sorted.
+"""Encodes JSON as nats-server writes it: keys in the order of the types, `<`, `>` and `&` escaped, map keys sorted.
 
-Owns the rule which fields of a typed value appear. A value lists in `ALWAYS` the fields that are shown even
-when zero; every other field is shown only when it is not zero. Knows no request and no stream.
+Owns the rule which fields of a typed value appear. A type lists in `ALWAYS` the fields that appear even when zero;
+every other field appears only when it is not zero. Must not know requests or streams.
 """
 
 from functools import cache

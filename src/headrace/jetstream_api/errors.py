@@ -1,6 +1,6 @@
-"""The error table of the JetStream API: `errors.json` is the table, this module fills its texts.
+"""Errors of the JetStream API: `errors.json` is the table, this module fills in the texts.
 
-Owns the shape of an error in an answer. Knows nothing of what went wrong where.
+Owns the shape of an error in a response. Must not know what caused it.
 """
 
 import importlib.resources

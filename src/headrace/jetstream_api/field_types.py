@@ -1,10 +1,9 @@
-"""The kinds of fields that configurations and requests are made of.
+"""Field types of configurations and requests.
 
-Each kind carries two descriptions: the one msgspec checks on the fast path, which accepts only what needs
-no correction, and in `extra` what the slow path needs to decode the rest and to word its refusals: the
-reference's name of the type (`go`), or how an enumeration reads (`Choice`). Values are plain `int`, `str`,
-`bool`, `list`, `dict`. Times are RFC 3339 text in canonical form (`times.parse_time_ns` gives nanoseconds);
-durations are integer nanoseconds.
+Each type has two descriptions: one that msgspec checks on the fast path, which accepts only values that need no
+correction, and in `extra` what the slow path needs to decode the rest and to word its errors: nats-server's name of the
+type (`go`), or the values of an enumeration (`Choice`). Values are plain `int`, `str`, `bool`, `list`, `dict`. Times
+are RFC 3339 text in canonical form (`times.parse_time_ns` gives nanoseconds); durations are integer nanoseconds.
 """
 
 from typing import Annotated, Literal, NamedTuple

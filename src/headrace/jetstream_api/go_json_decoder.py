@@ -1,7 +1,7 @@
-"""Reads JSON slowly: words refusals as the reference does, keeps each value's own text.
+"""JSON decoder compatible with Go's encoding/json: raises nats-server's errors and keeps each value's own text.
 
-Only bodies that the fast path refused come here. Any bytes either give nodes or raise `Malformed`. Knows
-JSON, not the types behind it.
+It is slow and reads only bodies that the fast path rejected. Any bytes either give nodes or raise `Malformed`. Must not
+know the types that the JSON is decoded to.
 """
 
 import json

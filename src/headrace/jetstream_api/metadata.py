@@ -1,7 +1,7 @@
-"""The metadata that the server keeps about an asset: the API level it needs, the server that answers.
+"""Server-owned metadata of streams and consumers: the API level they need, and the server that responds.
 
-`_nats.req.level` is stored with the configuration; `_nats.ver` and `_nats.level` are only shown in answers.
-What a client sends under these keys is discarded.
+`_nats.req.level` is stored with the configuration; `_nats.ver` and `_nats.level` appear only in responses. Values that
+a client sends under these keys are discarded.
 """
 
 from headrace.jetstream_api.configs import ConsumerConfig, StreamConfig

@@ -1,6 +1,4 @@
-"""Names of streams and consumers, subjects given as text, and the short hash that the reference uses for
-names.
-"""
+"""Names of streams and consumers, subjects given as text, and the short hash that nats-server uses for names."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""The bodies of API requests as typed values; `GO` names the type as the reference's refusals do."""
+"""Bodies of API requests as typed values; `GO` is the type's name in nats-server's error texts."""
 
 from __future__ import annotations
 

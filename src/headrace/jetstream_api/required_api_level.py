@@ -1,4 +1,4 @@
-"""Requests may demand an API level; a server that is older than that refuses them."""
+"""Rejects requests that demand a newer API level than this server has."""
 
 from headrace import API_LEVEL
 from headrace.protocol import headers

@@ -1,9 +1,9 @@
-"""The answers of the API: plain values in, JSON in the reference's key order out.
+"""Encodes API responses: plain values in, JSON in nats-server's key order out.
 
-Every answer begins with its type. A refusal carries the error and the zero values of what the answer would
-have held. Times come in nanoseconds, 0 for "never"; what is None, empty or not the case is left out where
-the reference leaves it out. Configurations come in as `shown(...)`, which may be kept as long as the
-configuration does not change.
+Every response begins with its type. An error response has the error and the zero values of the fields it would
+otherwise have. Times are nanoseconds, 0 for "never"; None, empty and false values are omitted where nats-server omits
+them. Configurations are passed as `configs.to_public(...)`, which can be cached as long as the configuration does not
+change.
 """
 
 from binascii import b2a_base64

@@ -1,7 +1,8 @@
-"""When a schedule fires: `@at <time>`, `@every <duration>`, `@daily` and its like, or six cron fields.
+"""Message schedules: computes when `@at <time>`, `@every <duration>`, `@daily` and the like, or six cron fields are
+due.
 
-Those are second, minute, hour, day of the month, month and weekday.
-Owns the patterns, and the arithmetic of calendars and time zones. Reads no clock and knows no message.
+The cron fields are second, minute, hour, day of the month, month and weekday. Owns the patterns and the arithmetic of
+calendars and time zones. Reads no clock and must not know messages.
 """
 
 from __future__ import annotations

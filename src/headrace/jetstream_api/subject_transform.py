@@ -1,8 +1,8 @@
-"""Subject transforms: `orders.*.>` to `o.$1.>`, with the reference's mapping functions, compiled once.
+"""Subject transforms: `orders.*.>` to `o.$1.>`, with nats-server's mapping functions, compiled once.
 
-`compile_transform` gives a function from a subject that the source matches to the new subject; whether it
-matches is the caller's to ask. `check_transform` gives the reference's refusal. The only thing here that is
-not a pure function of its arguments is `{{random(n)}}`.
+`compile_transform` returns a function from a subject that the source matches to the new subject; the caller checks
+whether it matches. `check_transform` raises nats-server's error. `{{random(n)}}` is the only thing here that is not a
+pure function of its arguments.
 """
 
 import random

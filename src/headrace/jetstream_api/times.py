@@ -1,7 +1,7 @@
-"""Times and durations as text, the way the reference reads and writes them.
+"""Times and durations as text, in the formats that nats-server reads and writes.
 
-A time is an integer of nanoseconds since 1970 or its RFC 3339 text; a duration is an integer of nanoseconds
-or Go's text for it (`1h0m0s`). Also the value of the `Nats-TTL` header. Reads no clock.
+A time is an integer of nanoseconds since 1970 or its RFC 3339 text; a duration is an integer of nanoseconds or Go's
+text for it (`1h0m0s`). Also parses the `Nats-TTL` header. Reads no clock.
 """
 
 import datetime

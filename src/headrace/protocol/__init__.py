@@ -1,6 +1,6 @@
-"""Bytes to meaning and back, without I/O: subjects, header blocks, the server's lines.
+"""Encoding and parsing of the NATS protocol without I/O: subjects, header blocks, server lines.
 
-Knows nothing of connections, subscriptions or streams.
+Must not know connections, subscriptions or streams.
 """
 
 from headrace.protocol import headers, server_lines, subjects

@@ -1,10 +1,11 @@
-"""The format of a stream's backup, as the reference writes it: entries in an archive, the archive in compressed blocks.
+"""Format of a stream backup, as nats-server writes it: entries in an archive, the archive in compressed blocks.
 
     archive = "NATSARC1" entry*
     entry   = name length, time (zigzag), sequence, header length, payload length (all varints), name, header, payload
 
-and an entry of zeros at the end. Around it the framing of Snappy: chunks of a type, a length and a masked checksum.
-Bytes in, entries out, in pieces of any size; what is not right raises ProtocolError. Knows no streams and no disk.
+An entry of zeros ends the archive. It is wrapped in Snappy framing: chunks of a type, a length and a masked checksum.
+Accepts bytes in pieces of any size and returns entries; invalid input raises ProtocolError. Must not know streams or
+disks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Header blocks: `NATS/1.0[ code[ text]] CRLF (Key: Value CRLF)* CRLF`, read and built as plain bytes.
+"""Header blocks: `NATS/1.0[ code[ text]] CRLF (Key: Value CRLF)* CRLF`, parsed and built as plain bytes.
 
-A block is passed on unvalidated, so nothing here assumes that it is well formed. Keys are compared exactly:
-the server knows `Nats-TTL` and not `nats-ttl`. `b""` stands for "no header block".
+Blocks are passed on without validation, so nothing here assumes that a block is well formed. Keys are compared exactly:
+the server knows `Nats-TTL` but not `nats-ttl`. `b""` stands for "no header block".
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""JSON that a peer sent: what reading it may raise when it is no good, however it is no good."""
+"""Exceptions that decoding invalid JSON from a peer can raise."""
 
 import msgspec
 

@@ -1,9 +1,9 @@
-"""The leafnode protocol: bytes <-> what two servers say to each other.
+"""The leafnode protocol: parses and encodes what two servers send each other.
 
 `INFO`, `CONNECT`, `PING`, `PONG`, `-ERR` as between client and server; `LS+ subject [queue weight]` and `LS- subject
-[queue]` for interest; `LMSG` and `HMSG` for messages, whose arguments may name the queue groups that are to receive them
-(`subject + reply queue... size`, `subject | queue... size`). Owns the framing and nothing of what follows from it. Any
-bytes either become operations or raise ProtocolError, however they are cut.
+[queue]` for interest; `LMSG` and `HMSG` for messages, whose arguments may name the queue groups that are to receive
+them (`subject + reply queue... size`, `subject | queue... size`). Owns the framing only, not the effects of an
+operation. Invariant: any bytes, however they are split, either become operations or raise ProtocolError.
 """
 
 from __future__ import annotations

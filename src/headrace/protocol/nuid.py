@@ -1,4 +1,4 @@
-"""Unique ids in the form that NATS clients and servers use.
+"""Unique ids in the format that NATS clients and servers use.
 
 Owns their alphabet and length. Must not know what they name.
 """

@@ -1,6 +1,6 @@
-"""The lines a server sends: INFO, errors, messages made inside the server.
+"""Encodes the lines that a server sends: INFO, errors, messages created inside the server.
 
-The hot path (published messages on their way to subscriptions) is encoded by the kernel; this is the rest.
+The hot path (published messages to subscriptions) is encoded by the compiled core; this module encodes the rest.
 """
 
 from collections.abc import Mapping

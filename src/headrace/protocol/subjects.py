@@ -1,8 +1,7 @@
 """Subjects and patterns: tokens between dots, `*` for exactly one token, `>` for one or more at the end.
 
-Everything here is a pure function of bytes. A published subject is taken as it comes: a token `*` or `>` in
-it is an ordinary token, which equals the same character of a pattern or is caught by a wildcard (clients rely
-on it).
+Everything here is a pure function of bytes. A published subject is accepted as it is: a token `*` or `>` in it is an
+ordinary token, which equals the same character of a pattern or is matched by a wildcard (clients rely on that).
 """
 
 STAR = b"*"

@@ -1,8 +1,9 @@
-"""WebSocket (RFC 6455), the server's side, without a socket: bytes in, payload and bytes out.
+"""WebSocket (RFC 6455), server side, without a socket: bytes in, payload and bytes out.
 
-Owns the opening handshake, the framing, masks, control frames and permessage-deflate. What a frame carries is passed on
-as it comes, so nothing grows with what a peer says it is going to send: a frame's length is a number until its bytes are
-there, and what is inflated is bounded. Messages have no meaning here: together they are one stream of bytes.
+Owns the opening handshake, framing, masking, control frames and permessage-deflate. The content of a frame is passed on
+as it arrives, so memory does not grow with a length that a peer only announces: a frame's length is a number until its
+bytes arrive, and inflated data is bounded. Message boundaries have no meaning here: all messages form one stream of
+bytes.
 """
 
 from __future__ import annotations

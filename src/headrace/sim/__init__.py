@@ -1,6 +1,6 @@
-"""The simulator: a clock, a disk and a world in which nothing happens by accident.
+"""The simulator: virtual time, simulated disks and whole simulations in which a seed decides everything.
 
-Shipped because users test against it too. Everything is driven by a seed: the same seed gives the same run.
+Shipped because users test against it too. The same seed gives the same run.
 """
 
 from headrace.sim.clock import EPOCH_NS, SECOND_NS, SimClock

@@ -1,9 +1,9 @@
-"""A whole run of claims from one seed: producers, consumers, collectors, an object store on bad days, a broker that dies.
+"""Simulates claims from one seed: producers, consumers, collectors, a faulty object store, and a broker that crashes.
 
-Owns the choice of options, of events and of faults. The claims and the client are the real ones, on a loop of virtual
-time; the broker is real on a simulated disk. Invariant: the seed decides everything, so two runs give the same digest.
-First come faults, and nothing that was promised may break (`ClaimChecker`); then everything is healed, time passes, and
-nothing may be left.
+Owns the choice of options, events and faults. The claims and the client are the real ones, on an event loop with
+virtual time; the broker is real, on a simulated disk. Invariant: the seed decides everything, so two runs give the same
+digest. First faults occur, and no promise may break (`ClaimChecker`); then all faults end, time passes, and nothing may
+be left.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Virtual time. Owns "what time is it" for a simulation; it moves only when told, so no test ever sleeps.
+"""Virtual time. Owns the current time of a simulation; it moves only when it is advanced, so no test ever sleeps.
 
-Invariant: time goes backwards only when somebody sets the clock. It must not know the wall clock.
+Invariant: time goes backwards only when somebody sets the clock. Must not know the wall clock.
 """
 
 SECOND_NS = 1_000_000_000

@@ -1,8 +1,8 @@
-"""An event loop on virtual time: programs written for asyncio run in a simulation, and no time passes but the clock's.
+"""Event loop on virtual time: asyncio programs run in a simulation, and time passes only on the simulated clock.
 
-Owns the moments at which coroutines go on. Nothing waits: when nobody can go on, the clock moves to the next timer of
-the loop or to the next deadline of the world around it, whichever comes first. There are no threads: what asks for one
-is done at once. Invariant: two runs that schedule the same things are identical.
+Owns when coroutines continue. Nothing waits in real time: when no coroutine can run, the clock moves to the next timer
+of the loop or to the next deadline of the simulation, whichever comes first. There are no threads: work for an executor
+runs at once. Invariant: two runs that schedule the same things are identical.
 """
 
 from __future__ import annotations

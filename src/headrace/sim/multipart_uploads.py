@@ -1,7 +1,7 @@
-"""Uploads in parts, as object stores have them: begun, perhaps never ended, and nothing to see of them until then.
+"""Multipart uploads of the simulated object store: started, perhaps never finished, and invisible until completed.
 
-Owns the parts of every upload under way. An upload is completed or aborted once; what comes later for it is refused, as
-a store does that knows it no more. Who may do what, and what goes wrong on the way, is the business of `SimBucket`.
+Owns the parts of every unfinished upload. An upload is completed or aborted once; later calls for it are rejected, as
+by a store that no longer knows it. `SimBucket` decides who may do what and which faults occur.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""An object store in memory that does what object stores do on bad days.
+"""Simulated object store in memory, with the faults that real object stores show.
 
-Owns the objects, what became of each, and the faults by seed: refused before anything happened, unanswered after it
-happened, late, done twice, slow, not visible yet, listed as it was a while ago, altered or removed by a stranger, a
-clock of its own. `SimBucket` is the bucket; everybody who uses it has a `SimObjectStore`, which is an `ObjectStore`.
+Owns the objects, their history, and the faults by seed: refused before anything happened, unanswered after it happened,
+late, done twice, slow, not visible yet, listed in an earlier state, altered or removed by a third party, a clock of its
+own. `SimBucket` is the bucket; each of its users has a `SimObjectStore`, which is an `ObjectStore`.
 """
 
 from __future__ import annotations

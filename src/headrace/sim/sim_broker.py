@@ -1,7 +1,7 @@
-"""A whole JetStream server without sockets or threads, on a simulated disk and in virtual time.
+"""A complete JetStream server without sockets or threads, on a simulated disk and in virtual time.
 
-Owns the order in which things happen: what the broker put off to the end of the turn, what the disk completes, what
-falls due. Requests are answered into `replies`, by their number, as soon as the broker lets the answer leave.
+Owns the order of events: callbacks that the broker deferred to the end of the turn, disk completions, timers. Replies
+are collected in `replies`, by request number, as soon as the broker sends them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A whole run of a whole broker from one seed: clients, streams, consumers, batches, lifetimes, copies to another server.
+"""Simulates a complete broker from one seed: clients, streams, consumers, batches, TTLs, copies to another server.
 
-Owns the course of it: what there is says `sim_config`, what can happen `workload_actions`. Invariant: the seed decides
-everything, so two runs give the same digest. Swarm testing: each seed switches some kinds of event off, because a run
-with everything on rarely goes deep anywhere. First come faults, and nothing that was promised may break
-(`HistoryChecker`); then everything is healed, and all that waits must come to its end.
+Owns the course of a run; `sim_config` decides what exists, `workload_actions` what can happen. Invariant: the seed
+decides everything, so two runs give the same digest. Swarm testing: each seed disables some kinds of event, because a
+run with everything enabled rarely goes deep anywhere. First faults occur, and no promise may break (`HistoryChecker`);
+then all faults end, and everything that is pending must complete.
 """
 
 from __future__ import annotations

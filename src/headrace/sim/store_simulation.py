@@ -1,8 +1,8 @@
-"""A whole run of a store from one seed. Owns the choice of options, of events and of crashes.
+"""Simulates a store from one seed. Owns the choice of options, events and crashes.
 
 Invariant: the seed decides everything, so `StoreSimulation(seed).run()` twice gives the same digest. Swarm testing:
-each seed switches some kinds of event off, because a run with everything on rarely goes deep anywhere. It
-must not know what a test expects beyond the promises in `store_invariants`.
+each seed disables some kinds of event, because a run with everything enabled rarely goes deep anywhere. Must not know
+what a test expects beyond the promises in `store_invariants`.
 """
 
 from __future__ import annotations

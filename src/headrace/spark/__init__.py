@@ -1,7 +1,7 @@
 """Streams in Apache Spark: the data sources `headrace` (alias `jetstream`) and `headrace_kv`.
 
-Where Spark's discovery works nothing has to be said: `spark.read.format("headrace")` finds the installed package. Where it
-does not, `headrace.spark.register(spark)` does the same for one session.
+Where Spark's discovery works, no setup is needed: `spark.read.format("headrace")` finds the installed package. Where it
+does not, `headrace.spark.register(spark)` registers both for one session.
 """
 
 from __future__ import annotations

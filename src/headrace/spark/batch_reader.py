@@ -1,4 +1,4 @@
-"""A stream read as a table: one range of sequences, as it is when the query starts.
+"""Batch reader: reads one range of a stream, fixed when the query starts.
 
 Owns the batch reader. Invariant: everything that can be wrong with options, server and stream is found on the driver,
 before a task starts.

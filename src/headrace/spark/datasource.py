@@ -1,8 +1,8 @@
-"""The data source `headrace`, alias `jetstream`: what Spark calls to get readers and writers.
+"""The data source `headrace`, alias `jetstream`: the entry points through which Spark gets readers and writers.
 
-Owns names, schema and the choice of reader. Invariant: options are checked when a query is written down, before anything
-is planned. Must not connect to anything itself. Spark asks each question in a process of its own, which imports all this
-anew; so a method imports what it needs, and no other.
+Owns names, schema and the choice of reader. Invariant: options are checked when a query is defined, before anything is
+planned. Must not connect to anything itself. Spark runs each of these calls in a separate process that imports all
+modules again, so each method imports only what it needs.
 """
 
 from __future__ import annotations

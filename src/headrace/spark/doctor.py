@@ -1,6 +1,6 @@
-"""Why Spark does or does not find the data sources, and whether a server can be reached.
+"""Checks whether Spark finds the data sources and whether a server can be reached.
 
-Owns the checks of `headrace pipeline doctor`. Each is a question with an answer and, if it is bad, what to do.
+Owns the checks of `headrace pipeline doctor`. Each check gives an answer and, if it fails, what to do.
 """
 
 from __future__ import annotations

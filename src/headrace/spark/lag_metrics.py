@@ -1,7 +1,8 @@
-"""How far streaming queries are behind their streams: for a glance, and for Prometheus.
+"""Lag of streaming queries, as a table and for Prometheus.
 
-Owns the reading of a query's progress. Spark gives Python sources no metrics of their own, but its progress carries where a
-batch ended and where the stream ended then; the distance is the lag, in sequences. Must not ask a server anything.
+Owns the interpretation of a query's progress. Spark offers no metrics for Python sources, but its progress reports
+where a batch ended and where the stream ended at that time; the difference is the lag, in sequences. Must not send
+requests to a server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The last message of each subject, as of one sequence: how that is divided among tasks, and read.
+"""Reads the last message of each subject as of one sequence, divided among tasks.
 
-Invariant: what is last is decided by the sequence alone, so that a repeated batch has the same rows although newer
-messages came meanwhile. A subject is always with the same task of as many.
+Invariant: the sequence alone decides which message is last, so that a repeated batch has the same rows even if newer
+messages arrived meanwhile. For a given number of tasks, a subject is always assigned to the same task.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A stream read as a stream: offsets, limits, and what Spark has finished.
+"""Micro-batch reader: offsets, rate limits, and the position that Spark has finished.
 
-Owns the streaming reader's driver side. Invariants: an offset is decided once and read the same ever after; the position
-that Spark has finished (the horizon) is the larger of what `commit` named and the start that `latestOffset` was given,
-because the last batch of AvailableNow gets no `commit`. Idle, it waits for news instead of letting Spark ask all the time.
+Owns the driver side of the streaming reader. Invariants: an offset is decided once and reads the same ever after; the
+position that Spark has finished (the horizon) is the larger of the offset passed to `commit` and the start passed to
+`latestOffset`, because the last batch of AvailableNow gets no `commit`. When idle, it waits for new messages instead of
+letting Spark poll continuously.
 """
 
 from __future__ import annotations

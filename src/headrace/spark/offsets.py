@@ -1,7 +1,8 @@
-"""Positions in a stream as Spark's checkpoint keeps them.
+"""Offsets: positions in a stream as stored in Spark's checkpoint.
 
-Owns the form of an offset: everything that is needed to read the same range again, and to notice that it is no longer
-there. Invariant: sequences only; an offset names the next message to read, whatever exists at that place.
+Owns the format of an offset: everything needed to read the same range again, and to notice that it no longer exists.
+Invariant: offsets contain sequences only; an offset names the next message to read, whether or not that sequence
+exists.
 """
 
 from __future__ import annotations

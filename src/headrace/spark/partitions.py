@@ -1,7 +1,7 @@
-"""How a range of sequences is divided among tasks.
+"""Divides a range of sequences among tasks.
 
-Owns the partitions. Invariant: the ranges follow each other without gap or overlap, and depend on nothing but the range
-and the options, so that a replayed batch has the same partitions.
+Owns the partitions. Invariant: the ranges follow each other without gap or overlap, and depend only on the range and
+the options, so that a replayed batch has the same partitions.
 """
 
 from __future__ import annotations

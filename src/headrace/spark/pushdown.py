@@ -1,7 +1,7 @@
-"""Filters of a query that a stream can answer by reading less.
+"""Converts filters of a query to bounds and subjects, so that less of the stream is read.
 
-Owns the way from Spark's filters to bounds and subjects. Invariant: what is left out matches no filter; Spark applies
-all filters again to what remains.
+Owns that conversion. Invariant: no row that is left out matches the filters; Spark applies all filters again to the
+rest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A durable consumer that speaks for a query: what Spark has finished is acknowledged, and nothing else.
+"""Acknowledges what Spark has finished, and nothing else, through a durable consumer of the query.
 
-Owns the consumer and its acknowledgements. Invariant: no message at or behind the horizon is ever acknowledged, so that a
-work queue keeps everything a replayed batch reads. It receives headers only; the rows come by sequence, as from any other
-stream, which makes a batch repeatable whatever happens to the consumer, even a reset by somebody else.
+Owns the consumer and its acknowledgements. Invariant: no message at or after the horizon is ever acknowledged, so that
+a work queue keeps everything that a replayed batch reads. The consumer receives headers only; the rows are read by
+sequence, as from any other stream, so a batch is repeatable whatever happens to the consumer, even a reset by another
+client.
 """
 
 from __future__ import annotations

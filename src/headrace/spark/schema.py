@@ -1,7 +1,7 @@
-"""The columns of a stream in Spark, and how a batch of any origin is brought into the form that Spark expects.
+"""Columns of a stream in Spark, and the cast of batches from any backend to the form that Spark expects.
 
-Owns names and types. Invariant: every batch of a query has the one Arrow schema that was derived from the query's Spark
-schema; Spark checks only the first batch of a task and fails in the JVM on a later one that differs.
+Owns names and types. Invariant: every batch of a query has the one Arrow schema derived from the query's Spark schema;
+Spark checks only the first batch of a task and fails in the JVM on a later one that differs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Plots as SVG texts: bars and lines, with axes that can be read. Nothing is loaded from anywhere.
+"""SVG charts: bars and lines with labelled axes. Nothing is loaded from elsewhere.
 
-For reports and notebooks that need a picture and no plotting library. Invariant: what is drawn is what was given; a text
-is escaped. Must not know what the numbers mean.
+For reports and notebooks that need a chart without a plotting library. Invariant: the chart shows exactly the given
+values; text is escaped. Must not know what the numbers mean.
 """
 
 from __future__ import annotations

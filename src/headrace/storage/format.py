@@ -1,7 +1,8 @@
 """Byte formats of frames, blocks, segments and checkpoint trailers, as described in `docs/store.md`.
 
-Pure functions between values and bytes. Invariant: `parse_*` accepts what `encode_*` produced at the same offset of the
-same file, and nowhere else. Must not know disks, logs or time.
+Pure functions between values and bytes. Invariant: checksums cover the identity of what they protect: a block is
+accepted only at its own offset of its own segment, a section only in its own store. A frame, a segment header and a
+trailer name the file that they belong to, so that callers can compare. Must not know disks, logs or time.
 """
 
 from __future__ import annotations

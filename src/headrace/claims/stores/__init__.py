@@ -1,4 +1,4 @@
-"""Where payloads lie: one small interface, and the folder, memory, S3, Google and Azure behind it."""
+"""Object stores for payloads: one small interface, implemented for folders, memory, S3, Google and Azure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Azure Blob: data on obstore, containers on Azure's library, lifecycle on its management plane (an extra).
+"""Azure Blob: data through obstore, containers through Azure's library, lifecycle through its management API (an
+extra).
 
-Azure allows no `-` in names of metadata, so it is `_` there. Lifecycle policies belong to the storage account, not to
-the container, and need a subscription: without `subscription_id` and `resource_group` our sweeper does it alone.
+Azure allows no `-` in metadata names, so `_` replaces it. Lifecycle policies belong to the storage account, not to the
+container, and need a subscription: without `subscription_id` and `resource_group` only our sweeper removes objects.
 """
 
 from __future__ import annotations

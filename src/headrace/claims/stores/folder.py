@@ -1,8 +1,8 @@
 """Objects as files in a folder: the default, for one machine or a shared file system.
 
-Written beside, synced, then linked into place, so an object is whole or absent even after a power cut. Metadata sits
-in extended attributes, or in a file beside where the file system has none. obstore's LocalStore is not used: it
-refuses metadata and does not sync. Blocking calls run in threads, in batches.
+A file is written under a temporary name, synced, then linked into place, so an object is complete or absent even after
+a power loss. Metadata is stored in extended attributes, or in a second file if the file system has none. obstore's
+LocalStore is not used: it rejects metadata and does not sync. Blocking calls run in threads, in batches.
 """
 
 from __future__ import annotations

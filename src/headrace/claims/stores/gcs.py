@@ -1,4 +1,4 @@
-"""Google Cloud Storage: data on obstore, buckets and lifecycle on Google's own library (an extra)."""
+"""Google Cloud Storage: data through obstore, buckets and lifecycle through Google's own library (an extra)."""
 
 from __future__ import annotations
 

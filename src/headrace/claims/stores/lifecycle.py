@@ -1,8 +1,8 @@
 """The bucket's own expiry rules: the safety net below the collector.
 
-A vendor's document is replaced as a whole, so it is read, merged, written and read back: rules of other namespaces
-and other people stay as they are. Each vendor says in a `Lifecycle` what its rules look like; days are whole and
-at least one, because none of them takes less.
+A vendor's document is replaced as a whole, so it is read, merged, written and read back: rules of other namespaces and
+other owners stay as they are. Each vendor describes its rules in a `Lifecycle`; days are whole and at least one,
+because no vendor accepts less.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Objects in memory, with time that can be moved: for tests and for trying things out.
+"""Objects in memory, with a clock that can be moved: for tests and for trying things out.
 
-Its lifecycle rules are kept like a vendor's and run when asked (`run_lifecycle`), which no vendor offers.
+Its lifecycle rules are stored like a vendor's and run on request (`run_lifecycle`), which no vendor offers.
 """
 
 from __future__ import annotations

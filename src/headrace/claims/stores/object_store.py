@@ -1,8 +1,8 @@
-"""The one small door to object storage, and what can go wrong behind it.
+"""Interface to object storage, and its errors.
 
-A store holds one bucket. Contract (tests/claims/test_stores.py runs it on every backend): an object is there whole or
-not at all; what `put` returned from is durable as far as the store can promise; deleting what is missing is no error;
-listings are in key order. No vendor's library and none of its errors is seen outside of its module.
+A store is one bucket. Contract (tests/claims/test_stores.py runs it on every backend): an object exists completely or
+not at all; when `put` returns, the object is as durable as the store can promise; deleting a missing object is no
+error; listings are in key order. Neither a vendor's library nor its errors are visible outside of the vendor's module.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What S3, Google Cloud Storage and Azure Blob have in common: the data path, on obstore.
+"""Common part of S3, Google Cloud Storage and Azure Blob: the data path, on obstore.
 
-A vendor's module makes the obstore client and adds what obstore lacks (buckets, lifecycle, abandoned uploads) with
+A vendor's module creates the obstore client and adds what obstore lacks (buckets, lifecycle, abandoned uploads) with
 the vendor's own library. Errors of obstore are translated here and nowhere else.
 """
 

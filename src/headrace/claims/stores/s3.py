@@ -1,7 +1,7 @@
-"""S3 and everything that speaks it (SeaweedFS, Ceph, R2, ...): data on obstore, administration on boto3.
+"""S3 and compatible stores (SeaweedFS, Ceph, R2, ...): data through obstore, administration through boto3.
 
-boto3 is an extra and is used for buckets, lifecycle rules and abandoned uploads only; without it the bucket must
-exist and has no rule of ours.
+boto3 is an extra and is used only for buckets, lifecycle rules and abandoned uploads; without it the bucket must exist
+and has no rule of ours.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The rules of the single fields of a consumer: defaults first, then what is refused, in the reference's
-order.
-"""
+"""Validation of single consumer fields: applies defaults, then rejects invalid values, in nats-server's order."""
 
 import re
 

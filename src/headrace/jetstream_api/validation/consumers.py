@@ -1,9 +1,9 @@
-"""The rules of consumer configurations: names, creation against update, what may change.
+"""Validation of consumer configurations: names, creation or update, allowed changes.
 
-The way of a request is `named` (what the request's subject says), `merge_existing` (what an existing consumer
-keeps, what a sourcing request turns into), then `validate`, which fills defaults, applies every rule and
-returns the configuration to keep, or raises the reference's error. The rules of single fields are in
-`consumer_fields`. Nothing here touches a consumer; a configuration that was given is never changed.
+A request passes through `resolve_name` (what the request's subject says), `merge_existing` (what an existing consumer
+keeps, and what a sourcing request becomes), then `validate`, which fills in defaults, applies every rule and returns
+the configuration to store, or raises nats-server's error. The rules of single fields are in `consumer_fields`. Nothing
+here touches a consumer; a configuration passed in is never changed.
 """
 
 from collections.abc import Callable, Mapping

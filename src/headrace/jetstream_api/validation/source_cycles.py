@@ -1,8 +1,8 @@
-"""Streams that would copy the same messages from one another for ever.
+"""Detects streams that would copy the same messages from one another forever.
 
-`has_cycle` follows what could lie in a stream along all that copies from it, as patterns of subjects. The
-reference asks only whether the subjects that a stream listens to meet a filter; but messages also come from
-other sources, or lie there from before. Streams of other accounts and servers are not followed.
+`has_cycle` follows the subjects that a stream may contain, as patterns, through all streams that copy from it.
+nats-server only checks whether the subjects that a stream listens to overlap a filter; but messages also come from
+other sources, or were stored earlier. Streams of other accounts and servers are not followed.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
-"""The rules of mirrors and sources: what a stream may copy from, and how an entry is named.
+"""Validation of mirrors and sources: what a stream may copy from, and how an entry is named.
 
-Checks are made in the reference's order and raise its errors. The streams that exist are given as a mapping
-from name to configuration; nothing here changes them.
+Checks run in nats-server's order and raise its errors. The existing streams are passed as a mapping from name to
+configuration; nothing here changes them.
 """
 
 from collections.abc import Mapping

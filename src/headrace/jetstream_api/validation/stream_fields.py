@@ -1,6 +1,6 @@
-"""The rules of the single fields of a stream: defaults and refusals, in the reference's order.
+"""Validation of single stream fields: defaults and errors, in nats-server's order.
 
-Each function changes the fresh copy it is given. Where the TTL seed and the reference differ, the seed wins
+Each function changes the fresh copy that it is given. Where the TTL seed and nats-server differ, the seed wins
 (`subject_delete_markers`).
 """
 

@@ -1,8 +1,8 @@
-"""The rules of stream configurations: what is created, what an update may change.
+"""Validation of stream configurations: what may be created, what an update may change.
 
-`create` and `update` take what the client sent and what exists, and return the configuration to keep, or
-raise the reference's error. The rules of single fields are in `stream_fields`, those of mirrors and sources
-in `sourcing`. Nothing here touches a stream; a configuration that was given is never changed.
+`validate_create` and `validate_update` take what the client sent and what exists, and return the configuration to
+store, or raise nats-server's error. The rules of single fields are in `stream_fields`, those of mirrors and sources in
+`sourcing`. Nothing here touches a stream; a configuration passed in is never changed.
 """
 
 from collections.abc import Iterable, Mapping

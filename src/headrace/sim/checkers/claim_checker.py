@@ -1,10 +1,10 @@
-"""What must hold of claims, whatever happens (C12): the judge of a `ClaimSimulation`.
+"""Checks a `ClaimSimulation`: what must hold for claims whatever happens (promise C12).
 
-Owns what was sent and what was acknowledged, and looks at broker and bucket as they really are. A message that carries
-a reference is owed its object until everybody concerned has acknowledged it or it has expired, and while somebody needs
-it (`ClaimRequirements`) until the grace period is over, too. Nobody's deletion may break that, no unread object goes
-within the grace period, no upload is given up that may still end well, and what is read is what was sent. It must not
-know how claims are kept, but for where facts and leases are documented to be.
+Owns what was sent and what was acknowledged, and inspects the actual state of broker and bucket. The object of a
+message with a reference must exist until every consumer concerned has acknowledged the message or it has expired, and
+while somebody needs it (`ClaimRequirements`) until the end of the grace period as well. No deletion may break that, no
+unread object is deleted within the grace period, no upload that may still succeed is aborted, and what is read is what
+was sent. Must not know how claims are stored, except where claim records and leases are documented to be.
 """
 
 from __future__ import annotations

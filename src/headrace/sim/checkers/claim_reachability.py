@@ -1,10 +1,11 @@
-"""Who needs a claim, in truth: consumers of the streams that carry it, and readers under a lease.
+"""Computes who really needs a claim: consumers of the streams that carry it, and readers under a lease.
 
-Owns what actors said and were told: leases, resets and beginnings of consumers, and which copies of a stream are known to
-carry a claim. How far consumers are it reads from the broker itself. A need counts against whoever deletes only if it was
-there when that one began to decide: nobody can heed what comes while an object store is already deleting.
-It must not know how claims are kept, but for what is documented: a copy counts once a claim was released from it, a
-lease says what was read only from its start on, who began behind a message has not read it.
+Owns what actors requested and which replies they got: leases, resets and start positions of consumers, and which copies
+of a stream are known to carry a claim. The positions of consumers are read from the broker itself. A need counts
+against a deletion only if it existed when the deleting process began to decide: nobody can react to a need that arises
+while an object store is already deleting. Must not know how claims are stored, except for what is documented: a copy
+counts once a claim was released from it, a lease says what was read only from its start on, and a consumer that began
+after a message has not read it.
 """
 
 from __future__ import annotations

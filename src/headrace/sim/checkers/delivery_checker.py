@@ -1,7 +1,7 @@
-"""What the clients of a simulation do with what they hear: answers go into the ledger, deliveries are judged and
-acknowledged.
+"""Processes what the clients of a simulation receive: records replies in the history, checks and acknowledges
+deliveries.
 
-Owns promise C7: what a consumer confirmed does not come again, and nothing that lives is passed over.
+Owns promise C7: a message that a consumer confirmed is not delivered again, and no live message is skipped.
 """
 
 from __future__ import annotations

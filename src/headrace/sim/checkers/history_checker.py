@@ -1,8 +1,8 @@
-"""What clients did and what they were told, and what a server may therefore hold: the judge of a simulated world.
+"""Records what clients did and which replies they got, and checks what a server may therefore contain.
 
-Owns the promises C1 to C9 and C13 (RELIABILITY of the design): it knows every message that was sent, what was answered,
-and which removals were ever asked for. A server's log is held against that, after a recovery and at rest. It keeps no
-copy of the server's rules beyond the ones it judges by, and it must not know disks, frames or sockets.
+Owns the promises C1 to C9 and C13 (RELIABILITY in the design): it knows every message that was sent, every reply, and
+every removal that was requested. A server's log is compared with that after a recovery and at rest. It keeps no copy of
+the server's rules beyond those it checks, and must not know disks, frames or sockets.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""What must hold of every store at every time. Owns the checkers that run after each recovery and at each
-end.
+"""Invariants of every store. Owns the checkers that run after each recovery and at the end of each run.
 
-Invariant: a checker only reads. `observe` gives the content in the model's form; `audit` proves that
-everything a log says about itself equals what a scan of its messages gives. It must not know how anything
-is kept.
+Invariant: a checker only reads. `observe` returns the content in the model's form; `audit` verifies that everything a
+log reports about itself equals the result of a scan of its messages. Must not know how anything is stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A reference model of a store. Owns what a store should hold, in plain dicts, without a thought of speed.
+"""Reference model of a store. Owns what a store should contain, in plain dicts, without regard to speed.
 
-Invariant: `freeze` gives equal values for equal stores, so "the store equals the model" is one comparison.
-It must not know how anything is kept.
+Invariant: `freeze` returns equal values for equal stores, so "the store equals the model" is one comparison. Must not
+know how anything is stored.
 """
 
 from __future__ import annotations

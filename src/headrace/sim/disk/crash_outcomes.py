@@ -1,7 +1,7 @@
-"""What a power loss does to operations that no sync covered. Owns the classes of outcome for crash tests.
+"""Outcomes of a power loss for operations that no sync covered. Owns the classes of outcome for crash tests.
 
-Invariant: bytes outside a pending write never change (overwriting is power-safe), and a write lands by whole
-sectors of 512 bytes or 4 KiB. It must not know stores: an outcome sees writes and name changes only.
+Invariant: bytes outside a pending write never change (overwriting is power-safe), and a write lands in whole sectors of
+512 bytes or 4 KiB. Must not know stores: an outcome sees only writes and name changes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Failing calls of the simulated disk. Owns which call fails, how, and for how long.
+"""Faults of the simulated disk. Owns which call fails, how, and for how long.
 
-Invariant: the same faults on the same sequence of calls fail the same ones. It must not know files.
+Invariant: the same faults on the same sequence of calls fail the same calls. Must not know files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The disk at one instant, and what a crash there leaves. Owns how outcomes are applied to all nodes.
+"""The disk at one instant, and what a crash at that instant leaves. Owns how outcomes are applied to all nodes.
 
-Invariant: synced content and synced names always survive; a folder disappears only when empty.
-A snapshot never changes, so thousands of crashes can start from it.
+Invariant: synced content and synced names always survive; a folder disappears only when empty. A snapshot never
+changes, so thousands of crashes can start from it.
 """
 
 from __future__ import annotations

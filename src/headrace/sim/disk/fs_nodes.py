@@ -1,8 +1,7 @@
-"""Files and folders of the simulated disk. Owns what each has synced, what is pending, what the cache shows.
+"""Files and folders of the simulated disk. Owns what each has synced, what is pending, and what the cache shows.
 
-Invariant: what a process reads is always the cache; what a power loss leaves is the synced part plus some of
-the pending one. A node that a snapshot may share is cloned before it changes. It must not know lanes, faults
-or outcomes.
+Invariant: a process always reads the cache; a power loss leaves the synced part plus some of the pending part. A node
+that a snapshot may share is cloned before it changes. Must not know queues, faults or outcomes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A disk in memory that can lose power. Owns what the `Disk` protocol means: what is visible, what durable.
+"""A disk in memory that can lose power. Owns the meaning of the `Disk` protocol: what is visible, what is durable.
 
-Per file there is a synced image and the ordered writes since; per folder a synced name table and the ordered
-changes since. `sync` is a barrier for one file's content, `syncdir` for one folder's names; nothing else
-orders anything. Lanes are FIFOs that move only when the simulation steps them, in an order fixed by the seed
-or chosen by the caller.
+Each file has a synced image and the ordered writes since; each folder has a synced name table and the ordered changes
+since. `sync` is a barrier for one file's content, `syncdir` for one folder's names; nothing else orders anything.
+Queues are FIFOs that advance only when the simulation steps them, in an order fixed by the seed or chosen by the
+caller.
 
-Invariant: two runs with the same seed and the same calls are identical. It must not know what is stored.
+Invariant: two runs with the same seed and the same calls are identical. Must not know what is stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""File contents as sparse pages. Owns the bytes that survive a power loss, and how writes are laid onto them.
+"""File contents as sparse pages. Owns the bytes that survive a power loss, and how writes are applied to them.
 
-Invariant: a page that was never written reads as zeros, so reserving a large file costs nothing.
-It must not know names, folders, lanes or faults.
+Invariant: a page that was never written reads as zeros, so reserving a large file costs nothing. Must not know names,
+folders, queues or faults.
 """
 
 from __future__ import annotations

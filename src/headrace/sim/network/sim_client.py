@@ -1,7 +1,7 @@
-"""A client of a simulated server, with a connection that can be slow, torn at any byte, or not read from.
+"""Client of a simulated server, with a connection that can be slow, cut at any byte, or not read from.
 
-Owns the bytes on the way and what the client makes of them. The bytes are those of the real protocol and the session is
-the real one. Nothing moves by itself: `step` moves some bytes, one way.
+Owns the bytes in transit and their interpretation by the client. The bytes are those of the real protocol and the
+session is the real one. Nothing moves by itself: `step` moves some bytes in one direction.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A simulated server that real clients connect to, over connections that are slow, stall and break.
 
-Owns the bytes on the way between `headrace.client` and a `SimBroker`, and when the broker goes on: a few operations of
-its disk at a time, so that others act between them. The client is the real one; only its transport is ours.
+Owns the bytes in transit between `headrace.client` and a `SimBroker`, and when the broker continues: a few operations
+of its disk at a time, so that others act between them. The client is the real one; only its transport is simulated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One server alone, with the handles that a pair of servers has, so that a world need not know which it lives in.
+"""One server alone, with the interface of a pair of servers, so that a simulation need not know which one it runs on.
 
-Owns how a server comes back: now and then its recovery fails, for want of room or because a call does, and is begun anew;
-now and then something has rotted meanwhile that recovery can do without.
+Owns how a server restarts: sometimes its recovery fails, for lack of space or because a call fails, and is retried;
+sometimes data has rotted meanwhile that recovery does not need.
 """
 
 from __future__ import annotations

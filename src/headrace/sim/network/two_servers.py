@@ -1,8 +1,8 @@
-"""Two whole servers, each with its own disk, joined by a leafnode connection that can be cut at any byte.
+"""Two complete servers, each with its own disk, joined by a leafnode connection that can be cut at any byte.
 
-Owns the order in which things happen in both and on the way between them: everything is a choice of the seed. The bytes on
-the way are those of the real protocol, spoken by the real sessions. A crash of one side takes the connection with it and
-leaves the other side running.
+Owns the order of events on both servers and on the connection: the seed chooses everything. The bytes in transit are
+those of the real protocol, produced by the real sessions. A crash of one side ends the connection and leaves the other
+side running.
 """
 
 from __future__ import annotations

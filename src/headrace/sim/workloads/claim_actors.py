@@ -1,7 +1,7 @@
-"""Those who use claims in a simulated world: producers, consumers and collectors, each a process that may die.
+"""Actors that use claims in a simulation: producers, consumers and collectors, each a process that may die.
 
-Owns what each of them does with the real `headrace.claims`, and what it tells the ledger. A process that died does
-nothing more: its bytes and its calls of the object store lead nowhere, whatever its coroutines still try.
+Owns what each of them does with the real `headrace.claims`, and what it reports to the checker. A dead process does
+nothing more: its bytes and its calls to the object store have no effect, whatever its coroutines still try.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What only some worlds of claims have: copies of streams, consumers that are reset, payloads that come in parts.
+"""Optional features of claim simulations: copies of streams, consumers that are reset, payloads that arrive in parts.
 
-Each part owns what it brings into a world and what it does there; what must hold of it is the ledger's business. All that
-a part decides it draws from the world's second source of chance, so worlds without parts are what they were before there
-were any. Readers under leases are in `claim_lease_readers`.
+Each feature owns what it adds to a simulation and what it does there; the checker knows what must hold. A feature draws
+all its decisions from the simulation's second random generator, so simulations without features run as they did before
+there were any. Readers under leases are in `claim_lease_readers`.
 """
 
 from __future__ import annotations

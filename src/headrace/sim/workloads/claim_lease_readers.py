@@ -1,8 +1,8 @@
-"""Readers that never acknowledge, as Spark's queries: they hold what they have still to read under leases.
+"""Readers that never acknowledge, like Spark's queries: leases protect what they still have to read.
 
-Owns what such readers do and remember. A query's lease is there before the first message it reads, its floor is never above
-what the query has finished, and it is renewed only while the query goes on. A reader that dies leaves its lease to run
-out; another goes on where its query stood.
+Owns what such readers do and remember. A query's lease exists before the first message it reads, its floor is never
+above what the query has finished, and it is renewed only while the query runs. A reader that dies leaves its lease to
+expire; another one continues where its query stopped.
 """
 
 from __future__ import annotations

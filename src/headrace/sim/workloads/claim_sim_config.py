@@ -1,7 +1,7 @@
-"""What a seed decides about a world of claims before anything happens.
+"""Options that a seed chooses for a claim simulation before it starts.
 
-Owns streams, consumers, lifetimes and shares of faults. Swarm testing: each seed switches some kinds of event off,
-because a run with everything on rarely goes deep anywhere.
+Owns streams, consumers, lifetimes and fault rates. Swarm testing: each seed disables some kinds of event, because a run
+with everything enabled rarely goes deep anywhere.
 """
 
 from __future__ import annotations

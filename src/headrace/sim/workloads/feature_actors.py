@@ -1,7 +1,7 @@
-"""What only some worlds have: a stream of counters, one of schedules, one that takes fast batches.
+"""Optional features of simulations: a stream of counters, one of schedules, one with fast ingest.
 
-Owns what is sent to each and what must hold of it; every part knows its own messages, since what such a stream holds is
-not what was published word for word. A part only uses what clients see, and its stream's log to judge by.
+Owns what is sent to each stream and what must hold for it; every feature tracks its own messages, since such a stream
+does not contain exactly what was published. A feature uses only what clients see, and checks against its stream's log.
 """
 
 from __future__ import annotations

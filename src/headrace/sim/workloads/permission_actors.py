@@ -1,7 +1,7 @@
-"""What a world holds besides its streams: users who may not do everything, and a stream that comes and goes.
+"""Actors with restricted permissions, and a stream that is deleted and created again.
 
-Owns what is expected of both: what is denied neither arrives nor is stored, what is allowed still works, a queue group
-gets a message once, and nothing of a deleted stream is in the next one of its name.
+Owns what is expected of both: denied messages are neither delivered nor stored, allowed ones still work, a queue group
+gets a message once, and nothing from a deleted stream is in the next one of the same name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a world consists of before anything happens: its streams and consumers, its users, and the options of a seed.
+"""Setup of a simulation before it starts: its streams and consumers, its users, and the options of a seed.
 
-Owns these tables. Limits are small, so that a run of a few hundred events meets them. Knows no broker.
+Owns these tables. Limits are small, so that a run of a few hundred events reaches them. Must not know the broker.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A store and its model, driven in step. Owns the history: what each frame made of the store, which were
-acked.
+"""Drives a store and its model in step. Owns the history: the state after each frame, and which frames were
+acknowledged.
 
-Invariant: a change reaches the model only after the store took it, and a state is in the history before its
-frame can reach the disk. So after any crash the store must equal one of `states[acked:]`. It must not know
-why a crash happened.
+Invariant: a change reaches the model only after the store accepted it, and a state is in the history before its frame
+can reach the disk. So after any crash the store must equal one of `states[acked:]`. Must not know why a crash happened.
 """
 
 from __future__ import annotations

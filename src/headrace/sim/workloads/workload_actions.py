@@ -1,7 +1,7 @@
-"""What can happen in a world: every kind of event by its name.
+"""Actions of a simulation: every kind of event by its name.
 
-Owns what clients do, what fails and when; what follows from it is the world's, what may follow the ledger's. An event
-only begins something: bytes are put on their way, a fault waits for its call.
+Owns what clients do, what fails and when; the simulation carries out the consequences, and the checker decides whether
+they are allowed. An action only starts something: bytes are sent, a fault waits for its call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Connections of nats-py for what tasks do with claims: registering, confirming, collecting.
+"""nats-py connections for the claim operations of tasks: registering, confirming, collecting.
 
-Owns the way from an address of the options to such a connection. Must not know Spark.
+Owns the conversion from an address in the options to such a connection. Must not know Spark.
 """
 
 from __future__ import annotations

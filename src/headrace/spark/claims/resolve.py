@@ -1,7 +1,8 @@
-"""Claims become payloads inside a query: in the rows (`claims=inline`), or in a function that runs where they are.
+"""Resolves claims to payloads inside a query: in the rows (`claims=inline`), or in a function that runs on the
+executors.
 
-Owns what becomes of rows. Invariants: no batch is much larger than what Spark takes well, whatever the payloads; a bad
-claim is told of as was chosen, in a column or as an error of the query. Must not know stores.
+Owns the resulting rows. Invariants: no batch is much larger than Spark handles well, whatever the size of the payloads;
+a claim that cannot be read is reported in a column or fails the query, depending on the option. Must not know stores.
 """
 
 from __future__ import annotations

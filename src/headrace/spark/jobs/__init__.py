@@ -1,8 +1,9 @@
-"""Ready-made pipelines: land, unite, replay, snapshot a bucket, audit and collect claims.
+"""Ready-made pipelines: land, union, replay, snapshot a bucket, audit and collect claims.
 
-Each job can be ended at any moment and started again: landing goes on from its checkpoint, a replay where its records
-end, a snapshot and an audit replace the last one when they are whole, a collection finds what is left. Each tells its
-progress to whoever asks and returns a summary. `headrace pipeline ...` is the same from a command line.
+Each job can be stopped at any time and started again: landing continues from its checkpoint, a replay from its commit
+log; a snapshot and an audit replace the previous result only when they are complete; a collection deletes what is left.
+Each job reports its progress to a callback and returns a summary. `headrace pipeline ...` runs the same jobs from the
+command line.
 """
 
 from __future__ import annotations

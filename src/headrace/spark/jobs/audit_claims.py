@@ -1,7 +1,7 @@
-"""The lives of claims: every claim's events and its object brought together, as a table, in figures, and as a report.
+"""Audits claims: joins every claim's events with its object, as a table, as figures and as a report.
 
-Owns what a life is and what counts as a leak. Invariants: it only reads; a claim is in the table once; the times are the
-server's, the sizes the store's where an object is there. The report is written by `audit_report`.
+Owns the definition of a claim's lifetime and of a leak. Invariants: it only reads; each claim is in the table once;
+times are the server's, sizes the store's if the object exists. `audit_report` writes the report.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The report of an audit: figures summed up by Spark, and one HTML page with its plots in it.
+"""Report of an audit: figures aggregated by Spark, and one HTML page with embedded charts.
 
-Owns the page. Invariant: it loads nothing from anywhere, so that it can be mailed and kept. Must not know where the lives
-of claims came from.
+Owns the page. Invariant: it loads nothing from elsewhere, so it can be mailed and archived. Must not know where the
+claim lifetimes came from.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Collecting claims at scale: the inventory joined with what still refers to it, what nobody needs deleted by tasks.
+"""Collects claims at scale: joins the object inventory with the claim records and deletes in tasks what nobody needs.
 
-Owns the join and the work of a task. It decides nothing itself: `headrace.claims.gc_policy` does, from facts, time and
-floors, as for every collector; orphans follow the sweeper's rule. Invariants: a task looks at facts and floors again
-right before it deletes, so that what changed since the join is left alone; nothing younger than the grace period, by the
-store's clock, is touched; every removal is in the audit trail. It can run beside any number of collectors.
+Owns the join and the work of a task. It makes no decisions of its own: `headrace.claims.gc_policy` decides from record,
+time and floors, as for every collector; orphans follow the sweeper's rule. Invariants: a task checks record and floors
+again immediately before it deletes, so that anything that changed since the join is left alone; nothing younger than
+the grace period, by the store's clock, is touched; every removal is in the audit trail. It can run beside any number of
+collectors.
 """
 
 from __future__ import annotations

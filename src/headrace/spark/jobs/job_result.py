@@ -1,4 +1,4 @@
-"""What jobs have in common: options, progress and what they say at the end."""
+"""Types that jobs share: options, progress and the result."""
 
 from __future__ import annotations
 

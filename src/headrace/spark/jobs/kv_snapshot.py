@@ -1,4 +1,4 @@
-"""A bucket becomes a table, in place of the one that was there, when it is whole."""
+"""Writes a bucket to a table, and replaces the previous table only when the new one is complete."""
 
 from __future__ import annotations
 

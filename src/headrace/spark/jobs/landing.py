@@ -1,7 +1,8 @@
-"""Landing: a stream, or a bucket's changes, become a table, exactly once.
+"""Landing: writes a stream, or the changes of a bucket, to a table, exactly once.
 
-Owns the query and its layout. Invariant: an epoch is in the table once, whatever is killed when; Spark's checkpoint and
-the sink's own log see to that. Files are few: each epoch writes `files` of them a folder at most, however many tasks read.
+Owns the query and its layout. Invariant: an epoch is in the table once, whatever is killed and when; Spark's checkpoint
+and the sink's own log ensure that. The number of files is small: each epoch writes at most `files` files per folder,
+however many tasks read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which sequences of a stream a landed table has: recorded beside it, an epoch a line.
+"""Records which sequences of a stream a landed table contains: one line per epoch, stored beside the table.
 
-Owns the records. Invariant: what is recorded is in the table; what is in the table and not yet recorded (a job was killed
-between the two) is found in the checkpoint by the next run. Everything is read and written through Spark, so that it
-works wherever the table lies.
+Owns these records. Invariant: everything recorded is in the table; rows in the table that are not recorded yet (the job
+was killed in between) are found in the checkpoint by the next run. All reads and writes go through Spark, so that they
+work wherever the table is stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What lies in an object store, as a frame: key, size, modified, and what a claim's key says.
+"""Inventory of an object store as a DataFrame: key, size, modification time, and the parts of a claim's key.
 
-Owns the listing, done by tasks, a prefix each, so that it scales with the store; or a table that the store's vendor made
-(S3 Inventory and the like). Must not know what becomes of the objects.
+Owns the listing. Tasks list one prefix each, so that the listing scales with the store; alternatively it reads a table
+made by the store's vendor (such as S3 Inventory). Must not know how the objects are used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replaying: the rows of a table become messages of a stream, in their order, each once."""
+"""Replay: publishes the rows of a table to a stream, in order, each once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A landed table and the live tail behind it, as one frame.
+"""Unions a landed table and the live tail of its stream in one DataFrame.
 
-Owns where the two meet. Invariant: every message once: the table counts up to the sequence that is recorded as landed,
-whatever a landing adds meanwhile, and the stream from there on. A tail that is not of the stream that was landed, or that
-begins later than the table ends, is refused.
+Owns the boundary between the two. Invariant: every message appears once: the table counts up to the sequence recorded
+as landed, whatever a landing adds meanwhile, and the stream counts from there on. A tail that is not of the landed
+stream, or that begins after the end of the table, is refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The data source `headrace_kv`: a bucket as a table, as its history, and as a feed of changes; and writing to it.
+"""The data source `headrace_kv`: reads a bucket as a table, as its history or as a change feed, and writes to it.
 
-Owns the readers and writers and their options. Over the wire there is no snapshot, so a table is read by one task up to
-its end: a key that is rewritten meanwhile is found at its new place. What messages mean is known by `kv_rows`, how
-changes are published by `kv_writer`.
+Owns the readers and writers and their options. A server offers no snapshot, so one task reads a table to its end: a key
+that is rewritten meanwhile is found at its new position. `kv_rows` knows what messages mean, `kv_writer` how changes
+are published.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Changes of a bucket are published so that a repetition of the task changes nothing twice.
+"""Publishes changes to a bucket such that a repeated task applies no change twice.
 
-Owns publishing to buckets: each change carries the id of its place in the query, so that the bucket's duplicate window
-drops what is repeated; a value that was created by an earlier attempt is known by that id as long as it is there.
-Invariant: a `create` stores its value only where the key has none. Must not know Spark.
+Owns publishing to buckets: each change carries an id derived from its place in the query, so that the bucket's
+duplicate window drops repetitions; a value that an earlier attempt created is recognised by that id as long as it
+exists. Invariant: a `create` stores its value only if the key has none. Must not know Spark.
 """
 
 from __future__ import annotations

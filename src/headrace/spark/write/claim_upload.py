@@ -1,9 +1,9 @@
-"""Payloads that are too large for a message, put away as claims by the tasks of a sink.
+"""Uploads payloads that are too large for a message as claims, in the tasks of a sink.
 
-Owns the way from a chunk of messages to the same chunk with references. Invariants: a claim's name follows from the place
-of its row in the query and from the payload, so that a repeated task finds the claim of the first attempt, and nothing
-else; what was put away for rows that are refused is removed, and what another attempt may have used is left alone, since
-its timer runs. Must not know Spark.
+Owns the conversion of a chunk of messages to the same chunk with references. Invariants: a claim's name is derived from
+its row's place in the query and from the payload, so that a repeated task finds the claim of the first attempt and no
+other; claims uploaded for rows that are then rejected are removed, and claims that another attempt may have used are
+left to their timers. Must not know Spark.
 """
 
 from __future__ import annotations

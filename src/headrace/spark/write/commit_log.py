@@ -1,9 +1,9 @@
-"""What a sink keeps on record in the stream that it writes to.
+"""Commit log of a sink, stored in the stream that it writes to.
 
-Owns the records and who may use them: one of each partition, stored together with the rows that it speaks of, and one of
-the epoch that is written as a whole, stored by the driver. Invariants: a record is read from the stream's leader; nobody
-goes on from a record of another query; an epoch is called whole only if all that is on record of it belongs to it.
-Must not know Spark.
+Owns the records and the rules for using them: one record per partition, stored together with the rows that it covers,
+and one record per completely written epoch, stored by the driver. Invariants: a record is read from the stream's
+leader; a query never continues from the record of another query; an epoch is complete only if all its records belong to
+it. Must not know Spark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rows of a DataFrame become messages.
+"""Encodes rows of a DataFrame as messages.
 
-Owns the sink's columns and the bytes of a publish. Invariant: the same rows give the same bytes, which is how a repeated
-task recognises what it has already written. Must not know batches, progress or connections.
+Owns the sink's columns and the bytes of a publish. Invariant: the same rows give the same bytes, which is how a
+repeated task recognises what it has already written. Must not know batches, progress or connections.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Messages of one task are published so that a repetition of the task publishes nothing twice.
+"""Publishes the messages of one task such that a repeated task publishes nothing twice.
 
-Owns the two ways. Atomic: every batch ends with a progress message of the task's (query, partition), which is stored only
-if its predecessor is the one this task knows of; so a batch and the record of it are one fact, and a second attempt goes
-on where the record ends; see `commit_log`. By ids: each message carries the id of its place, and the server's duplicate
-window does the rest, as long as it lasts. Invariant: a row is published by at most one of all attempts. Must not know
-Spark.
+Owns the two modes. Atomic: every batch ends with a progress message of the task's (query, partition), which is stored
+only if its predecessor is the one that this task knows; so a batch and its record are stored together, and a second
+attempt continues after the record (see `commit_log`). By ids: each message carries an id derived from its place, and
+the server's duplicate window drops repetitions as long as it lasts. Invariant: a row is published by at most one of all
+attempts. Must not know Spark.
 """
 
 from __future__ import annotations

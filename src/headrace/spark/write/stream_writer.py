@@ -1,4 +1,4 @@
-"""The sink: a DataFrame written to a stream, by batch and streaming queries.
+"""The sink: writes a DataFrame to a stream, in batch and streaming queries.
 
 Owns the writers and their options. Invariant: whatever Spark repeats - a task, an epoch, a whole query from its
 checkpoint - adds nothing twice; see `publisher`. Server, stream and columns are checked on the driver.

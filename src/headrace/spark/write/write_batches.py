@@ -1,8 +1,8 @@
-"""Messages of a task in pieces that are stored together.
+"""Groups the messages of a task into batches that are stored together.
 
-Owns where a piece ends and what is recorded of it. Invariant: the same messages make the same pieces with the same
-checksums, in whatever portions they come, which is how a repeated task recognises what it has written. Must not know how
-pieces are published.
+Owns where a batch ends and what is recorded about it. Invariant: the same messages make the same batches with the same
+checksums, in whatever portions they arrive, which is how a repeated task recognises what it has written. Must not know
+how batches are published.
 """
 
 from __future__ import annotations

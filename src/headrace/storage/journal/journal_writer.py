@@ -1,7 +1,7 @@
 """Writes the journal (write-ahead log): decides where the next frame goes, and which files are spare or reusable.
 
-Owns file numbers, frame numbers and the chain of checksums. Invariant: a frame is written once, at the place and under
-the identity that its checksum covers, and a file is reused only under a new number. Must not know what is in a frame.
+Owns file numbers, frame numbers and the chain of checksums. Invariant: a frame is written once, under the identity that
+its checksum covers, and a file is reused only under a new number. Must not know what is in a frame.
 """
 
 from __future__ import annotations
