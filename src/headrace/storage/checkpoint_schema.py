@@ -12,7 +12,7 @@ from headrace.storage.damage_report import Damage
 
 
 class SectionRef(msgspec.Struct, frozen=True, array_like=True):
-    """Where a section lies: in both files of that checkpoint, at the same place."""
+    """Location of a section: in both copies of that checkpoint, at the same offset."""
 
     checkpoint: int
     offset: int
@@ -21,7 +21,7 @@ class SectionRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SegmentState(msgspec.Struct, frozen=True, array_like=True):
-    """A segment up to `end`; `live` is numpy.packbits of its rows (big endian bits), b"" = all live."""
+    """A segment up to `end`; `live` is numpy.packbits of its rows (big endian bits), b"" if all are live."""
 
     number: int
     first_seq: int
@@ -32,7 +32,7 @@ class SegmentState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """One stream as of a frame. `tail`: records that are in no block yet; they follow the last segment."""
+    """One stream as of a frame. `tail` has the records that are in no block yet; they follow the last segment."""
 
     name: str
     ident: int
@@ -46,7 +46,7 @@ class StreamCheckpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MetadataEntryState(msgspec.Struct, frozen=True, array_like=True):
-    """A fact: its value (None: notes without a value) and the notes on top of it."""
+    """A metadata entry: its value (None if it has operands only) and the merge operands on top of it."""
 
     key: bytes
     value: bytes | None
@@ -54,7 +54,7 @@ class MetadataEntryState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A stream in the root; frames up to `frame` are contained in its section."""
+    """A stream in the root; its section contains all frames up to `frame`."""
 
     ident: int
     name: str
@@ -63,7 +63,7 @@ class StreamEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A shard of the facts in the root."""
+    """A metadata shard in the root."""
 
     shard: int
     frame: int
@@ -71,7 +71,7 @@ class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointRoot(msgspec.Struct, frozen=True, array_like=True):
-    """What a checkpoint says as a whole. Replay starts with the frame after `frame`."""
+    """The root of a checkpoint. Replay starts with the frame after `frame`."""
 
     number: int
     frame: int
@@ -80,5 +80,5 @@ class CheckpointRoot(msgspec.Struct, frozen=True, array_like=True):
     shards: list[ShardEntry]
     damage: list[Damage]
     offline: list[StreamEntry]
-    retained_files: list[str]  # damaged files of the journal: evidence, not to be recycled
+    retained_files: list[str]  # damaged journal files: evidence, not to be reused
     writer: str = ""  # the version that wrote it; versions before 2026-11-16 left it out

@@ -10,48 +10,48 @@ from headrace.storage.io.disk import Disk
 from headrace.storage.maintenance.flush import SegmentFlusher
 from headrace.storage.options import StoreOptions
 
-#: On a disk that is nearly full a checkpoint is due after such a part of the bytes that call for one otherwise.
+#: On a nearly full disk a checkpoint is due after this fraction of the bytes that normally trigger one.
 EARLY_PARTS = 16
 
 
 class Space:
-    """Free bytes as last measured; `slack` is what is left of them when all that is queued is written."""
+    """Free bytes as last measured; `slack` is what remains of them after everything queued is written."""
 
     def __init__(self, disk: Disk, options: StoreOptions, behind: SegmentFlusher) -> None:
         self._disk = disk
         self._options = options
         self._behind = behind
         self._free = 0
-        self._begun = 0  # slack when the checkpoint under way began
-        self._missed: int | None = None  # slack that was too little for one
+        self._begun = 0  # slack when the current checkpoint started
+        self._missed: int | None = None  # slack that was not enough for a checkpoint
 
     @property
     def slack(self) -> int:
         return self._free - self._behind.pending_bytes
 
     def measure(self, in_flight: int) -> bool:
-        """Whether less than the headroom is free, beyond what is admitted and has yet to be written."""
+        """Measure free space; return whether less than the headroom remains after pending and in-flight writes."""
         self._free = self._disk.free()
         return self.slack - in_flight < self._options.headroom_bytes
 
     def begin(self) -> None:
-        """A checkpoint begins now."""
+        """Record the slack at the start of a checkpoint."""
         self._begun = self.slack
 
     def miss(self) -> None:
-        """It was given up for want of space."""
+        """Record that the current checkpoint was aborted for lack of space."""
         self._missed = self._begun
 
     def forgive(self) -> None:
-        """One is proven, or asked for by name: what was missing says nothing any more."""
+        """Forget an earlier lack of space: a checkpoint was marked or explicitly requested."""
         self._missed = None
 
     @property
     def allows_checkpoint(self) -> bool:
-        """Unless there was too little for one, and there is no more now."""
+        """False if space was insufficient for the last checkpoint and there is no more space now."""
         return self._missed is None or self.slack > self._missed
 
     def wants_checkpoint(self, journaled: int) -> bool:
-        """Whether there is less space beyond the headroom than a replay of so many bytes may need."""
+        """Return whether less space than the `journaled` bytes that a replay would write is free beyond the headroom."""
         least = self._options.checkpoint_bytes // EARLY_PARTS
         return journaled >= least and self.slack - self._options.headroom_bytes < journaled

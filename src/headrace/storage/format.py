@@ -45,12 +45,12 @@ _U32 = struct.Struct("<I")
 
 
 def align_up(length: int) -> int:
-    """The next multiple of ALIGN."""
+    """Round up to a multiple of ALIGN."""
     return (length + ALIGN - 1) & ~(ALIGN - 1)
 
 
 class FrameHeader(NamedTuple):
-    """The head of a frame that was found good; its body lies at `offset` + FRAME_BYTES."""
+    """Header of a frame; its body starts at `offset` + FRAME_HEADER_BYTES."""
 
     offset: int
     kind: int
@@ -65,7 +65,7 @@ class FrameHeader(NamedTuple):
 def encode_frame_header(
     kind: int, store_id: int, file_number: int, number: int, body: Sequence[Any], prev_crc: int
 ) -> tuple[bytes, int]:
-    """The 48 bytes before a body, which comes in pieces, and the frame's checksum."""
+    """Return the 48 bytes before a body, which is given in pieces, and the frame's checksum."""
     length = sum(len(piece) for piece in body)
     head = _FRAME.pack(FRAME_MAGIC, kind, 0, store_id, file_number, number, length, prev_crc, 0, 0)[:-4]
     crc = crc32(head)
@@ -75,7 +75,7 @@ def encode_frame_header(
 
 
 def parse_frame_header(data: memoryview, offset: int) -> FrameHeader | None:
-    """What the head of a frame at an offset says, true or not."""
+    """Return the header at an offset without verifying it; None if the magic number is missing."""
     if offset + FRAME_HEADER_BYTES > len(data):
         return None
     magic, kind, _, store_id, file_number, number, length, prev_crc, _, crc = _FRAME.unpack_from(data, offset)
@@ -87,7 +87,7 @@ def parse_frame_header(data: memoryview, offset: int) -> FrameHeader | None:
 
 
 def parse_frame(data: memoryview, offset: int) -> FrameHeader | None:
-    """The frame at an offset if it is whole, whatever file it says it belongs to."""
+    """Return the frame at an offset if it is complete, whatever file it says it belongs to."""
     frame = parse_frame_header(data, offset)
     if frame is None:
         return None
@@ -99,23 +99,23 @@ def parse_frame(data: memoryview, offset: int) -> FrameHeader | None:
 
 
 def encode_entry(kind: int, ident: int, body: bytes) -> bytes:
-    """One entry of a frame."""
+    """Encode one entry of a frame."""
     return _ENTRY.pack(kind, 0, ident, len(body)) + body
 
 
 def encode_keyed_entry(kind: int, key: bytes, value: bytes) -> bytes:
-    """An entry about a fact: put or note."""
+    """Encode a metadata entry: a put or a merge."""
     return _ENTRY.pack(kind, 0, 0, 4 + len(key) + len(value)) + _U32.pack(len(key)) + key + value
 
 
 def decode_keyed(body: memoryview) -> tuple[bytes, bytes]:
-    """Key and value of a put or a note."""
+    """Decode key and value of a put or a merge."""
     (length,) = _U32.unpack_from(body)
     return bytes(body[4 : 4 + length]), bytes(body[4 + length :])
 
 
 def decode_entries(body: memoryview) -> list[tuple[int, int, memoryview]]:
-    """(kind, ident, bytes) of each entry of a frame's body; ValueError where they are not exactly the whole of it."""
+    """Decode (kind, ident, bytes) of each entry in a frame's body; raise ValueError if they do not fill it exactly."""
     found, at = [], 0
     while at < len(body):
         if len(body) - at < ENTRY_HEADER_BYTES:
@@ -130,7 +130,7 @@ def decode_entries(body: memoryview) -> list[tuple[int, int, memoryview]]:
 
 
 def unknown_kind(data: memoryview, frame: FrameHeader) -> str:
-    """Name what this version does not know about a frame; empty if it knows everything."""
+    """Name what this version does not know in a frame; empty if it knows everything."""
     _, _, reserved, _, _, _, _, _, also, _ = _FRAME.unpack_from(data, frame.offset)
     if frame.kind not in FRAME_KINDS or reserved or also:
         return f"a frame of kind {frame.kind} ({reserved}, {also})"
@@ -144,7 +144,7 @@ def unknown_kind(data: memoryview, frame: FrameHeader) -> str:
 
 
 def encode_u64(value: int) -> bytes:
-    """A u64, as trim, advance and checkpoint entries carry it."""
+    """Encode a u64 as in trim, advance and checkpoint entries."""
     return _U64.pack(value)
 
 
@@ -154,23 +154,23 @@ def decode_u64(body: memoryview) -> int:
 
 
 def encode_large_entry(ident: int, segment: int, offset: int, length: int, seq: int) -> bytes:
-    """Refers to a one-record block that was synced before this frame."""
+    """Encode a reference to a one-record block that was synced before this frame."""
     return encode_entry(LARGE, ident, _LARGE.pack(segment, 0, offset, length, seq))
 
 
 def decode_large_entry(body: memoryview) -> tuple[int, int, int, int]:
-    """(segment, offset, length, seq) of a large entry."""
+    """Decode (segment, offset, length, seq) of a large entry."""
     segment, _, offset, length, seq = _LARGE.unpack_from(body)
     return segment, offset, length, seq
 
 
 def compute_segment_seed(store_id: int, ident: int, segment: int) -> int:
-    """Where the checksums of a segment's blocks start from."""
+    """Return the initial value for the checksums of a segment's blocks."""
     return crc32(_IDENTITY.pack(store_id, ident, segment))
 
 
 class BlockHeader(NamedTuple):
-    """The head of a good block; its records lie at `offset` + BLOCK_BYTES."""
+    """Header of a valid block; its records start at `offset` + BLOCK_HEADER_BYTES."""
 
     offset: int
     length: int
@@ -179,13 +179,13 @@ class BlockHeader(NamedTuple):
 
 
 def encode_block_header(seed: int, offset: int, first_seq: int, records: int, data: Any) -> bytes:
-    """The 32 bytes before the records of a block; `seed` is the segment's `identity`."""
+    """Return the 32 bytes before the records of a block; `seed` is from `compute_segment_seed`."""
     head = _BLOCK.pack(BLOCK_MAGIC, len(data), offset, first_seq, records, 0)[:-4]
     return head + _U32.pack(crc32(data, crc32(head, seed)))
 
 
 def parse_block(data: Any, at: int, seed: int, offset: int) -> BlockHeader | None:
-    """The block at `at` of some bytes, if it is the whole block that belongs at `offset` of that segment."""
+    """Return the block at `at` in `data` if it is complete and belongs at `offset` of the segment with this seed."""
     if at + BLOCK_HEADER_BYTES > len(data):
         return None
     magic, length, stored_offset, first_seq, records, crc = _BLOCK.unpack_from(data, at)
@@ -199,25 +199,25 @@ def parse_block(data: Any, at: int, seed: int, offset: int) -> BlockHeader | Non
 
 
 def encode_segment_header(store_id: int, ident: int, segment: int) -> bytes:
-    """The first 512 bytes of a segment file."""
+    """Return the first 512 bytes of a segment file."""
     head = _SEGMENT.pack(SEGMENT_MAGIC, store_id, ident, segment)
     return (head + _U32.pack(crc32(head))).ljust(SEGMENT_HEADER_BYTES, b"\0")
 
 
 def is_segment_header(data: bytes, store_id: int, ident: int, segment: int) -> bool:
-    """Whether a file that begins so is that segment."""
+    """Return whether a file that begins with these bytes is that segment."""
     return data[:SEGMENT_HEADER_BYTES] == encode_segment_header(store_id, ident, segment)
 
 
 def encode_trailer(store_id: int, checkpoint: int, root_offset: int, root: bytes) -> bytes:
-    """The last 48 bytes of a checkpoint file."""
+    """Return the last 48 bytes of a checkpoint file."""
     crc = compute_section_crc(store_id, root)
     head = _TRAILER.pack(TRAILER_MAGIC, store_id, checkpoint, root_offset, len(root), crc, 0)[:-4]
     return head + _U32.pack(crc32(head))
 
 
 def parse_trailer(data: bytes) -> tuple[int, int, int, int, int] | None:
-    """(store, checkpoint, root offset, root length, root crc), or None if the bytes are no good trailer."""
+    """Return (store, checkpoint, root offset, root length, root crc), or None if the bytes are no valid trailer."""
     if len(data) != TRAILER_BYTES:
         return None
     magic, store_id, checkpoint, offset, length, root_crc, crc = _TRAILER.unpack(data)
@@ -227,7 +227,7 @@ def parse_trailer(data: bytes) -> tuple[int, int, int, int, int] | None:
 
 
 def compute_section_crc(store_id: int, data: Any) -> int:
-    """The checksum in a reference to a section; it knows the store, so that no other store's file passes."""
+    """Return the checksum in a reference to a section; it covers the store id, so that no other store's file passes."""
     return crc32(data, crc32(_U64.pack(store_id)))
 
 
@@ -248,7 +248,7 @@ def segment_path(ident: int, segment: int) -> str:
 
 
 def columns_path(ident: int, segment: int, generation: int) -> str:
-    """Columns of another generation have another name: ids mean something else there."""
+    """Path of a column file. The generation is part of the name, because subject ids differ between generations."""
     return f"streams/{ident:08x}/{segment:08x}.{generation}.col"
 
 

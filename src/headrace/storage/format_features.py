@@ -16,8 +16,8 @@ from headrace import __version__
 from headrace.errors import UnknownFeature
 
 #: The features that this version reads and writes. A name has the form `<area>/<name>`; areas are `store` (journal and
-#: checkpoints), `segments` (segment files, which pins share with readers in other processes) and `facts` (what the
-#: broker keeps). Names are never removed or used again; docs/upgrading.md says when a change needs one.
+#: checkpoints), `segments` (segment files, which pins share with readers in other processes) and `facts` (the broker's
+#: metadata). Names are never removed or reused; docs/upgrading.md says when a change needs one.
 KNOWN: frozenset[str] = frozenset()
 
 #: The area whose features a reader of pins must understand.
@@ -25,8 +25,8 @@ SEGMENTS = "segments/"
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A structure that needs features. Its first element is a list, unlike that of any structure without an envelope:
-    versions that do not know envelopes fail to decode it and stop.
+    """A structure that needs features. Its first element is a list, unlike that of any structure without an envelope,
+    so that versions that do not know envelopes fail to decode it and stop.
     """
 
     features: list[str]
@@ -59,7 +59,7 @@ def decode_envelope(data: bytes, what: str) -> tuple[frozenset[str], bytes | msg
 
 @contextlib.contextmanager
 def name_folder_in_errors(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Put the folder in front of what an UnknownFeature says: a server has a store for each account."""
+    """Prefix the message of an UnknownFeature with the folder: a server has a store for each account."""
     try:
         yield
     except UnknownFeature as error:
@@ -67,7 +67,7 @@ def name_folder_in_errors(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def refusal_message(what: str, needed: str, writer: str) -> str:
-    """Say what cannot be read, which version wrote it, and what to upgrade."""
+    """Return the error text: what cannot be read, which version wrote it, and what to upgrade."""
     wrote = f"Headrace {writer} wrote it" if writer else "a newer version wrote it"
     target = f"Headrace {writer} or later" if writer else "that version"
     return (

@@ -29,7 +29,7 @@ class _MetadataEntry:
 
 
 class MetadataShard:
-    """The facts whose key falls into it, and the frame that last changed one of them."""
+    """The metadata entries whose keys hash to this shard, and the frame that last changed one of them."""
 
     __slots__ = ("changed_frame", "entries")
 
@@ -39,18 +39,18 @@ class MetadataShard:
 
 
 class MetadataStore:
-    """put, delete and note go into the frame under construction."""
+    """Puts, deletes and merges become part of the open frame."""
 
     def __init__(self, open_frame: OpenFrame) -> None:
         self.shards = [MetadataShard() for _ in range(SHARDS)]
-        self.frame_entries: list[bytes] = []  # for the frame, in order
+        self.frame_entries: list[bytes] = []  # entries of the open frame, in order
         self._open_frame = open_frame
         self._compactors: list[tuple[bytes, MetadataCompactor]] = []
 
     def register_compactor(self, prefix: bytes, compactor: MetadataCompactor) -> None:
-        """`fold(key)` gives the value that stands for value and notes of a key; asked at checkpoints.
+        """Register a function that returns the value which replaces value and operands of a key; called at checkpoints.
 
-        Notes on keys of this prefix are from now on not kept in memory.
+        From now on, operands of keys with this prefix are not kept in memory.
         """
         self._compactors.append((prefix, compactor))
 
@@ -72,12 +72,12 @@ class MetadataStore:
         return metadata_entry.value if metadata_entry is not None else None
 
     def get_operands(self, key: bytes) -> list[bytes]:
-        """The notes since the value; complete only as long as nobody registered a fold for the key."""
+        """Return the operands since the value; complete only if no compactor is registered for the key."""
         metadata_entry = self.shards[crc32(key) % SHARDS].entries.get(key)
         return list(metadata_entry.operands) if metadata_entry is not None else []
 
     def items(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys with a value, in order."""
+        """Yield keys with a value, in order."""
         found = [
             (key, metadata_entry.value)
             for shard in self.shards
@@ -87,7 +87,7 @@ class MetadataStore:
         return iter(sorted(found))
 
     def keys(self, prefix: bytes) -> Iterator[bytes]:
-        """Keys in order, those with notes only too."""
+        """Yield keys in order, including those with operands only."""
         return iter(sorted(key for shard in self.shards for key in shard.entries if key.startswith(prefix)))
 
     def _add_to_frame(self, encoded: bytes, shard: MetadataShard) -> None:
@@ -128,7 +128,7 @@ class MetadataStore:
         self.shards[crc32(key) % SHARDS].entries.pop(key, None)
 
     def capture_shard(self, number: int) -> list[MetadataEntryState]:
-        """A shard as it is now, with notes folded into values where somebody can."""
+        """Return the current state of a shard, with operands compacted into values where a compactor is registered."""
         return [
             self._capture_entry(key, metadata_entry)
             for key, metadata_entry in sorted(self.shards[number].entries.items())
@@ -146,7 +146,7 @@ class MetadataStore:
         return MetadataEntryState(key, metadata_entry.value, list(metadata_entry.operands))
 
     def restore_shard(self, number: int, states: list[MetadataEntryState]) -> None:
-        """The opposite of `capture_shard`."""
+        """Restore a shard from the result of `capture_shard`."""
         entries = self.shards[number].entries
         for state in states:
             metadata_entry = entries[state.key] = _MetadataEntry()

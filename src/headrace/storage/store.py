@@ -1,8 +1,8 @@
 """The store: logs and metadata, changed in frames that are durable as a whole or not at all.
 
 Owns the open frame, the frame in flight, and the order of everything else: commit, flush, checkpoint, recycling of
-files. Invariant: `committed` is a frame whose sync has returned, and all frames before it are durable too. After a
-failed sync nothing is committed any more. Must not know threads or time.
+files. Invariant: `committed_frame` is a frame whose sync has returned, and all frames before it are durable too. After
+a failed sync nothing is committed any more. Must not know threads or time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _raise_deleted(size: int) -> None:
 
 
 class Store:
-    """Use `Store.open`. Everything here runs on one thread, the core's."""
+    """Created by `Store.open`. Everything here runs on one thread, the core's."""
 
     def __init__(self, disk: Disk, options: StoreOptions, ident: int, report: RecoveryReport) -> None:
         self.disk = disk
@@ -88,14 +88,14 @@ class Store:
         self._last_frame_kind = SHUTDOWN
         self._in_flight_bytes = 0
         self._closed = False
-        #: False after closing where there was no space for a checkpoint: the journal has what it lacks.
+        #: False if there was no space for a checkpoint on closing: the journal has what the last one lacks.
         self.has_final_checkpoint = True
         self._closed_frame = OpenFrame(_raise_deleted)
         self._closed_frame.closed = True
 
     @classmethod
     def open(cls, disk: Disk, clock: Clock, options: StoreOptions = _DEFAULT_OPTIONS) -> Store:
-        """Recovers what the disk holds; when this returns, all of it is durable. Raises `StoreError`."""
+        """Recover the store on the disk; when this returns, all of it is durable. Raises `StoreError`."""
         from headrace.storage.recovery.recovery import recover
 
         return recover(disk, clock, options)
@@ -130,12 +130,12 @@ class Store:
 
     @property
     def has_deletes(self) -> bool:
-        """Whether a stream ends with the frame under construction."""
+        """Whether the open frame deletes a stream."""
         return bool(self._delete_entries)
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes admitted and not yet where they belong: for back-pressure."""
+        """Bytes admitted but not yet flushed to their files: for backpressure."""
         return (
             self.open_frame.pending_bytes
             + self.log_context.large_pending_bytes
@@ -144,7 +144,7 @@ class Store:
         )
 
     def create(self, name: str, *, memory: bool = False, first_seq: int = 1) -> StreamLog:
-        """A new stream; durable with the frame."""
+        """Create a stream; durable with the open frame."""
         self._raise_if_failed()
         if name in self.logs:
             raise StoreError(f"stream {name} exists")
@@ -162,7 +162,7 @@ class Store:
         return log
 
     def delete(self, log: StreamLog) -> None:
-        """A stream and all it holds goes with the frame."""
+        """Delete a stream and all its messages with the open frame."""
         self._raise_if_failed()
         del self.logs[log.name]
         if log.dirty:
@@ -183,7 +183,7 @@ class Store:
 
     @property
     def waiting_for_space(self) -> bool:
-        """Whether the frame in flight has found no room on the disk, and is kept until there is some."""
+        """Whether the frame in flight found no space on the disk and is waiting for some."""
         return self.frame_submission.no_space_error is not None
 
     def iter_file_logs(self) -> Iterator[FileLog]:
@@ -194,12 +194,10 @@ class Store:
             raise self.poisoned
 
     def extend_frame(self, size: int) -> None:
-        """Asked when the gate is closed or the frame is about to outgrow what is reserved; raises Full
-        or Poisoned.
-        """
+        """Called when the frame is closed or about to exceed its reserved size; raises StoreFull or StorePoisoned."""
         self._raise_if_failed()
         if self.full:
-            self._update_space()  # somebody else may have made room, and nothing that is refused brings a commit
+            self._update_space()  # space may have become free, and a refused append triggers no commit
         if self.full:
             raise StoreFull("the disk is full; free some space or remove messages")
         needed = 2 * (self.open_frame.pending_bytes + size)
@@ -210,19 +208,19 @@ class Store:
         self.open_frame.max_bytes = needed
 
     def check_large_space(self, size: int) -> None:
-        """Large messages are not reserved for: there must be room beyond the headroom."""
+        """Check that a large message fits beyond the headroom: no space is reserved for large messages."""
         if self.disk.free() < self.options.headroom_bytes + self.log_context.large_pending_bytes + size:
             raise StoreFull("the disk is full; free some space or remove messages")
 
     # Committing
 
     def commit(self) -> int:
-        """Closes the frame and submits it; only when none is in flight and there is something in it."""
+        """Close the open frame and submit it; only if none is in flight and it is not empty."""
         return self._commit(COMMIT)
 
     def on_idle(self) -> None:
-        """To be called when nothing has happened for a while, and now and then while the disk is full: a mark
-        proves the last frame, and what waits for room is tried again.
+        """Call this when nothing has happened for a while, and from time to time while the disk is full: writes an idle
+        frame that confirms the last commit, and retries what waits for space.
         """
         if self.poisoned is not None:
             return
@@ -289,11 +287,11 @@ class Store:
         ) + self.journal.make_frame_ops(kind, body, watermarks)
 
     def _shed(self, logs: Iterable[LogWriter]) -> None:
-        """Drops the growing segments of logs that were emptied: on a full disk their files are to go, too."""
+        """Drop the growing segments of logs that were emptied: on a full disk their files are to be removed too."""
         for log in logs:
             if isinstance(log, FileLog) and not log.messages and len(log.active_segment.blocks):
                 log.split_segment()
-                log.saved_frame = -1  # its section names a file that is about to go
+                log.saved_frame = -1  # its section names a file that is about to be removed
 
     def _on_committed(
         self,
@@ -334,23 +332,21 @@ class Store:
             self.write_mark()
 
     def fail(self, error: OSError) -> None:
-        """A write or a sync failed: nothing more is acknowledged, and nothing is tried again."""
+        """Handle a failed write or sync: nothing more is acknowledged, and nothing is retried."""
         if self.poisoned is None:
             sometimes("the store is poisoned")
             self.poisoned = StorePoisoned(f"a write failed: {error}; restart to read again what is on disk")
             self.open_frame.closed = True
 
     def fail_on_error(self, error: OSError | None) -> None:
-        """For submissions of which only failure matters."""
+        """Completion callback for submissions of which only failure matters."""
         if error is not None:
             self.fail(error)
 
     # Background work
 
     def checkpoint(self, done: Callable[[OSError | None], None] | None = None) -> None:
-        """Starts a checkpoint; `done` is called when one begun from now on is proven, or given up for
-        want of space.
-        """
+        """Start a checkpoint; `done` is called when one started from now on is marked, or aborted for lack of space."""
         self._raise_if_failed()
         self._update_space()
         self.space.forgive()
@@ -360,7 +356,7 @@ class Store:
         self.checkpointer.advance()
 
     def flush(self, log: StreamLog, done: Callable[[], None]) -> None:
-        """Cuts the tail of a log and calls `done` when all its records so far are in segment files."""
+        """Finish the tail block of a log and call `done` when all its records so far are in segment files."""
         log.finish_block()
         self.flusher.call_when_flushed(done)
         self.flusher.submit_next()
@@ -368,13 +364,13 @@ class Store:
     def _maybe_checkpoint(self) -> None:
         if self.checkpointer.running or self.checkpointer.pending_mark or not self._wants_checkpoint():
             return
-        self.flusher.resume()  # also below the headroom: without a checkpoint nothing that is removed goes
+        self.flusher.resume()  # even below the headroom: without a checkpoint no removed file is unlinked
         if not self.flusher.out_of_space:
             self.space.begin()
             self.checkpointer.start()
 
     def _wants_checkpoint(self) -> bool:
-        """Whether enough was journaled, or there is space to gain; and no space was missing for it just now."""
+        """Return whether enough was journaled or space can be gained, and the last attempt did not lack space."""
         written = self.journal.bytes_since_checkpoint
         if not self.space.allows_checkpoint:
             return False
@@ -383,16 +379,16 @@ class Store:
         return (self.full and self.journal.is_scarce) or self.space.wants_checkpoint(written)
 
     def write_mark(self) -> None:
-        """A checkpoint is durable: its mark goes into the next frame, at once when there is nothing else.
+        """Commit the mark of a checkpoint at once if the open frame is empty; otherwise it goes into the next frame.
 
-        A frame with something in it is its owner's to close, who may have to add to it.
+        A frame that is not empty is committed by its owner, who may have to add to it.
         """
         if not self.in_flight and not self.dirty and self.poisoned is None:
             sometimes("a frame for the mark alone")
             self._commit(COMMIT)
 
     def _on_flush_progress(self) -> None:
-        """Something was written behind, or found no room."""
+        """Handle progress of the flusher: something was written, or found no space."""
         if self.full and not self.flusher.out_of_space and self.poisoned is None:
             self._update_space()
             self._maybe_checkpoint()
@@ -400,34 +396,36 @@ class Store:
         self.compactor.start_next()
 
     def on_files_removed(self, error: OSError | None) -> None:
-        """Files were unlinked: there may be space again."""
+        """Handle unlinked files: there may be space again."""
         self.fail_on_error(error)
         self._update_space()
 
     def missed_space(self, journaled: int) -> None:
-        """A checkpoint was given up for want of space: it is due again when there is more than now."""
+        """Record that a checkpoint was aborted for lack of space: it is due again when there is more."""
         self.journal.bytes_since_checkpoint += journaled
         self.space.miss()
 
     def on_out_of_space(self, error: OSError) -> None:
-        """A frame or background work found the disk full."""
+        """Handle a full disk found by a frame or by background work."""
         self._set_full(True)
         self.checkpointer.on_no_space(error)
 
     def _update_space(self) -> None:
-        """How much the next frame can hold for certain, and whether the disk has room for what follows it."""
+        """Update how much the next frame can certainly hold, and whether the disk has space for what follows it."""
         if self.poisoned is not None:
             return
         is_low = self.space.measure(self._in_flight_bytes)
-        self.frame_submission.retry()  # the headroom is for frames, too
+        self.frame_submission.retry()  # frames may use the headroom
         if not is_low and (self.flusher.out_of_space or self.full):
             sometimes("there is room again")
             self.flusher.resume()
         self._set_full(is_low or self.flusher.out_of_space or self.waiting_for_space or self.journal.is_short)
-        if not is_low or self.journal.needs_spare(self.space.slack):  # removals need a file to go on in
+        if not is_low or self.journal.needs_spare(
+            self.space.slack
+        ):  # removals need a journal file to continue in
             self.journal.replenish_spares()
         available = self.journal.get_guaranteed_bytes()
-        # A quarter is for what an append does not count: entries and watermarks.
+        # A quarter is reserved for what appends do not count: entries and watermarks.
         self.open_frame.max_bytes = available - available // 4
 
     def _set_full(self, full: bool) -> None:
@@ -438,19 +436,19 @@ class Store:
             self.on_full()
 
     def on_recovered(self) -> None:
-        """Recovery is done."""
+        """Finish recovery: measure space and find candidates for compaction."""
         self._update_space()
         for log in self.iter_file_logs():
             self.compactor.add_candidates(log)
 
-    # Health and end
+    # Health and closing
 
     def report(self) -> RecoveryReport:
-        """What recovery found, and what reading has found since."""
+        """Return what recovery found, and what reads have found since."""
         return self._report
 
     def accept_loss(self) -> None:
-        """A person has accepted the damage found so far; the evidence in the journal may go."""
+        """Clear the damage that a person has accepted; the evidence in the journal may be removed."""
         self._report.damage.clear()
         self.checkpointer.retained_files.clear()
         self.checkpointer.offline_streams.clear()
@@ -458,7 +456,7 @@ class Store:
             log.lost_ranges.clear()
 
     def close(self) -> None:
-        """Commits what is under construction, writes a checkpoint and the shutdown mark; blocks."""
+        """Commit the open frame, write a checkpoint and the shutdown mark; blocks."""
         if self._closed:
             return
         self._closed = self.compactor.stopped = True
@@ -478,7 +476,7 @@ class Store:
             self.checkpointer.run_blocking()
         except OutOfSpace:
             self.has_final_checkpoint = False
-            self.checkpointer.drop_unfinished()  # the journal has it all
+            self.checkpointer.drop_unfinished()  # the journal has everything
         except OSError as error:
             self.fail(error)
             return
@@ -486,7 +484,7 @@ class Store:
         self._drain()
 
     def _drain(self) -> None:
-        """Blocks until nothing is under way; a frame that waits for room has one more try."""
+        """Block until nothing is pending; a frame that waits for space is retried once."""
         self.disk.drain()
         if self.poisoned is None:
             self.frame_submission.retry()

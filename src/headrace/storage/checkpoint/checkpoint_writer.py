@@ -31,17 +31,18 @@ from headrace.storage.segments.segment import FileSegment
 if TYPE_CHECKING:
     from headrace.storage.store import Store
 
-STEP_BYTES = 1 << 20  # of sections taken in one go: a bound for what a commit can be held up
+STEP_BYTES = 1 << 20  # captured in one step: bounds how long a commit can be delayed
 STEP_SECTIONS = 64
-FILES_MAX = 8  # checkpoints that a root refers to; beyond, the oldest's sections are taken again
+FILES_MAX = 8  # checkpoints that a root refers to; with more, the oldest one's sections are captured again
 COPIES = ("a", "b")
 
 DoneCallback = Callable[[OSError | None], None]
 
 
 class Checkpointer:
-    """At most one checkpoint is under way; `number` is the newest begun, `durable_number` the newest whose mark
-    is durable.
+    """Writes one checkpoint at a time.
+
+    `number` is the newest checkpoint started, `durable_number` the newest whose mark is durable.
     """
 
     def __init__(self, store: Store) -> None:
@@ -49,19 +50,19 @@ class Checkpointer:
         self.number = 0
         self.durable_number = 0
         self.running = False
-        self.pending_mark = 0  # a checkpoint that is durable and waits for its mark
+        self.pending_mark = 0  # a checkpoint whose files are synced and whose mark is not written yet
         self.stream_entries: dict[int, StreamEntry] = {}
         self.shard_entries: dict[int, ShardEntry] = {}
         self.offline_streams: list[StreamEntry] = []
         self.retained_files: list[str] = []
-        self.features: frozenset[str] = frozenset()  # that the root names
+        self.features: frozenset[str] = frozenset()  # named in the root
         self._shard_frames = [-1] * SHARDS
-        self._existing: list[int] = []  # whose files exist
+        self._existing: list[int] = []  # checkpoints whose files exist
         self._start_frames: dict[
             int, int
         ] = {}  # checkpoint -> the frame up to which the journal is not needed
-        self._waiters: list[tuple[int, DoneCallback]] = []  # to be told when that one, or a newer, is proven
-        self._next_waiters: list[DoneCallback] = []  # ... the one after that
+        self._waiters: list[tuple[int, DoneCallback]] = []  # called when that one, or a newer one, is marked
+        self._next_waiters: list[DoneCallback] = []  # for the checkpoint after the current one
         self._restart_requested = False
         self._reset()
 
@@ -70,19 +71,19 @@ class Checkpointer:
         self._sections: list[bytes] = []
         self._offset = 0
         self._start_frame = 0
-        self._journaled = 0  # bytes since the checkpoint before
+        self._journaled = 0  # bytes journaled between the start of the previous checkpoint and of this one
         self._captured_frame = 0
-        self._delete_frame = 0  # the frame in which a stream ends that this checkpoint does not name any more
+        self._delete_frame = 0  # the frame that deletes a stream which this checkpoint no longer names
         self._captured_logs: list[FileLog] = []
         self._flush_target = 0
         self._syncing = False
         self._new_stream_entries: dict[int, StreamEntry] = {}
         self._new_shard_entries: dict[int, ShardEntry] = {}
 
-    # Taking
+    # Capturing
 
     def start(self, done: DoneCallback | None = None, everything: bool = False) -> None:
-        """Starts a checkpoint; one that is under way is finished first and then another begun."""
+        """Start a checkpoint; if one is running, start another one after it."""
         if self.running:
             sometimes("a checkpoint is asked for while one is under way")
             self._restart_requested = True
@@ -117,7 +118,7 @@ class Checkpointer:
                 )
         for number, shard in enumerate(store.metadata.shards):
             if not shard.entries and shard.changed_frame < store.frame_number:
-                continue  # nothing to say of it, and nothing under way
+                continue  # empty, and not changed by the open frame
             existing = self.shard_entries.get(number)
             changed = shard.changed_frame > self._shard_frames[number]
             if everything or changed or (existing is not None and existing.ref.checkpoint in stale):
@@ -137,10 +138,10 @@ class Checkpointer:
         self._store.checkpoint(done)
 
     def _get_delete_frame(self) -> int:
-        """The frame that must be durable before the root is, because a stream ends in it.
+        """Return the frame that must be durable before the root is written, because it deletes a stream.
 
-        A root that does not name the stream would end it earlier. One that names it relies on blocks that are not
-        written any more.
+        A root that does not name the stream would delete it too early. A root that names it would rely on blocks that
+        are no longer written.
         """
         captured = max((log.deleted_in_frame for log in self._captured_logs if log.is_deleted), default=0)
         if max(self._delete_frame, captured) > self._store.committed_frame:
@@ -155,7 +156,7 @@ class Checkpointer:
         return [*self.stream_entries.values(), *self.shard_entries.values(), *self.offline_streams]
 
     def advance(self) -> None:
-        """Goes on as far as possible now. Called after every seal, commit and write behind."""
+        """Continue as far as possible now. Called after every commit submitted, commit completed and flush."""
         if not self.running or self._syncing or self._store.poisoned is not None:
             return
         if self._to_capture:
@@ -175,7 +176,7 @@ class Checkpointer:
         )
 
     def _capture_sections(self) -> None:
-        """Takes sections of what is not being changed by the frame under construction."""
+        """Capture sections of logs and shards that the open frame has not changed."""
         store = self._store
         budget = self._offset + STEP_BYTES
         for _ in range(min(len(self._to_capture), STEP_SECTIONS)):
@@ -192,7 +193,7 @@ class Checkpointer:
                 self._delete_frame = max(self._delete_frame, log.deleted_in_frame)
             else:
                 self._capture_stream(log)
-        store.flusher.submit_next()  # what was sealed early, and the columns of those that forgot subjects
+        store.flusher.submit_next()  # segments sealed early, and columns of logs whose subjects got new ids
         if not self._to_capture:
             self._captured_frame = store.frame_number - 1
             self._flush_target = store.flusher.added_count
@@ -289,12 +290,12 @@ class Checkpointer:
         self._sections, self._captured_logs = [], []
 
     def on_no_space(self, error: OSError) -> None:
-        """Blocks that this checkpoint waits for cannot be written."""
+        """Abort the checkpoint: blocks that it waits for cannot be written."""
         if self.running and not self._syncing:
             self._abort(error)
 
     def _abort(self, error: OSError) -> None:
-        """No space for it: what was taken counts as not taken, and the half-written files go."""
+        """Abort for lack of space: everything captured must be captured again, and incomplete files are removed."""
         sometimes("a checkpoint is given up")
         store = self._store
         for log in store.iter_file_logs():
@@ -312,21 +313,23 @@ class Checkpointer:
             each(error)
 
     def _unfinished(self) -> list[Op]:
-        """Operations that remove the files of the checkpoint under way."""
+        """Return the operations that remove the files of the running checkpoint."""
         paths = [checkpoint_path(self.number, copy) for copy in COPIES]
         return [("unlink", path) for path in paths if self._store.disk.exists(path)]
 
     def drop_unfinished(self) -> None:
-        """`run_blocking` found no space: remove what it has written of a checkpoint."""
+        """Remove what `run_blocking` wrote before it ran out of space."""
         self._store.disk.run(self._unfinished())
         self.running = False
         self._reset()
 
     def run_blocking(self) -> None:
-        """A whole checkpoint, blocking: for recovery and for closing. Nothing may be under construction."""
+        """Write a whole checkpoint and block until it is synced; for recovery and closing. The open frame must be
+        empty.
+        """
         store = self._store
         store.disk.drain()
-        # One that waits for space is left for this one. What it took counts as saved, but is nowhere.
+        # This checkpoint replaces one that waits for space, whose captured state counts as saved but is in no file.
         interrupted, self.running = self.running, False
         self.pending_mark = 0
         self.start(everything=interrupted or self.durable_number == 0)
@@ -347,10 +350,10 @@ class Checkpointer:
         elif not log.is_deleted:
             self._capture_stream(log)
 
-    # Proof
+    # Marks
 
     def mark_durable(self, number: int) -> None:
-        """The mark of a checkpoint is durable: what only older ones need may go."""
+        """Handle the durable mark of a checkpoint: release what only older checkpoints need."""
         self.durable_number = number
         self._store.journal.release_through(self._start_frames[number])
         self._start_frames = {each: start for each, start in self._start_frames.items() if each > number}
@@ -373,12 +376,12 @@ class Checkpointer:
             self.start()
 
     def restore_state(self, files: list[int], newest: int) -> None:
-        """After recovery: checkpoint files that exist, and the newest number ever used."""
+        """After recovery: set the checkpoint files that exist and the highest number ever used."""
         self._existing = files
         self.number = newest
 
     def resume(self, found: LoadedCheckpoint, newest: int, files: list[int]) -> None:
-        """After recovery in place: the checkpoint it started from is the newest."""
+        """After recovery in place: make the checkpoint that it started from the newest one."""
         root = found.root
         self._existing = files
         self.number = newest
@@ -392,5 +395,5 @@ class Checkpointer:
 
     @property
     def next_number(self) -> int:
-        """The first checkpoint that will not name what is dropped now."""
+        """The first checkpoint that will not name files dropped now."""
         return self.number + 1

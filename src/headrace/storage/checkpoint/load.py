@@ -36,7 +36,10 @@ COPIES = ("a", "b")
 
 @dataclass(slots=True)
 class LoadedCheckpoint:
-    """The checkpoint to start from; `bad` has the refs of sections without a good copy."""
+    """The checkpoint to start from; `bad_sections` are those without an intact copy.
+
+    `is_proven`: its mark, or that of a newer checkpoint, is in the journal. The documentation calls it marked.
+    """
 
     store_id: int
     root: CheckpointRoot
@@ -44,8 +47,8 @@ class LoadedCheckpoint:
     sections: dict[SectionRef, bytes]
     bad_sections: list[SectionRef]
     is_proven: bool = False
-    base: LoadedCheckpoint | None = None  # the newest proven one, which may be this one
-    files: list[ScannedFile] = field(default_factory=list)  # the journal, frames above the root's
+    base: LoadedCheckpoint | None = None  # the newest marked checkpoint, possibly this one
+    files: list[ScannedFile] = field(default_factory=list)  # the journal, with the frames after the root's
 
     @property
     def is_empty(self) -> bool:
@@ -54,17 +57,17 @@ class LoadedCheckpoint:
 
 
 def list_checkpoints(disk: Disk) -> list[int]:
-    """Checkpoints of which there is a file, newest first."""
+    """List the checkpoints that have at least one file, newest first."""
     found = [FILE_NAME.fullmatch(name) for name in disk.list("checkpoints")]
     return sorted({int(match[1], 16) for match in found if match}, reverse=True)
 
 
 def load_newest(disk: Disk, report: RecoveryReport) -> LoadedCheckpoint | None:
-    """The checkpoint with the fewest bad sections, the newest of those; None if no root is good.
+    """Return the checkpoint with the fewest bad sections, the newest of those; None if no root is intact.
 
-    None older than the newest proven one: its journal was let go, and so were files that only it names. A newer one
-    that is not proven may hold a frame that only the page cache had when it was replayed, so it goes first; but
-    until it is proven, what the proven one needs has to stay: that is its `base`.
+    Checkpoints older than the newest marked one are not considered: their journal, and files that only they name, may
+    be gone. A newer one without a mark may contain a frame that only the page cache had when it was replayed, so it is
+    preferred; but until it is marked, everything that the marked one needs must stay. The marked one is its `base`.
     """
     usable: list[LoadedCheckpoint] = []
     for number in list_checkpoints(disk):
@@ -89,11 +92,11 @@ def load_newest(disk: Disk, report: RecoveryReport) -> LoadedCheckpoint | None:
 
 
 def _has_mark(found: LoadedCheckpoint) -> bool:
-    """Whether the journal has the mark of this checkpoint, or of a newer one."""
+    """Return whether the journal has the mark of this checkpoint or of a newer one."""
     for scanned in found.files:
         for frame in scanned.frames:
             if unknown_kind(scanned.data, frame):
-                continue  # refused before anything is written
+                continue  # `_Recovery` refuses it before anything is written
             start = frame.offset + FRAME_HEADER_BYTES
             for kind, _, data in decode_entries(scanned.data[start : start + frame.length]):
                 if kind == CHECKPOINT and decode_u64(data) >= found.root.number:
@@ -102,7 +105,7 @@ def _has_mark(found: LoadedCheckpoint) -> bool:
 
 
 def load_root(disk: Disk, number: int, report: RecoveryReport) -> LoadedCheckpoint | None:
-    """Checkpoint `number` with all its sections, from whichever copies are good."""
+    """Load checkpoint `number` with all its sections, each from an intact copy."""
     for copy in COPIES:
         path = checkpoint_path(number, copy)
         loaded = _read_root(disk, path, number)
@@ -123,9 +126,9 @@ def load_root(disk: Disk, number: int, report: RecoveryReport) -> LoadedCheckpoi
 
 
 def _read_root(disk: Disk, path: str, number: int) -> tuple[int, CheckpointRoot, frozenset[str]] | None:
-    """The root in a file, its store and its features; UnknownFeature where this version lacks one of them.
+    """Return store id, root and features from a file; raise UnknownFeature if this version lacks one of them.
 
-    No older checkpoint is a way out then: it would be damage to a version that knows the feature.
+    Falling back to an older checkpoint is not an option then: a version that knows the feature would see it as damage.
     """
     if not disk.exists(path):
         return None
@@ -155,7 +158,7 @@ def _read_section(disk: Disk, store_id: int, ref: SectionRef, report: RecoveryRe
 
 
 def _read_part(disk: Disk, store_id: int, path: str, ref: SectionRef) -> bytes | None:
-    """A section from one copy of its checkpoint, if its checksum holds there."""
+    """Read a section from one copy of its checkpoint; None if its checksum is wrong."""
     if not disk.exists(path):
         return None
     data = disk.read(path, ref.offset, ref.length)
@@ -163,9 +166,9 @@ def _read_part(disk: Disk, store_id: int, path: str, ref: SectionRef) -> bytes |
 
 
 def repair_copies(disk: Disk, found: LoadedCheckpoint) -> None:
-    """Write the good copy of a checkpoint over the bad one, for each checkpoint that `found` reads from.
+    """Write the intact copy of a checkpoint over the bad one, for each checkpoint that `found` reads from.
 
-    For a recovery in place, which writes no checkpoint: without this, a second bad copy later would be a loss.
+    For a recovery in place, which writes no checkpoint: without this, damage to the second copy would be a loss.
     """
     refs = [entry.ref for entry in found.root.streams] + [entry.ref for entry in found.root.shards]
     for number in {found.root.number, *(ref.checkpoint for ref in refs)}:
@@ -179,7 +182,7 @@ def repair_copies(disk: Disk, found: LoadedCheckpoint) -> None:
 
 
 def _is_good(disk: Disk, found: LoadedCheckpoint, path: str, number: int, refs: list[SectionRef]) -> bool:
-    """Whether this copy of a checkpoint has everything that `found` reads from it."""
+    """Return whether this copy of a checkpoint has everything that `found` reads from it."""
     if not disk.exists(path) or (number == found.root.number and _read_root(disk, path, number) is None):
         return False
     return all(_read_part(disk, found.store_id, path, ref) is not None for ref in refs)
@@ -199,6 +202,6 @@ def _copy(disk: Disk, source: str, target: str) -> None:
 
 
 def is_new_store(disk: Disk) -> bool:
-    """Whether nothing was ever committed here: only then may a folder without a checkpoint become a store."""
+    """Return whether nothing was ever committed here: only then may a folder without a checkpoint become a store."""
     journal = any(has_frames(disk.map(f"journal/{name}")) for name in disk.list("journal"))
     return not journal and not disk.list("streams") and sync_marker.read_latest(disk) is None

@@ -22,7 +22,7 @@ _STORE_FOLDERS = ("journal", "checkpoints", "streams")
 
 
 def accept_data_loss(directory: str, findings: FsckReport) -> None:
-    """Lets go of all that `findings` calls damaged, so that the store opens without a complaint."""
+    """Drop everything that `findings` reports as damaged, so that the store opens without errors."""
     disk = FileDisk(directory)
     try:
         target = _create_target(disk)
@@ -38,7 +38,7 @@ def accept_data_loss(directory: str, findings: FsckReport) -> None:
 
 
 def _drop_damage(store: Store, target: str, findings: FsckReport) -> None:
-    """The store forgets what is damaged, says so in its next checkpoint, and is closed."""
+    """Drop the damaged data from the store, record that in its next checkpoint, and close it."""
     disk, report = store.disk, store.report()
     folders = [stream_folder(entry.ident) for entry in store.checkpointer.offline_streams]
     files = _find_evidence(store)
@@ -59,7 +59,7 @@ def _drop_damage(store: Store, target: str, findings: FsckReport) -> None:
 
 
 def _drop_rows(store: Store, log: FileLog, target: str) -> None:
-    """What cannot be read is removed, and the rest of its segment is written anew without the damaged place."""
+    """Remove the unreadable messages and rewrite the rest of their segment without the damaged part."""
     damaged = list(find_damage(store.disk, log))
     for each in damaged:
         _link_evidence(store.disk, each.segment.path, target)
@@ -71,7 +71,7 @@ def _drop_rows(store: Store, log: FileLog, target: str) -> None:
 
 
 def _find_evidence(store: Store) -> list[str]:
-    """Damaged files that are no segments; those stay in use as far as they are good."""
+    """Return damaged files that are not segments; segments stay in use as far as they are intact."""
     paths = dict.fromkeys(
         [*store.checkpointer.retained_files, *(each.file for each in store.report().damage)]
     )
@@ -79,7 +79,7 @@ def _find_evidence(store: Store) -> list[str]:
 
 
 def _create_target(disk: Disk) -> str:
-    """A folder of its own for each acceptance."""
+    """Create a new folder under `lost/` for this acceptance."""
     number = 1
     while disk.exists(f"{FOLDER}/{number}"):
         number += 1
@@ -101,13 +101,13 @@ def _flatten_path(path: str) -> str:
 
 
 def _copy_evidence(disk: Disk, path: str, target: str) -> None:
-    """Bytes of their own: files of the journal are overwritten when they are used again."""
+    """Copy a file byte by byte: journal files are overwritten when they are reused."""
     new, size = f"{target}/{_flatten_path(path)}", disk.size(path)
     disk.run([("create", new, 0), ("copy", path, 0, new, 0, size), ("sync", new), ("syncdir", target)])
 
 
 def _link_evidence(disk: Disk, path: str, target: str) -> None:
-    """A second name for a segment, which is never overwritten; it may be dropped once its rows are."""
+    """Hard-link a segment, which is never overwritten; the original may be removed once its rows are."""
     new = f"{target}/{_flatten_path(path)}"
     if path.startswith("streams/") and disk.exists(path) and not disk.exists(new):
         disk.run([("link", path, new), ("syncdir", target)])

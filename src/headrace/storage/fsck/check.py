@@ -30,7 +30,7 @@ CLEAN, DAMAGED, REFUSED = 0, 1, 2
 
 
 class StreamSummary(msgspec.Struct, frozen=True):
-    """What a stream holds."""
+    """What a stream contains."""
 
     name: str
     messages: int
@@ -42,7 +42,7 @@ class StreamSummary(msgspec.Struct, frozen=True):
 
 
 class FsckReport(msgspec.Struct):
-    """What a store holds, and what is wrong."""
+    """What a store contains, and what is damaged."""
 
     folder: str
     checkpoint: int = 0
@@ -66,7 +66,7 @@ class FsckReport(msgspec.Struct):
 
 
 class DamagedBlock(NamedTuple):
-    """A damaged place of a segment, and the live sequences that are lost with it."""
+    """A damaged part of a segment, and the live sequences lost with it."""
 
     description: str
     segment: FileSegment
@@ -74,7 +74,7 @@ class DamagedBlock(NamedTuple):
 
 
 def main(directory: str, accept_loss: bool = False, json: bool = False) -> int:
-    """Checks, prints, returns the exit code: 0 clean, 1 damage, 2 no such store, in use, or of a newer version."""
+    """Check a store and print the result. Returns the exit code: 0 clean, 1 damage, 2 no store, in use, or too new."""
     try:
         findings = check(directory)
         if accept_loss and not findings.clean:
@@ -93,7 +93,7 @@ def main(directory: str, accept_loss: bool = False, json: bool = False) -> int:
 
 
 def check(directory: str) -> FsckReport:
-    """Everything that can be found out without changing anything."""
+    """Find everything that can be found without changing anything."""
     base = ReadonlyDisk(directory, exclusive=True)
     try:
         disk = OverlayDisk(base)
@@ -137,7 +137,7 @@ def _collect(store: Store, findings: FsckReport) -> None:
                 findings.harmless.append(
                     f"{bad.description} in {bad.segment.path}, but nothing in it is live"
                 )
-    # Where the rows are known, looking at each block says more exactly what is lost than recovery did.
+    # If the rows are known, checking each block shows more precisely what is lost than recovery did.
     checked_files = {each.file for each in findings.damage}
     findings.damage += [
         each for each in report.damage if not (each.rows_known and each.file in checked_files)
@@ -152,7 +152,7 @@ def _make_summary(log: FileLog) -> StreamSummary:
 
 
 def find_damage(disk: Disk, log: FileLog) -> Iterator[DamagedBlock]:
-    """Every block of every segment that the log names and that is not in memory only."""
+    """Check every block of every segment that the log names, except blocks that are only in memory."""
     for segment in log.list_segments():
         blocks = [block for block in segment.blocks if block not in segment.pending]
         if not blocks:
@@ -187,7 +187,7 @@ def _find_block_end(segment: FileSegment, block: int) -> int:
 
 
 def _find_live_seqs(segment: FileSegment, low: int, high: int) -> list[int]:
-    """The live sequences whose records lie between two offsets."""
+    """Return the live sequences whose records are between two offsets."""
     columns = segment.columns
     offsets = columns.offset[: columns.rows]
     first, last = (int(np.searchsorted(offsets, offset)) for offset in (low, high))
@@ -195,7 +195,7 @@ def _find_live_seqs(segment: FileSegment, low: int, high: int) -> list[int]:
 
 
 def describe(findings: FsckReport) -> Iterator[str]:
-    """The findings in words."""
+    """Describe the findings as lines of text."""
     yield f"store {findings.folder}"
     ended = "shut down cleanly" if findings.shut_down_cleanly else "not shut down cleanly"
     yield f"  checkpoint {findings.checkpoint}, {findings.frames_after_checkpoint} frames after it, {ended}"

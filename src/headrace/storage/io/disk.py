@@ -34,53 +34,53 @@ QUEUES = ("commit", "behind")
 class Disk(Protocol):
     """Files under one root; paths are relative and '/'-separated.
 
-    Operations: ("create", path, size), ("write", path, offset, data or list of data), ("sync", path),
-    ("syncdir", folder), ("mkdir", folder), ("link", path, new), ("rename", path, new), ("unlink", path),
-    ("rmdir", folder), ("copy", source, source_offset, target, target_offset, length).
+    Operations: ("create", path, size), ("write", path, offset, data or list of data), ("sync", path), ("syncdir",
+    folder), ("mkdir", folder), ("link", path, new), ("rename", path, new), ("unlink", path), ("rmdir", folder),
+    ("copy", source, source_offset, target, target_offset, length).
 
-    An operation that finds no room, or a quota used up, fails with `OutOfSpace`; a sync that fails never does.
+    An operation that finds no space, or a used-up quota, fails with `OutOfSpace`; a failing sync never does.
     """
 
     def list(self, folder: str) -> list[str]:
-        """Names in a folder, sorted; empty if there is no such folder."""
+        """List the names in a folder, sorted; empty if there is no such folder."""
 
     def exists(self, path: str) -> bool: ...
 
     def size(self, path: str) -> int: ...
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        """Short at the end of the file."""
+        """Read bytes; fewer than `length` at the end of the file."""
 
     def map(self, path: str) -> memoryview:
-        """A read-only view of the whole file as it is now."""
+        """Return a read-only view of the whole file as it is now."""
 
     def prefetch(self, path: str, offset: int, length: int) -> None:
-        """A hint that this will be read soon."""
+        """Hint that this range will be read soon."""
 
     def free(self) -> int:
-        """Bytes that can still be allocated."""
+        """Return the number of bytes that can still be allocated."""
 
     def run(self, ops: Sequence[Op]) -> None:
-        """Now, blocking; raises OSError."""
+        """Run operations now, blocking; raises OSError."""
 
     def submit(self, queue_name: str, ops: Sequence[Op], done: DoneCallback) -> None:
-        """Queued behind what the lane already has; `done` runs later on the core's thread."""
+        """Queue operations after those already in the queue; `done` runs later on the core's thread."""
 
     def drain(self) -> None:
-        """Blocks until all that was submitted, also meanwhile, is complete and its `done` was called."""
+        """Block until everything submitted, even meanwhile, is complete and its `done` was called."""
 
     def close(self) -> None: ...
 
 
 class OutOfSpace(OSError):
-    """An operation found no room, and may be done again later; those before it in its submission are done."""
+    """An operation found no space and may be retried later; the operations before it in its submission are done."""
 
     op: Op = ()
 
 
 def translate_error(op: Op, error: OSError) -> OSError:
-    """The error of an operation as its owner is to see it. A failed sync is never for want of room: nobody knows
-    what the disk has then.
+    """Translate the error of an operation. A failed sync never counts as lack of space: the disk's content is unknown
+    then.
     """
     if op[0] in ("sync", "syncdir"):
         return OSError(errno.EIO, f"sync failed: {error.strerror}", error.filename)
@@ -92,7 +92,7 @@ def translate_error(op: Op, error: OSError) -> OSError:
 
 
 class FileDisk(RootFolder):
-    """Real files. One thread for each queue; `call_soon_threadsafe` brings completions to the core's thread."""
+    """`Disk` on real files, with one thread per queue; `call_soon_threadsafe` runs completions on the core's thread."""
 
     def __init__(
         self, root: str | Path, call_soon_threadsafe: Callable[[Callable[[], None]], object] | None = None
@@ -210,7 +210,7 @@ class FileDisk(RootFolder):
                 error = failed
             except (
                 Exception
-            ) as failed:  # a lane that dies silently would hang the server: report it as an I/O error
+            ) as failed:  # a queue thread that dies silently would hang the server: report it as an I/O error
                 error = OSError(errno.EIO, f"{type(failed).__name__}: {failed}")
             latency.record(time.perf_counter_ns() - started_ns)
             self._completed.append((item[1], error))
@@ -229,7 +229,7 @@ class FileDisk(RootFolder):
                 if self._completed and self._call_soon_threadsafe is not None:
                     self._call_soon_threadsafe(
                         self._run_callbacks
-                    )  # one broken callback must not hold up the others
+                    )  # one broken callback must not block the others
                 raise
 
     # Operations
@@ -241,11 +241,11 @@ class FileDisk(RootFolder):
                 try:
                     _reserve(handle.fd, size)
                 except OSError:
-                    self._unlink(path)  # it is there as it was asked for, or not at all
+                    self._unlink(path)  # a file is created completely or not at all
                     raise
 
     def _write(self, path: str, offset: int, data: Any) -> None:
-        # Twice a commit: without the context manager it takes half the time.
+        # Called twice per commit: without the context manager it takes half the time.
         handle = self._handles.acquire(path)
         try:
             if isinstance(data, bytes) and os.pwrite(handle.fd, data, offset) == len(data):
@@ -306,7 +306,7 @@ def _split_vectors(parts: Sequence[Any]) -> list[Any]:
 
 
 def _write_all(fd: int, data: Any, offset: int) -> int:
-    """Writes a buffer, or a list of them, whole; returns how many bytes that were."""
+    """Write a buffer, or a list of buffers, completely; return the number of bytes written."""
     buffers = [memoryview(part).cast("B") for part in (data if isinstance(data, list) else [data])]
     total = sum(len(part) for part in buffers)
     done = 0

@@ -22,29 +22,27 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DESCRIPTORS_MAX = 256
-#: So long a lane waits for a descriptor when the process, or the machine, has none left.
+#: How long a queue waits for a descriptor when the process, or the machine, has none left.
 DESCRIPTOR_TIMEOUT_S = 10.0
 RETRY_PAUSE_S = 0.02
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class FileHandle:
-    """An open file, how many use it now, whether it was written through since its last sync, and what a sync of
-    it failed with.
-    """
+    """An open file: its number of users, whether it was written since its last sync, and the error of a failed sync."""
 
     __slots__ = ("evicted", "fd", "sync_error", "sync_lock", "unsynced", "use_count")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.use_count = 0
-        self.unsynced = False  # to be set after a write: a sync during it may have come too early
+        self.unsynced = False  # set after a write: a sync during the write may have come too early
         self.evicted = False
         self.sync_error: OSError | None = None
         self.sync_lock = threading.Lock()
 
     def sync(self) -> None:
-        """Whoever comes after a failure is told of it, too."""
+        """Sync the file; after a failure, every later call raises the same error."""
         with self.sync_lock:
             if self.sync_error is not None:
                 raise self.sync_error
@@ -57,7 +55,7 @@ class FileHandle:
 
 
 class FileHandleCache:
-    """The open files under a root. `may_wait` tells whether this thread has time to wait for a descriptor."""
+    """The open files under a root. `may_wait` returns whether this thread may wait for a descriptor."""
 
     def __init__(self, root: Path, may_wait: Callable[[], bool]) -> None:
         self._root = root
@@ -70,7 +68,7 @@ class FileHandleCache:
 
     @contextlib.contextmanager
     def acquired(self, path: str, flags: int = os.O_RDWR) -> Iterator[FileHandle]:
-        """A file in use."""
+        """Context manager around `acquire` and `release`."""
         handle = self.acquire(path, flags)
         try:
             yield handle
@@ -78,7 +76,7 @@ class FileHandleCache:
             self.release(handle)
 
     def acquire(self, path: str, flags: int = os.O_RDWR) -> FileHandle:
-        """`acquired` for those in a hurry; to be given back."""
+        """Open or reuse a file and mark it as in use; the caller must release it. Faster than `acquired`."""
         try:
             return self._acquire_once(path, flags)
         except OSError as error:
@@ -104,14 +102,14 @@ class FileHandleCache:
             self._close_oldest()
 
     def release_written(self, handle: FileHandle) -> None:
-        """`release` after a write. Only who writes waits for a sync in passing: the core's thread does not."""
+        """Release a file after a write. Only writers sync old files here; the core's thread never waits for that."""
         handle.unsynced = True
         self.release(handle)
         if len(self._handles) > DESCRIPTORS_MAX:
             self._sync_oldest()
 
     def evict(self, path: str) -> None:
-        """The file is about to go, or to have another name."""
+        """Close a file that is about to be removed or renamed, now or when its last user releases it."""
         with self._lock:
             handle = self._handles.pop(path, None)
             if handle is not None:
@@ -124,7 +122,7 @@ class FileHandleCache:
             self.evict(path)
 
     def _close_oldest(self) -> bool:
-        """Closes a file that nobody uses and that needs no sync; returns whether there was one."""
+        """Close a file that is not in use and needs no sync; return whether there was one."""
         with self._lock:
             for path, handle in self._handles.items():
                 if not (handle.use_count or handle.unsynced or handle.sync_error):
@@ -134,8 +132,8 @@ class FileHandleCache:
         return False
 
     def _sync_oldest(self) -> bool:
-        """Syncs a file that nobody uses, which can then be closed; returns whether there was one. If that fails it
-        stays open: whoever syncs it next is told, and not who happens to be here.
+        """Sync a file that is not in use, so that it can be closed; return whether there was one. If the sync fails the
+        file stays open, so that its next sync reports the error, not this unrelated caller.
         """
         with self._lock:
             idle = (each for each in self._handles.values() if not (each.use_count or each.sync_error))
@@ -151,8 +149,8 @@ class FileHandleCache:
         return True
 
     def with_retry(self, attempt: Callable[[], T]) -> T:
-        """What opens a file has changed nothing when no descriptor is left (those of connections count, too), and is
-        tried again: at once where a file of ours can make way, and for a while where there is time to wait.
+        """Retry `attempt` while no descriptor is left (connections use them too); a failed open has changed nothing.
+        Retries at once if a cached file can be closed, and for a while if this thread may wait.
         """
         deadline = time.monotonic() + DESCRIPTOR_TIMEOUT_S
         while True:

@@ -6,12 +6,12 @@ inconsistent one.
 
 from __future__ import annotations
 
-#: Upper bounds in microseconds: 32 us to about 4 s; longer ones are counted in the last place.
+#: Upper bounds in microseconds: 32 us to about 4 s; longer durations count in the last bucket.
 BOUNDS_US = tuple(32 << power for power in range(18))
 
 
 class LatencyHistogram:
-    """Counts by duration, the number of notes and their sum."""
+    """Counts by duration, the number of samples and their sum."""
 
     __slots__ = ("count", "counts", "sum_us")
 
@@ -21,7 +21,7 @@ class LatencyHistogram:
         self.sum_us = 0
 
     def record(self, duration_ns: int) -> None:
-        """One more took this long."""
+        """Record one sample."""
         us = duration_ns // 1000
         bucket = max((us - 1) >> 5, 0).bit_length() if us > 0 else 0
         self.counts[min(bucket, len(BOUNDS_US))] += 1
@@ -29,7 +29,7 @@ class LatencyHistogram:
         self.sum_us += us
 
     def quantile_us(self, share: float) -> int:
-        """The bound that this share of all notes stayed within; 0 when there are none."""
+        """Return the bound below which this share of all samples is; 0 if there are none."""
         target_count, seen = share * self.count, 0
         for bucket, count in enumerate(self.counts):
             seen += count

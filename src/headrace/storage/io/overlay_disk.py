@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from headrace.storage.io.disk import DoneCallback, Op
 
-FREE = 1 << 60  # bytes, as far as anybody on an overlay can tell
+FREE = 1 << 60  # free bytes that an overlay reports
 
 
 class ReadableDisk(Protocol):
-    """What an overlay needs of the disk it covers: the reading half."""
+    """The read methods of the underlying disk that an overlay needs."""
 
     def list(self, folder: str) -> list[str]: ...
     def exists(self, path: str) -> bool: ...
@@ -30,24 +30,24 @@ class ReadableDisk(Protocol):
 
 
 class _OverlayFile:
-    """One changed file: what it was made of (`origin`, or nothing) and the writes since, oldest first."""
+    """One changed file: the underlying file it started from (`base_path`, or None) and the writes since, oldest first."""
 
     __slots__ = ("base_bytes", "base_path", "patches", "size")
 
     def __init__(self, base_path: str | None, base_bytes: int, size: int) -> None:
         self.base_path = base_path
-        self.base_bytes = base_bytes  # bytes of the origin that still show
+        self.base_bytes = base_bytes  # bytes of the base file that are still visible
         self.size = size
         self.patches: list[tuple[int, bytes]] = []
 
     @property
     def unchanged_base(self) -> str | None:
-        """The origin, as long as it shows whole and nothing else does."""
+        """The base file, if all of it and nothing else is visible."""
         return self.base_path if not self.patches and self.base_bytes == self.size else None
 
 
 class OverlayDisk:
-    """A `Disk`; what is submitted waits until it is drained."""
+    """A `Disk`; submissions run when it is drained."""
 
     def __init__(self, base: ReadableDisk) -> None:
         self._base = base
@@ -69,7 +69,7 @@ class OverlayDisk:
 
     @property
     def has_changes(self) -> bool:
-        """Whether whoever ran on this disk would have changed the one beneath."""
+        """Return whether the operations run on this disk would have changed the underlying one."""
         return bool(self._files or self._folders)
 
     def list(self, folder: str) -> list[str]:
@@ -119,7 +119,7 @@ class OverlayDisk:
             self._base.prefetch(path, offset, length)
 
     def free(self) -> int:
-        """Changes are kept in memory: the disk beneath may be full."""
+        """Changes are kept in memory, so the underlying disk may be full."""
         return FREE
 
     def run(self, ops: Sequence[Op]) -> None:
@@ -150,7 +150,7 @@ class OverlayDisk:
         return self._files.get(path)
 
     def _copy_on_write(self, path: str) -> _OverlayFile:
-        """The changed file at `path`; one beneath is covered first."""
+        """Return the changed file at `path`; an underlying file is covered first."""
         file = self._get_changed(path)
         if file is None:
             size = self._base.size(path)
@@ -169,7 +169,7 @@ class OverlayDisk:
         file.size = max(file.size, offset + len(content))
 
     def _ignore_sync(self, *_: Any) -> None:
-        """A sync: there is nothing that could be lost."""
+        """Ignore a sync: nothing here can be lost."""
 
     def _mkdir(self, folder: str) -> None:
         if self.exists(folder):

@@ -17,7 +17,7 @@ from headrace.storage.native_records import map_file
 
 
 class RootFolder:
-    """What a folder of files tells of itself; the paths in it are relative."""
+    """Lists and inspects the files of a folder; paths are relative."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
@@ -40,7 +40,7 @@ class RootFolder:
 
 
 class ReadonlyDisk(RootFolder):
-    """The reading half of a `Disk`. With `exclusive` no broker can have the store open at the same time."""
+    """The read methods of a `Disk`. With `exclusive` no broker can have the store open at the same time."""
 
     def __init__(self, root: str | os.PathLike[str], *, exclusive: bool) -> None:
         super().__init__(root)
@@ -56,20 +56,20 @@ class ReadonlyDisk(RootFolder):
             return map_whole_file(file.fileno())
 
     def prefetch(self, path: str, offset: int, length: int) -> None:
-        """Mapped files are read ahead by the kernel."""
+        """Do nothing: the operating system reads mapped files ahead."""
 
     def unlock(self) -> None:
-        """Let a broker have the store again; files already mapped stay readable."""
+        """Release the lock so that a broker can open the store; files already mapped stay readable."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
 
 def map_whole_file(fd: int) -> memoryview:
-    """A read-only view of an open file, which outlives the descriptor.
+    """Return a read-only view of an open file, which outlives the descriptor.
 
-    Mapped, unless it is small: Linux allows a process some 65,000 maps, and a store may have as many files. Where no
-    map is to be had, the bytes are read.
+    Large files are mapped, small ones are read: Linux allows a process some 65,000 maps, and a store may have as many
+    files. If mapping fails, the bytes are read.
     """
     size = os.fstat(fd).st_size
     if size > mmap.PAGESIZE:

@@ -14,7 +14,7 @@ from headrace.storage.io.disk import Disk, DoneCallback, Op, OutOfSpace
 
 
 class FrameSubmission:
-    """`short` is the error of a frame that has found no room, until it is over."""
+    """`no_space_error` is the error of a frame that found no space, until the frame is finished."""
 
     def __init__(self, disk: Disk, on_no_space: Callable[[OSError], None]) -> None:
         self._disk = disk
@@ -25,12 +25,12 @@ class FrameSubmission:
         self.no_space_error: OSError | None = None
 
     def submit(self, ops: list[Op], done: DoneCallback) -> None:
-        """Only when the one before is over."""
+        """Submit a frame; only after the previous one has finished."""
         self._ops, self._done = ops, done
         self._submit()
 
     def retry(self) -> None:
-        """There may be room now for the frame that waits for it."""
+        """Retry the frame that waits for space, if there is one."""
         if self.no_space_error is not None and not self._busy:
             self._submit()
 

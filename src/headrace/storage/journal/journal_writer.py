@@ -26,15 +26,15 @@ from headrace.storage.journal.scan import ScannedFile
 from headrace.storage.options import StoreOptions
 
 _ZERO_CHUNK = bytes(1 << 20)
-#: As many spares are kept, at most, where frames come faster than files can be made.
+#: Maximum number of spares, reached where frames arrive faster than files can be created.
 SPARES_MAX = 4
 
-#: Such a part of each file is left free until the disk is full and no other file is there.
+#: This fraction of each file stays free until the disk is full and there is no other file.
 RESERVED_PART = 8
 
 
 class JournalFile(NamedTuple):
-    """A file of the journal; `last` is the number of its last frame."""
+    """A journal file; `last_frame` is the number of its last frame."""
 
     number: int
     size: int
@@ -47,7 +47,7 @@ def _make_zeros(size: int) -> list[bytes]:
 
 
 class Journal:
-    """`number` is that of the newest frame, sealed or durable."""
+    """`last_frame` is the number of the newest frame, durable or not."""
 
     def __init__(
         self, disk: Disk, store_id: int, options: StoreOptions, on_error: Callable[[OSError], None]
@@ -62,8 +62,8 @@ class Journal:
         self.next_file = 1
         self.no_space = False  # no space for another file
         self.is_cramped = False  # the disk is full
-        self.is_tight = False  # a spare was given up for a checkpoint: none is made before that is proven
-        self.bytes_since_checkpoint = 0  # written since the checkpoint before last was asked for
+        self.is_tight = False  # a spare was given up for a checkpoint: none is created before that is marked
+        self.bytes_since_checkpoint = 0  # written since the last checkpoint was started
         self.spares: deque[tuple[int, int]] = deque()
         self.closed_files: list[JournalFile] = []
         self._free_files: deque[JournalFile] = deque()
@@ -75,7 +75,7 @@ class Journal:
         self._write_offset = 0
 
     def start(self, number: int) -> None:
-        """After recovery: the next frame is `number` + 1, in the first spare, or a file made now."""
+        """After recovery: continue with frame `number` + 1, in the first spare or in a new file."""
         self.last_frame = number
         self._disk.run(sync_marker.create_ops(self._disk))
         if not self.spares:
@@ -87,7 +87,7 @@ class Journal:
         self._write_offset = 0
 
     def resume(self, number: int, current: tuple[FrameHeader, ScannedFile] | None) -> None:
-        """After recovery in place: frames follow number `number`, in the file that has it, or in a spare."""
+        """After recovery in place: continue after frame `number`, in the file that contains it or in a spare."""
         self.last_frame = number
         ops = sync_marker.create_ops(self._disk)
         if current is None:
@@ -105,32 +105,32 @@ class Journal:
 
     @property
     def _end(self) -> int:
-        """Where frames in the current file end. Its last part is for a full disk without another file, so that
-        something can still be removed.
+        """Where frames in the current file must end. The last part is reserved for a full disk without another file, so
+        that messages can still be removed.
         """
         last = self.is_cramped and not self.spares and not self._free_files
         return self._current_size if last else self._current_size - self._reserve
 
     def needs_spare(self, free: int) -> bool:
-        """Whether no file is ready after the current one, and one can be had with so many free bytes."""
+        """Return whether there is no spare, and one can be made with this many free bytes."""
         return not self.spares and (bool(self._free_files) or free >= self._standard_size)
 
     @property
     def is_short(self) -> bool:
-        """Whether no file is ready after the current one, and there is no space for one."""
+        """Return whether there is no spare and no space for one."""
         return self.no_space and not self.spares
 
     def get_guaranteed_bytes(self) -> int:
-        """Bytes that the next frame can have for certain, whatever happens to the disk."""
+        """Return the bytes that the next frame can use whatever happens to the disk."""
         largest_spare = max((size for _, size in self.spares), default=0)
         return (
             max(self._current_size - self._write_offset, largest_spare) - self._reserve - FRAME_HEADER_BYTES
         )
 
     def make_frame_ops(self, kind: int, body: list[Any], watermarks: bytes = b"") -> list[Op]:
-        """Operations that make one more frame durable, and then bear witness to it unless it is a mere mark.
+        """Return the operations that make one more frame durable and, for a COMMIT frame, update the sync marker.
 
-        Its body comes in pieces; `watermarks` are its own watermarks.
+        The body is given in pieces; `watermarks` are those of this frame.
         """
         length = align_up(FRAME_HEADER_BYTES + sum(len(piece) for piece in body))
         ops = self._switch_file(length) if self._write_offset + length > self._end else []
@@ -147,7 +147,7 @@ class Journal:
         return ops
 
     def _switch_file(self, length: int) -> list[Op]:
-        """Goes on to another file: a spare, or one had on the spot where none is ready or large enough."""
+        """Switch to another file: a spare or, if none is ready or large enough, one renamed or created now."""
         if self._current_size:
             self.closed_files.append(JournalFile(self._current_file, self._current_size, self.last_frame))
         self._write_offset = 0
@@ -156,7 +156,7 @@ class Journal:
             self.spares.remove(spare)
             self._current_file, self._current_size = spare
             return []
-        if length <= self._standard_size:  # they are used up faster than they are made
+        if length <= self._standard_size:  # spares are used up faster than they are created
             self._spares_wanted = min(self._spares_wanted + 1, SPARES_MAX)
         self._current_file = self.next_file
         self.next_file += 1
@@ -172,15 +172,15 @@ class Journal:
 
     @property
     def is_scarce(self) -> bool:
-        """Whether at most one file is left after the current one, half of which is used, and a checkpoint would
-        give others back.
+        """Return whether at most one spare is left, half of the current file is used, and a checkpoint would free other
+        files.
         """
         few = len(self.spares) <= 1 and not self._free_files
         return few and bool(self.closed_files) and 2 * self._write_offset > self._current_size
 
     def give_up_spare(self, needed: int, done: Callable[[OSError | None], None]) -> None:
-        """Frees the space of a spare for a checkpoint of `needed` bytes, if that will fit then and release another
-        file, and the current file has room for frames until then.
+        """Remove a spare to make space for a checkpoint of `needed` bytes, if the checkpoint will then fit and release
+        another file, and the current file has space for frames until then.
         """
         has_room = 4 * (self._current_size - self._write_offset) >= self._current_size
         if self._busy or not self.spares or not self.closed_files or not has_room:
@@ -193,14 +193,14 @@ class Journal:
         self._disk.submit("behind", [("unlink", journal_path(file))], done)
 
     def release_through(self, frame: int) -> None:
-        """A proven checkpoint holds everything up to this frame: older files are free."""
+        """Free older files: a marked checkpoint contains everything up to this frame."""
         self.is_tight = False
         self._free_files.extend(file for file in self.closed_files if file.last_frame <= frame)
         self.closed_files = [file for file in self.closed_files if file.last_frame > frame]
         self.replenish_spares()
 
     def replenish_spares(self) -> None:
-        """Keeps spares ready: an old file under a new number, or a new one; what is of no use goes."""
+        """Keep spares ready, renamed from free files or new, and remove surplus files."""
         if self._busy or self.is_tight:
             return
         surplus = self._take_surplus()
@@ -211,7 +211,7 @@ class Journal:
             self._make_spare()
 
     def _take_surplus(self) -> list[JournalFile]:
-        """Free files of another size, and more than a checkpoint's worth of them."""
+        """Take out free files of another size, and those beyond what a checkpoint needs."""
         usable = [file for file in self._free_files if file.size == self._standard_size]
         usable_max = usable[: self._options.checkpoint_bytes // self._standard_size + 2]
         surplus = [file for file in self._free_files if file not in usable_max]
@@ -246,7 +246,7 @@ class Journal:
             self.no_space = True
             path = journal_path(spare[0])
             if old is not None:
-                self._free_files.appendleft(old)  # it has its old name
+                self._free_files.appendleft(old)  # the rename failed, it still has its old name
             elif self._disk.exists(path):
                 self._disk.submit("behind", [("unlink", path)], lambda error: None)
         else:
@@ -254,14 +254,12 @@ class Journal:
 
 
 def _rename_ops(old: JournalFile, number: int) -> list[Op]:
-    """A file that is done with, under a new number."""
+    """Reuse a free file under a new number."""
     return [("rename", journal_path(old.number), journal_path(number)), ("syncdir", "journal")]
 
 
 def _create_ops(number: int, size: int) -> list[Op]:
-    """A new file, reserved and written once, so that later syncs need no change of the file system's
-    own data.
-    """
+    """Create a new file, allocated and written once, so that later syncs need not update file system metadata."""
     path = journal_path(number)
     return [
         ("create", path, size),

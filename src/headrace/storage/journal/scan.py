@@ -28,22 +28,22 @@ FILE_NAME = re.compile(r"([0-9a-f]{16})\.jnl")
 
 @dataclass(slots=True)
 class ScannedFile:
-    """One file: its own valid frames above the checkpoint, in order of place, and what follows the last."""
+    """One journal file: its own valid frames after the checkpoint, by offset, and what follows the last one."""
 
     file_number: int
     data: memoryview
     frames: list[FrameHeader] = field(default_factory=list)
-    newest_frame: int = 0  # highest number of an own frame, also of those the checkpoint holds
-    torn_tail: tuple[int, int] | None = None  # (offset, length) of an unfinished frame
-    #: Numbers, above the checkpoint, of own heads without a whole frame.
+    newest_frame: int = 0  # highest number of an own frame, including those the checkpoint contains
+    torn_tail: tuple[int, int] | None = None  # offset and length of an unfinished frame
+    #: Numbers, after the checkpoint, of own headers without a complete frame.
     incomplete_frames: list[int] = field(default_factory=list)
     misplaced_frames: list[FrameHeader] = field(
         default_factory=list
-    )  # valid, above the checkpoint, but of another file
+    )  # valid, after the checkpoint, but written to another file
 
 
 def scan_journal(disk: Disk, store_id: int, after: int) -> list[ScannedFile]:
-    """All files; frames numbered above `after`."""
+    """Scan all files for frames numbered above `after`."""
     found = []
     for name in disk.list("journal"):
         match = FILE_NAME.fullmatch(name)
@@ -80,25 +80,25 @@ def _record_own_frame(scanned: ScannedFile, frame: FrameHeader, store_id: int, a
             scanned.misplaced_frames.append(frame)
         return False
     scanned.newest_frame = max(scanned.newest_frame, frame.number)
-    scanned.torn_tail = None  # a valid frame later: whatever was bad before it is no tear
+    scanned.torn_tail = None  # a valid frame follows, so the damage before it is not a torn tail
     if frame.number > after:
         scanned.frames.append(frame)
     return True
 
 
 def _find_candidates(data: memoryview) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Offsets at which a frame may begin."""
+    """Return the offsets at which a frame may begin."""
     words = np.frombuffer(data, "<u4", len(data) // 4)[:: ALIGN // 4]
     return np.flatnonzero(words == FRAME_MAGIC) * ALIGN
 
 
 def has_frames(data: memoryview) -> bool:
-    """Whether a file has any whole frame, of whatever identity."""
+    """Return whether a file has any complete frame, of any identity."""
     return any(parse_frame(data, offset) is not None for offset in _find_candidates(data).tolist())
 
 
 def _record_bad_frame(scanned: ScannedFile, offset: int, store_id: int, after: int) -> None:
-    """Notes what is left of a frame that says it is of this file, but is not whole."""
+    """Record an incomplete frame whose header says that it belongs to this file."""
     header = parse_frame_header(scanned.data, offset)
     if (
         header is None

@@ -17,21 +17,21 @@ PATH = "journal/synced"
 SLOT_BYTES = 512
 SLOTS = 2
 MAGIC = 0x79735248  # "HRsy"
-#: In place of their length: the watermarks of this frame do not fit.
+#: Stands in for the length: the watermarks of this frame do not fit.
 WATERMARKS_OMITTED = 0xFFFFFFFF
 
 _SLOT = struct.Struct("<IIQQII")
 
 
 class SyncMarker(NamedTuple):
-    """`watermarks` are the watermarks of frame `number`, None where they did not fit."""
+    """`watermarks` are those of frame `frame_number`, None if they did not fit."""
 
     frame_number: int
     watermarks: bytes | None
 
 
 def create_ops(disk: Disk) -> list[Op]:
-    """Operations that make the file where there is none yet, so that writing to it never needs space."""
+    """Return the operations that create the file if it is missing, so that writing to it never needs space."""
     if disk.exists(PATH):
         return []
     size = SLOTS * SLOT_BYTES
@@ -39,7 +39,7 @@ def create_ops(disk: Disk) -> list[Op]:
 
 
 def write_op(store_id: int, frame_number: int, watermarks: bytes) -> Op:
-    """The operation that bears witness to a frame; to be run when its sync has returned."""
+    """Return the operation that records a frame as synced; run it after the frame's sync has returned."""
     fits = _SLOT.size + len(watermarks) <= SLOT_BYTES
     stored_watermarks = watermarks if fits else b""
     head = _SLOT.pack(MAGIC, len(watermarks) if fits else WATERMARKS_OMITTED, store_id, frame_number, 0, 0)[
@@ -55,7 +55,7 @@ def write_op(store_id: int, frame_number: int, watermarks: bytes) -> Op:
 
 
 def read_latest(disk: Disk, store_id: int | None = None) -> SyncMarker | None:
-    """The newest witness that can be read, of this store or of any."""
+    """Read the newest valid marker, of this store or of any."""
     if not disk.exists(PATH):
         return None
     data = disk.read(PATH, 0, SLOTS * SLOT_BYTES)

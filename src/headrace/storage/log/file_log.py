@@ -26,11 +26,13 @@ from headrace.storage.log.log_context import LogContext
 from headrace.storage.native_records import RecordBlock, SegmentIndex
 from headrace.storage.segments.segment import SEQ_SPAN_MAX, FileSegment, FileState, Segment
 
-SPARSE_FACTOR = 4  # rows for one that lives, from which on a growing segment is sparse
+SPARSE_FACTOR = 4  # rows per live row from which a growing segment counts as sparse
 
 
 class FileLog(StreamLog):
-    """See `StreamLog`; `saved_frame` is the tick whose state the newest checkpoint section of this log holds."""
+    """A log on disk; see `StreamLog`. `saved_frame` is the frame whose state this log's newest checkpoint section
+    contains.
+    """
 
     def __init__(
         self, context: LogContext, ident: int, name: str, first_seq: int = 1, next_segment: int = 0
@@ -39,8 +41,8 @@ class FileLog(StreamLog):
         self.context = context
         self.next_segment = next_segment
         self.generation = 0
-        self.loaded_generation = 0  # when the store was opened
-        self.next_generation = 1  # how many were ever begun; a number is not used again
+        self.loaded_generation = 0  # the generation when the store was opened
+        self.next_generation = 1  # number of generations so far; a number is never reused
         self.subjects_saved = 0
         self.subjects_file_end = 0
         self.folder_state = FileState.NEW
@@ -62,12 +64,12 @@ class FileLog(StreamLog):
         )
 
     def make_segment(self, number: int, columns: SegmentIndex) -> FileSegment:
-        """A segment of this log."""
+        """Make a segment of this log."""
         context = self.context
         return FileSegment(context.disk, context.block_cache, context.store_id, self.ident, number, columns)
 
     def allocate_segment_number(self) -> int:
-        """A segment number that was never used."""
+        """Return a segment number that was never used."""
         self.next_segment += 1
         return self.next_segment - 1
 
@@ -75,7 +77,7 @@ class FileLog(StreamLog):
         return self.make_segment(self.allocate_segment_number(), self.columns)
 
     def list_segments(self) -> list[FileSegment]:
-        """All segments in order of sequence, the active one last."""
+        """List all segments by sequence, the active one last."""
         return cast("list[FileSegment]", [*self.sealed_segments, self.active_segment])
 
     # Large messages
@@ -83,18 +85,18 @@ class FileLog(StreamLog):
     def append_large(
         self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int, flags: int
     ) -> int:
-        """Straight to the segment, once, and synced before the frame that refers to it."""
+        """Write a message straight to the segment, once, and sync it before the frame that refers to it."""
         size = 32 + len(subject) + len(header) + len(payload)
         self.context.space.check_large_space(size)
         if self.columns.rows and self.last_seq + 1 - self.columns.base > SEQ_SPAN_MAX:
-            self.split_segment()  # before the segment is chosen that the frame refers to
+            self.split_segment()  # before choosing the segment that the frame refers to
         self.finish_block()
         segment = cast("FileSegment", self.active_segment)
         direct = segment.state in (FileState.READY, FileState.RESERVED) or (
             segment.state is FileState.NEW and self.folder_state is not FileState.CREATING
         )
         if direct and segment.state is FileState.NEW:
-            # From here on it is not for lane "behind" to make: that would come too late for this frame.
+            # From now on the background queue must not create the file: that would be too late for this frame.
             segment.state = FileState.RESERVED
             self.folder_state = (
                 FileState.RESERVED if self.folder_state is FileState.NEW else self.folder_state
@@ -114,7 +116,7 @@ class FileLog(StreamLog):
             self.context.large_pending_bytes += size
         return seq
 
-    # What happens to blocks and segments
+    # Blocks and segments
 
     def on_block_added(self, segment: Segment, block: RecordBlock) -> None:
         if not block.direct:
@@ -146,29 +148,29 @@ class FileLog(StreamLog):
         )
 
     def columns_written(self, segment: FileSegment) -> None:
-        """The columns of a sealed segment are in a file now, for the next opening and for readers with a pin.
+        """Record that the columns of a sealed segment are in a file, for the next opening and for readers with a pin.
 
-        Those in memory go on serving. What a file says later, rotten or cut short, decides about no removal.
+        The columns in memory stay in use. Whatever happens to the file later, it never decides about a removal.
         """
         segment.columns.seal()
         segment.columns_saved = True
 
     def get_columns_path(self, segment: FileSegment) -> str:
-        """Where the columns of a segment are, or will be."""
+        """Return where the columns of a segment are, or will be."""
         return columns_path(self.ident, segment.number, self.generation)
 
     # Rows
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the growing segment has many rows and most of them are dead: they take memory until it is sealed."""
+        """Whether the growing segment has many rows and most are dead: they occupy memory until it is sealed."""
         columns = self.columns
         return (
             columns.rows >= self.context.options.sparse_rows and columns.alive * SPARSE_FACTOR <= columns.rows
         )
 
     def seal_early(self) -> None:
-        """Seals the growing segment before it is full. Not while a message is being appended."""
+        """Seal the growing segment before it is full. Must not be called while a message is being appended."""
         segment = self.active_segment
         self.split_segment()
         if segment.columns.alive:
@@ -177,7 +179,7 @@ class FileLog(StreamLog):
     # Subjects
 
     def start_generation(self) -> None:
-        """From here on subjects have other ids: what was saved of them and of columns says nothing any more."""
+        """Start a new generation: subjects get new ids, and saved subjects and columns become invalid."""
         self.generation = self.next_generation
         self.next_generation += 1
         self.subjects_saved = self.subjects_file_end = 0
@@ -190,7 +192,7 @@ class FileLog(StreamLog):
             self.context.file_gc.add(self.get_columns_path(segment))
         self.start_generation()
         for segment in sealed:
-            # Columns that were scanned around damage would pass for those of a whole segment.
+            # Columns scanned around damage must not be saved as those of an intact segment.
             is_undamaged = segment.columns_saved or not segment.damaged
             segment.columns_saved = False
             if is_undamaged:
@@ -199,7 +201,7 @@ class FileLog(StreamLog):
     # Checkpoints
 
     def encode_state(self) -> bytes:
-        """This log as of now, as a section of a checkpoint."""
+        """Encode the current state of this log as a checkpoint section."""
         tail = bytes(memoryview(self.tail)[: self.tail_used])
         state = StreamCheckpoint(
             name=self.name,

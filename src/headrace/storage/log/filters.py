@@ -15,13 +15,13 @@ import numpy as np
 from headrace.protocol import subjects as syntax
 from headrace.storage.native_records import Array, SubjectIndex
 
-_BULK_MIN = 32  # from so many new subjects on, one pass a filter is cheaper than a walk a subject
+_BULK_MIN = (
+    32  # from this many new subjects on, one pass per filter is cheaper than one trie walk per subject
+)
 
 
 class Filter:
-    """Patterns of which a subject must match at least one. Made by `FilterTable.get` only, which
-    interns them.
-    """
+    """Patterns of which a subject must match at least one. Only `FilterTable.get` makes filters; it interns them."""
 
     __slots__ = ("__weakref__", "ident", "mask", "matching_rows", "patterns")
 
@@ -31,7 +31,7 @@ class Filter:
         self.mask = mask  # None: every class
         self.matching_rows: dict[
             int, Array | None
-        ] = {}  # sealed segment -> its matching rows, None where they are many
+        ] = {}  # sealed segment -> its matching rows, None if there are many
 
     def __repr__(self) -> str:
         return f"Filter{self.patterns!r}"
@@ -43,7 +43,7 @@ class _PatternNode:
     def __init__(self) -> None:
         self.children: dict[bytes, _PatternNode] = {}
         self.ending_here: list[int] = []  # filters whose pattern ends here
-        self.tail_wildcards: list[int] = []  # ... goes on with `>`
+        self.tail_wildcards: list[int] = []  # filters whose pattern continues with `>` here
 
 
 class FilterTable:
@@ -65,7 +65,7 @@ class FilterTable:
         self._mask_capacity = 8
 
     def get(self, patterns: tuple[bytes, ...]) -> Filter:
-        """The one filter for these patterns; no pattern at all means everything."""
+        """Return the one filter for these patterns; no pattern matches everything."""
         key_patterns = tuple(sorted(dict.fromkeys(patterns)))
         if not key_patterns or b">" in key_patterns:
             return self._match_all
@@ -90,7 +90,7 @@ class FilterTable:
         self._add_to_classes(self._find_matching_ids(new_filter, 0), new_filter.ident)
 
     def _rebuild(self) -> None:
-        """Most filters are gone: start again with those that live, so that dead ones cost nothing."""
+        """Rebuild from the filters that are alive, when most are gone, so that dead ones cost nothing."""
         alive = sorted(self._interned.items())
         self._reset()
         self._subjects.classes[:] = 0
@@ -119,7 +119,7 @@ class FilterTable:
         return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
     def _add_to_classes(self, sids: Array, ident: int) -> None:
-        """These subjects are wanted by one filter more."""
+        """Add a filter to the classes of these subjects."""
         classes = self._subjects.classes
         old = classes[sids]
         for one in np.unique(old).tolist():
@@ -151,16 +151,16 @@ class FilterTable:
                 yield each
 
     def drop_segment(self, segment: int) -> None:
-        """A segment is gone: no filter need remember its rows."""
+        """Drop the cached rows of a segment that is gone."""
         for each in self._iter_live_filters():
             each.matching_rows.pop(segment, None)
 
     def on_subjects_remapped(self) -> None:
-        """Subjects have other ids, and their classes with them; `refresh` came before."""
+        """Reset after subjects got new ids; their classes moved with them. `refresh` must run before."""
         self._classified = len(self._subjects)
 
     def refresh(self) -> None:
-        """Gives every subject that appeared since its class."""
+        """Assign a class to every subject that appeared since the last call."""
         total = len(self._subjects)
         if self._classified == total:
             return

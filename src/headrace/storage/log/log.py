@@ -16,20 +16,18 @@ from headrace.storage.log.log_index import LogIndex
 from headrace.storage.native_records import BLOCK_HEADER_BYTES, Array, OpenFrame, RecordBlock, decode_record
 from headrace.storage.segments.segment import Buffer, Segment
 
-ROWS_PER_DEAD_SUBJECT = 64  # looked at for each subject that is forgotten, at most
-SHORT_RUN_MAX = 64  # removals of fewer sequences are replayed one by one, in the kernel
+ROWS_PER_DEAD_SUBJECT = 64  # rows scanned for each dead subject that is dropped, at most
+SHORT_RUN_MAX = 64  # shorter removals are replayed one by one, in the compiled core
 
 
-#: Sequences end here, far away, so that no arithmetic on them overflows.
+#: Upper end of all sequences, chosen so that arithmetic on them never overflows.
 SEQ_MAX = 1 << 62
-#: No sequence that a store writes is above; the kernel has the same limit.
+#: No sequence that a store writes is above this; the compiled core has the same limit.
 SEQ_END = (1 << 63) - 1
 
 
 class StreamLog(LogIndex):
-    """The interface that file and memory logs share; `LogWriter` has `append`, `LogIndex` what can be
-    asked.
-    """
+    """The interface that file and memory logs share; `LogWriter` has `append`, `LogIndex` the queries."""
 
     def __init__(
         self,
@@ -51,25 +49,25 @@ class StreamLog(LogIndex):
         self.subjects_min = subjects_min
         self.lost_ranges: list[
             tuple[int, int]
-        ] = []  # sequences (inclusive) that were acknowledged and cannot be read
+        ] = []  # ranges (inclusive) that were acknowledged and cannot be read
         super().__init__(open_frame, ident, block_bytes, large_bytes, journaled, first_seq)
 
-    # What a kind of log decides
+    # Hooks of subclasses
 
     def on_block_added(self, segment: Segment, block: RecordBlock) -> None:
-        """A block was cut."""
+        """Called when a block is finished."""
 
     def on_segment_sealed(self, segment: Segment) -> None:
-        """A segment was sealed."""
+        """Called when a segment is sealed."""
 
     def on_segment_dropped(self, segment: Segment) -> None:
-        """Nothing of a segment lives any more; the log does not know it any longer."""
+        """Called when a segment has no live row left and is no longer part of the log."""
 
     def on_rows_removed(self, segment: Segment) -> None:
-        """Some rows of a sealed segment died."""
+        """Called when some rows of a sealed segment died."""
 
     def on_corrupt(self, segment: Segment, error: CorruptData) -> None:
-        """A block could not be read."""
+        """Called when a block could not be read."""
 
     # Growing
 
@@ -82,7 +80,7 @@ class StreamLog(LogIndex):
             self.roll_segment()
 
     def roll_segment(self) -> None:
-        """Seals the active segment, if it has rows, and starts another; the tail must be empty."""
+        """Seal the active segment, if it has rows, and start another; the tail must be empty."""
         segment = self.active_segment
         if not segment.columns.rows:
             return
@@ -100,7 +98,7 @@ class StreamLog(LogIndex):
         self.roll_segment()
 
     def advance(self, seq: int) -> None:
-        """The next append gets `seq` + 1; what is skipped counts as deleted."""
+        """Make `seq` + 1 the next sequence; skipped sequences count as deleted."""
         if seq <= self.last_seq:
             return
         if seq > SEQ_MAX:
@@ -145,7 +143,7 @@ class StreamLog(LogIndex):
         return removed
 
     def replay_removals(self, runs: Array) -> None:
-        """Replay of removals: pairs of first and last sequence."""
+        """Replay removals, given as pairs of first and last sequence."""
         lengths = runs[:, 1] - runs[:, 0]
         short = runs[lengths < SHORT_RUN_MAX]
         steps = (short[:, 1] - short[:, 0] + np.uint64(1)).astype(np.int64)
@@ -161,7 +159,7 @@ class StreamLog(LogIndex):
                 self._after_removal(segment)
 
     def remove_below(self, seq: int) -> int:
-        """Everything below goes; an empty log continues at `seq` if that is further on."""
+        """Remove everything below `seq`; an empty log continues at `seq` if that is higher."""
         if seq <= self.first_seq:
             return 0
         before = self.messages
@@ -196,7 +194,7 @@ class StreamLog(LogIndex):
             self.first_seq = self._find_first_live(seq)
 
     def _after_removal(self, segment: Segment) -> None:
-        """Rows of a segment died: find the new first, and let go of what is empty."""
+        """Update the first sequence and drop empty segments after rows of a segment died."""
         if not self.messages:
             self.first_seq = self.last_seq + 1
         elif self._find_live_segment(self.first_seq) is None:
@@ -211,9 +209,7 @@ class StreamLog(LogIndex):
 
     @property
     def has_many_dead_subjects(self) -> bool:
-        """Whether most of the subjects it knows are those of messages that are gone, and many enough to be worth a
-        look at every row.
-        """
+        """Whether most known subjects have no live message, and enough of them to be worth a scan of every row."""
         dead_count = len(self.subject_index) - self.num_subjects
         if dead_count < self.subjects_min or dead_count <= self.num_subjects:
             return False
@@ -221,7 +217,9 @@ class StreamLog(LogIndex):
         return dead_count * ROWS_PER_DEAD_SUBJECT >= rows
 
     def drop_dead_subjects(self) -> None:
-        """Those without a live message; the others get new ids. Not while a message is being appended."""
+        """Drop subjects without a live message; the others get new ids. Must not be called while a message is being
+        appended.
+        """
         self._filters.refresh()
         new_ids = self.subject_index.drop_empty()
         for segment in (*self.sealed_segments, self.active_segment):
@@ -229,7 +227,7 @@ class StreamLog(LogIndex):
         self._filters.on_subjects_remapped()
 
     def replace_segments(self, old: list[Segment], new: list[Segment]) -> None:
-        """Sealed segments, which must be neighbours, are replaced by others of the same sequences."""
+        """Replace adjacent sealed segments by others with the same sequences."""
         at = self.sealed_segments.index(old[0])
         self.sealed_segments[at : at + len(old)] = new
         self._first_seqs[at : at + len(old)] = [segment.columns.base for segment in new]
@@ -239,7 +237,7 @@ class StreamLog(LogIndex):
     # One message
 
     def get(self, seq: int) -> tuple[int, bytes, bytes, bytes, int] | None:
-        """(time_ns, subject, header, payload, ttl_s); None if absent; `Corrupt` if it is there but
+        """Return (time_ns, subject, header, payload, ttl_s); None if absent; raise `CorruptData` if present but
         unreadable.
         """
         found = self.locate_record(seq)
@@ -253,7 +251,7 @@ class StreamLog(LogIndex):
             ) from None
 
     def locate_record(self, seq: int) -> tuple[Buffer, int] | None:
-        """The bytes that hold a record, and where in them it begins; None if it is absent."""
+        """Return the buffer with a record and its offset there; None if it is absent."""
         segment = self._segment_for(seq)
         row = segment.columns.find_live_row(seq) if segment is not None else -1
         if segment is None or row < 0:
@@ -264,7 +262,7 @@ class StreamLog(LogIndex):
         return data, offset - start
 
     def read_view(self, seq: int, max_bytes: int) -> tuple[memoryview, int]:
-        """Raw records from that of `seq` on, as far as they lie together, and how many; dead ones included.
+        """Return raw contiguous records from `seq` on, dead ones included, and their number.
 
         At least one record whatever its size; empty if `seq` has no live record.
         """
@@ -278,7 +276,7 @@ class StreamLog(LogIndex):
         data, base_offset = self._read_block_at(segment, offset)
         rows = columns.rows
         in_tail = segment is self.active_segment and offset >= self.block_offset
-        # Not `len(data)`: a buffer that was cut early is larger than its records.
+        # Not `len(data)`: a buffer that was finished early is larger than its records.
         end_row = (
             rows
             if in_tail
@@ -289,7 +287,7 @@ class StreamLog(LogIndex):
         return memoryview(data)[offset - base_offset : int(ends[count - 1]) - base_offset], count
 
     def read_active_block(self, offset: int) -> tuple[Buffer, int]:
-        """(bytes, place of their first byte) of the block of the active segment that holds an offset."""
+        """Return the block of the active segment that contains an offset, and the position of its first byte."""
         return self._read_block_at(self.active_segment, offset)
 
     def _read_block_at(self, segment: Segment, offset: int) -> tuple[Buffer, int]:

@@ -46,7 +46,7 @@ class SpaceChecker(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class LogContext:
-    """Shared by all file logs of a store."""
+    """What all file logs of a store share."""
 
     disk: Disk
     store_id: int

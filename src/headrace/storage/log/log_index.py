@@ -22,12 +22,12 @@ from headrace.storage.native_records import (
 )
 from headrace.storage.segments.segment import Segment
 
-SPARSE_RATIO = 256  # a filter that wants fewer rows than one in so many remembers them
+SPARSE_RATIO = 256  # a filter that matches fewer than one row in this many caches them
 _NO_SEQS: Array = np.empty(0, np.uint64)
 
 
 def _find_live_row(columns: SegmentIndex, rows: Array, at: int, step: int) -> int:
-    """The first live one of `rows` from place `at` on, forwards or backwards; -1 = none."""
+    """Return the first live one of `rows` from index `at` on, forwards or backwards; -1 if none."""
     while 0 <= at < len(rows):
         row = int(rows[at])
         if columns.is_live(row):
@@ -37,7 +37,7 @@ def _find_live_row(columns: SegmentIndex, rows: Array, at: int, step: int) -> in
 
 
 class LogIndex(LogWriter):
-    """The reading half of a log."""
+    """The read side of a log."""
 
     def __init__(
         self,
@@ -55,35 +55,35 @@ class LogIndex(LogWriter):
         self.active_segment = self.make_active_segment()
 
     def make_active_segment(self) -> Segment:
-        """A segment for `self.columns`."""
+        """Make a segment for `self.columns`."""
         raise NotImplementedError
 
     # Where a sequence is
 
     def _segment_for(self, seq: int) -> Segment | None:
-        """The segment that would hold a sequence."""
+        """Return the segment that would contain a sequence."""
         if self.columns.rows and seq >= self.columns.base:
             return self.active_segment
         at = bisect_right(self._first_seqs, seq) - 1
         return self.sealed_segments[at] if at >= 0 else None
 
     def _find_live_segment(self, seq: int) -> Segment | None:
-        """The segment in which a sequence lives."""
+        """Return the segment in which a sequence is live."""
         segment = self._segment_for(seq)
         return segment if segment is not None and segment.columns.find_live_row(seq) >= 0 else None
 
     def restore_segment(self, segment: Segment) -> None:
-        """A segment that was there before, later than those restored so far."""
+        """Append a segment that existed before; its sequences follow those restored so far."""
         self.sealed_segments.append(segment)
         self._first_seqs.append(segment.columns.base)
         self.add_segment_counts(segment.columns)
 
     def recompute_first_seq(self) -> None:
-        """Finds the first sequence again, after rows were restored and buried."""
+        """Find the first sequence again after rows were restored and tombstoned."""
         self.first_seq = self._find_first_live(0) if self.messages else self.last_seq + 1
 
     def _locate(self, seq: int) -> tuple[Segment | None, int]:
-        """The segment that would hold a sequence, and where the next one begins (0: never)."""
+        """Return the segment that would contain a sequence, and where the next segment begins (0: never)."""
         if self.columns.rows and seq >= self.columns.base:
             return self.active_segment, 0
         at = bisect_right(self._first_seqs, seq)
@@ -97,7 +97,7 @@ class LogIndex(LogWriter):
         return (self.sealed_segments[at - 1] if at else None), following
 
     def get_time_ns(self, seq: int) -> int:
-        """When a message was stored; 0 if it is absent."""
+        """Return when a message was stored; 0 if it is absent."""
         segment = self._find_live_segment(seq)
         return segment.columns.get_time(segment.columns.find_row(seq)) if segment is not None else 0
 
@@ -148,7 +148,7 @@ class LogIndex(LogWriter):
         return 0
 
     def find_subject_ids(self, subject_filter: Filter | None) -> Array:
-        """Ids of the subjects with a live message that a filter wants."""
+        """Return the ids of subjects with a live message that match a filter."""
         alive = self.subject_index.counts != 0
         mask = self._get_mask(subject_filter)
         if mask is not None and len(alive):
@@ -183,9 +183,7 @@ class LogIndex(LogWriter):
             yield self.sealed_segments[segment_index]
 
     def _find_sparse_rows(self, subject_filter: Filter, mask: Array, segment: Segment) -> Array | None:
-        """The rows of a sealed segment that a filter wants, if they are few; each segment is looked at
-        once.
-        """
+        """Return the rows of a sealed segment that match a filter, if they are few; each segment is scanned once."""
         if segment is self.active_segment:
             return None
         try:
@@ -207,7 +205,7 @@ class LogIndex(LogWriter):
         return 0
 
     def find_next(self, subject_filter: Filter | None, seq: int) -> int:
-        """The first live match at `seq` or later; 0 = none."""
+        """Return the first live match at `seq` or later; 0 if none."""
         seq = max(seq, self.first_seq)
         if seq > self.last_seq:
             return 0
@@ -231,7 +229,7 @@ class LogIndex(LogWriter):
         return 0
 
     def find_prev(self, subject_filter: Filter | None, seq: int) -> int:
-        """The last live match at `seq` or earlier; 0 = none."""
+        """Return the last live match at `seq` or earlier; 0 if none."""
         mask = self._get_mask(subject_filter)
         for segment in self._iter_segments_back(seq):
             columns = segment.columns
@@ -250,7 +248,7 @@ class LogIndex(LogWriter):
         return 0
 
     def count_from(self, subject_filter: Filter | None, seq: int) -> int:
-        """How many live matches there are at `seq` or later."""
+        """Count the live matches at `seq` or later."""
         mask = self._get_mask(subject_filter)
         if seq <= self.first_seq:
             if mask is None:
@@ -279,7 +277,7 @@ class LogIndex(LogWriter):
         return total
 
     def find_seqs(self, subject_filter: Filter | None, lo: int, hi: int) -> Array:
-        """The sequences of live matches from `lo` to `hi`, both included, ascending."""
+        """Return the sequences of live matches from `lo` to `hi`, both included, ascending."""
         mask = self._get_mask(subject_filter)
         found = []
         for segment in self._iter_segments_from(lo):
@@ -291,7 +289,7 @@ class LogIndex(LogWriter):
         return np.concatenate(found) if found else _NO_SEQS
 
     def find_times_and_ttls(self, lo: int, hi: int) -> tuple[Array, Array, Array]:
-        """Sequence, time and TTL of the live messages from `lo` to `hi`, both included, ascending."""
+        """Return sequence, time and TTL of the live messages from `lo` to `hi`, both included, ascending."""
         parts: list[tuple[Array, Array, Array]] = [(_NO_SEQS, _NO_SEQS, np.empty(0, np.uint32))]
         for segment in self._iter_segments_from(lo):
             columns = segment.columns
@@ -311,7 +309,7 @@ class LogIndex(LogWriter):
         )
 
     def find_seq_at_time(self, time_ns: int) -> int:
-        """The first live message of that time or later; 0 = none."""
+        """Return the first live message of that time or later; 0 if none."""
         if time_ns >= 1 << 64:
             return 0
         time_ns = max(time_ns, 0)
@@ -324,7 +322,7 @@ class LogIndex(LogWriter):
         return 0
 
     def find_last_per_subject(self, subject_filter: Filter | None, upto: int) -> Array:
-        """The last live message of each subject that is not beyond `upto`, ascending."""
+        """Return the last live message up to `upto` of each subject, ascending."""
         if upto >= self.last_seq:
             sids = self.find_subject_ids(subject_filter)
             for sid in sids[self.subject_index.lasts[sids] >= np.uint64(BOUND_ONLY_BIT)].tolist():
@@ -341,14 +339,14 @@ class LogIndex(LogWriter):
         return np.sort(np.concatenate(parts)) if parts else _NO_SEQS
 
     def iter_subject_counts(self, subject_filter: Filter | None) -> Iterator[tuple[bytes, int]]:
-        """(subject, count) of the live messages a filter wants, sorted by subject."""
+        """Yield (subject, count) of the live messages that match a filter, sorted by subject."""
         found = [
             (self.subject_index.name(sid), sid) for sid in self.find_subject_ids(subject_filter).tolist()
         ]
         return ((name, int(self.subject_index.counts[sid])) for name, sid in sorted(found))
 
     def iter_deleted_seqs(self) -> Iterator[int]:
-        """Sequences between first and last that do not live."""
+        """Yield the sequences between first and last that are not live."""
         expected = self.first_seq
         for segment in self._iter_segments_from(self.first_seq):
             columns = segment.columns

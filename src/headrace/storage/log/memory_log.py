@@ -11,11 +11,11 @@ from headrace.storage.native_records import BlockBuilder, OpenFrame, RecordBlock
 from headrace.storage.options import StoreOptions
 from headrace.storage.segments.segment import Segment, fits_one_segment
 
-SEGMENT_BYTES_MAX = 4 << 20  # packed again in one go, so small
+SEGMENT_BYTES_MAX = 4 << 20  # small, because a segment is repacked in one step
 
 
 class MemoryLog(StreamLog):
-    """Changes join the tick like those of files, but need no write: their frame may be empty."""
+    """A log in memory. Its changes are part of a frame like those of file logs, but nothing is written for them."""
 
     def __init__(
         self, open_frame: OpenFrame, ident: int, name: str, options: StoreOptions, first_seq: int
@@ -48,7 +48,9 @@ class MemoryLog(StreamLog):
         self._maybe_drop_dead_subjects()
 
     def _maybe_drop_dead_subjects(self) -> None:
-        """After a removal, never when a segment is dropped because it is full: then a message is being appended."""
+        """Drop dead subjects after a removal, but never when a full segment is dropped: then a message is being
+        appended.
+        """
         if self.has_many_dead_subjects:
             self.drop_dead_subjects()
 
@@ -64,7 +66,7 @@ class MemoryLog(StreamLog):
         self.replace_segments(run, [self._repack(run)])
 
     def _repack(self, run: list[Segment]) -> Segment:
-        """One segment with the live rows of several."""
+        """Merge the live rows of several segments into one."""
         builder = BlockBuilder(self.subject_index, self._block_bytes)
         for old in run:
             columns, row = old.columns, 0
@@ -82,6 +84,6 @@ class MemoryLog(StreamLog):
 
 
 def _shrink_block(block: RecordBlock) -> RecordBlock:
-    """A block whose buffer is no larger than its records."""
+    """Return the block with a buffer no larger than its records."""
     data = bytearray(block.view)
     return RecordBlock(block.offset, data, block.used, block.first_seq, block.records, False)

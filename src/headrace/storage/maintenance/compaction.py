@@ -25,12 +25,12 @@ from headrace.storage.segments.segment import FileSegment, FileState, Segment, f
 if TYPE_CHECKING:
     from headrace.storage.store import Store
 
-LARGER_FACTOR = 4  # times; such a neighbour is copied only if it is sparse itself
-BLOCKS_PER_STEP = 8  # read on the core's thread in one go
+LARGER_FACTOR = 4  # a neighbour larger by this factor is copied only if it is sparse itself
+BLOCKS_PER_STEP = 8  # read on the core's thread in one step
 
 
 class Compactor:
-    """One job at a time, driven by the completions of its own writes."""
+    """Runs one job at a time, driven by the completions of its own writes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -43,22 +43,22 @@ class Compactor:
         return self._job is not None
 
     def is_compacting(self, log: FileLog) -> bool:
-        """Whether rows of this log are being copied, with the ids that its subjects have."""
+        """Return whether rows of this log are being copied; their subject ids must not change then."""
         return self._job is not None and self._job.log is log
 
     def maybe_compact(self, log: FileLog, segment: FileSegment) -> None:
-        """Rows of a sealed segment died."""
+        """Make a sealed segment a candidate if too few of its bytes are live."""
         if segment.columns.alive_bytes < self._store.options.compact_live_ratio * segment.end:
             self._candidates[segment.path] = (log, segment)
 
     def rewrite(self, log: FileLog, segment: FileSegment) -> None:
-        """Its live rows are to be in another file, whatever their share; blocks without live rows are not read."""
+        """Copy the live rows to another file whatever their share; blocks without live rows are not read."""
         segment.damaged = False
         self._candidates[segment.path] = (log, segment)
         self.start_next()
 
     def add_candidates(self, log: FileLog) -> None:
-        """After opening: what was sparse is still so, and every restart may have left a small segment."""
+        """Find candidates after opening: sparse segments, and small ones that restarts may have left."""
         small = self._store.options.segment_bytes // 4
         before = None
         for segment in log.list_segments()[:-1]:
@@ -68,7 +68,7 @@ class Compactor:
             before = segment
 
     def start_next(self) -> None:
-        """Starts the next job, if none is under way."""
+        """Start the next job, if none is running."""
         while self._job is None and not (self.stopped or self._store.full or self._store.poisoned):
             found = self._take_candidate()
             if found is None:
@@ -80,7 +80,7 @@ class Compactor:
             self._job.copy_next()
 
     def _take_candidate(self) -> tuple[FileLog, FileSegment] | None:
-        """What is wanted and can be read; the blocks of others have yet to reach their files."""
+        """Return a candidate that can be read; others wait until their blocks are in their files."""
         for path, (log, segment) in list(self._candidates.items()):
             obsolete = log.is_deleted or segment not in log.sealed_segments or segment.damaged
             if obsolete or _is_readable(segment):
@@ -90,7 +90,9 @@ class Compactor:
         return None
 
     def _select_run(self, log: FileLog, segment: FileSegment) -> list[FileSegment]:
-        """A segment and the neighbours that are sparse too, or not much larger, as far as all fit into one."""
+        """Return a segment and the neighbours that are also sparse, or not much larger, as far as all fit into one
+        segment.
+        """
         at = log.sealed_segments.index(segment)
         lo = hi = at
         total = segment.columns.alive_bytes
@@ -110,7 +112,7 @@ class Compactor:
         return cast("list[FileSegment]", log.sealed_segments[lo : hi + 1])
 
     def _is_mergeable(self, segment: Segment, total: int) -> bool:
-        """Whether a neighbour is to be merged with what has `total` bytes alive; a large one is not copied for little."""
+        """Return whether to merge a neighbour with `total` live bytes; a large one is not copied for little gain."""
         assert isinstance(segment, FileSegment)
         options = self._store.options
         alive = segment.columns.alive_bytes
@@ -149,7 +151,7 @@ class _CompactionJob:
         self._next_block = 0
 
     def copy_next(self) -> None:
-        """Copies some blocks and writes what became full."""
+        """Copy some blocks and write those that became full."""
         if self.log.is_deleted or self._store.poisoned is not None:
             self._abort()
             return
@@ -157,7 +159,7 @@ class _CompactionJob:
             for place in self._blocks[self._next_block : self._next_block + BLOCKS_PER_STEP]:
                 self._copy_block(*place)
         except (CorruptData, OSError, ValueError):
-            # What cannot be read, or is not what its row says, stays where it is.
+            # Data that cannot be read, or does not match its row, stays where it is.
             self._abort()
             return
         self._next_block += BLOCKS_PER_STEP
@@ -222,7 +224,7 @@ class _CompactionJob:
         self._tombstone_removed(old)
         target.state = FileState.READY
         log.replace_segments(old, [target] if target.columns.alive else [])
-        log.saved_frame = -1  # the section must be taken again: it names other files now
+        log.saved_frame = -1  # the section must be captured again: the log has other files now
         for segment in old:
             log.replaced(cast("FileSegment", segment))
         if target.columns.alive:
@@ -234,7 +236,7 @@ class _CompactionJob:
         self._on_finished()
 
     def _tombstone_removed(self, old: list[Segment]) -> None:
-        """What died since it was copied is dead in the copy."""
+        """Mark rows that died since they were copied as dead in the copy."""
         table, columns = self.log.subject_index, self._target.columns
         parts = [segment.columns.seqs(table, None, 0, segment.columns.rows) for segment in old]
         alive = np.concatenate(parts)

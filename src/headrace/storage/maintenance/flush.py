@@ -35,7 +35,7 @@ class _FlushItem(NamedTuple):
 
 
 def create_folder_ops(log: FileLog, disk: Disk) -> list[Op]:
-    """Operations that make a stream's folder, if it has none yet."""
+    """Return the operations that create a stream's folder if it does not exist."""
     if log.folder_state not in (FileState.NEW, FileState.RESERVED):
         return []
     log.folder_state = FileState.CREATING
@@ -43,7 +43,7 @@ def create_folder_ops(log: FileLog, disk: Disk) -> list[Op]:
 
 
 def create_segment_ops(log: FileLog, segment: FileSegment, disk: Disk) -> list[Op]:
-    """Operations that make a segment's file, if it has none yet."""
+    """Return the operations that create a segment's file if it does not exist."""
     if segment.state not in (FileState.NEW, FileState.RESERVED):
         return []
     segment.state = FileState.CREATING
@@ -53,13 +53,15 @@ def create_segment_ops(log: FileLog, segment: FileSegment, disk: Disk) -> list[O
 
 
 def encode_block(segment: FileSegment, block: RecordBlock) -> list[bytes | memoryview]:
-    """A block's bytes as they lie in the file."""
+    """Return a block's bytes as written to the file."""
     view = block.view
     return [encode_block_header(segment.seed, block.offset, block.first_seq, block.records, view), view]
 
 
 def large_message_ops(large_writes: list[tuple[FileLog, FileSegment, RecordBlock]], disk: Disk) -> list[Op]:
-    """Operations that make large messages durable, with their files and names, before the frame that refers to them."""
+    """Return the operations that make large messages durable, with their files and names, before the frame that refers
+    to them.
+    """
     ops: list[Op] = []
     touched: dict[str, tuple[FileLog, FileSegment]] = {}
     for log, segment, block in large_writes:
@@ -76,7 +78,7 @@ def large_message_ops(large_writes: list[tuple[FileLog, FileSegment, RecordBlock
 
 
 class SegmentFlusher:
-    """The queue. One submission is under way at a time, so that everything else on the lane gets its turn."""
+    """The flush queue. One submission runs at a time, so that other work on the background queue gets its turn."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class SegmentFlusher:
         self._on_error = on_error
         self._queue: deque[_FlushItem] = deque()
         self._busy = False
-        #: Generation, saved, end of the file: once the columns under way are written.
+        #: Generation, saved subjects and end of the subjects file, once the current columns are written.
         self._subjects_after_write = (0, 0, 0)
         self.out_of_space = False
         self.pending_bytes = 0
@@ -112,7 +114,7 @@ class SegmentFlusher:
         self.added_count += 1
 
     def call_when_flushed(self, done: Callable[[], None]) -> None:
-        """Calls `done` when everything added so far is written."""
+        """Call `done` when everything added so far is written."""
         self._waiters.append((self.added_count, done))
         self._notify_waiters()
 
@@ -121,12 +123,12 @@ class SegmentFlusher:
             self._waiters.pop(0)[1]()
 
     def submit_next(self) -> None:
-        """Submits the next part of the queue, if nothing is under way."""
+        """Submit the next part of the queue, if nothing is running."""
         if not self.out_of_space:
             self._submit()
 
     def _submit(self) -> bool:
-        """Whether something is under way now."""
+        """Submit the next batch if idle; return whether a submission is running now."""
         batch, ops = self._take_batch() if not self._busy else ([], [])
         if batch:
             self._busy = True
@@ -134,7 +136,7 @@ class SegmentFlusher:
         return self._busy
 
     def flush_now(self) -> None:
-        """Everything queued, blocking; for recovery."""
+        """Write everything queued, blocking; for recovery."""
         while True:
             batch, ops = self._take_batch()
             if not batch:
@@ -143,16 +145,16 @@ class SegmentFlusher:
             self._mark_finished(batch)
 
     def resume(self) -> None:
-        """There may be space again: what is next is tried, and the queue is stuck until that is written."""
+        """Retry after a full disk: submit the next batch; the queue stays stopped until that batch is written."""
         if self.out_of_space:
             self.out_of_space = self._submit()
 
     def hold(self) -> None:
-        """Nothing is written before there is space for it: see `resume`."""
+        """Stop the queue until there is space; see `resume`."""
         self.out_of_space = bool(self._queue)
 
     def drop_released(self) -> None:
-        """Blocks of segments whose files are gone are not written; they keep their turn, which is counted."""
+        """Drop queued blocks of segments whose files are gone; the items stay in the queue, because they are counted."""
         for at, item in enumerate(self._queue):
             if item.block is not None and item.segment.released:
                 self.pending_bytes -= item.block.used
@@ -171,12 +173,12 @@ class SegmentFlusher:
             ):
                 if batch:
                     sometimes("something useless waits for its turn")
-                    break  # `finished` counts in order: what is before it is not written yet
+                    break  # `finished_count` counts in order, and the items before it are not written yet
                 self._skip(self._queue.popleft())
                 continue
             if _is_created_by_commit(item, batch):
                 sometimes("a block waits for a large message")
-                break  # by the commit lane, for a large message: its file is not there yet
+                break  # the commit queue creates its file for a large message, and has not yet
             if item.block is None:
                 if not batch:
                     return self._take_columns(self._queue.popleft())
@@ -215,7 +217,9 @@ class SegmentFlusher:
         return [item], ops
 
     def _needs_columns(self, item: _FlushItem) -> bool:
-        """Not if the segment is gone; and a bad file that is there already stays as it is, and is not used."""
+        """Return whether columns are still to be written: not if the segment is gone, nor over an existing file. An
+        existing bad file stays as it is and is not used.
+        """
         return item.segment in item.log.sealed_segments and not self._disk.exists(
             item.log.get_columns_path(item.segment)
         )
@@ -230,7 +234,7 @@ class SegmentFlusher:
             self._requeue(batch)
             self._on_no_space(error)
         else:
-            self._busy = True  # for good: nothing is tried again
+            self._busy = True  # for good: nothing is retried
             self._on_error(error)
             return
         self._notify_waiters()
@@ -243,7 +247,7 @@ class SegmentFlusher:
             if block is None:
                 generation, saved, end = self._subjects_after_write
                 if generation != log.generation:
-                    continue  # subjects were forgotten meanwhile
+                    continue  # subjects got new ids meanwhile
                 log.subjects_saved, log.subjects_file_end = saved, end
                 if not log.is_deleted and segment in log.sealed_segments:
                     log.columns_written(segment)
@@ -255,7 +259,7 @@ class SegmentFlusher:
                 self.unsynced_segments[segment.path] = (log, segment)
 
     def _requeue(self, batch: list[_FlushItem]) -> None:
-        """No space: blocks wait for it; columns, being a cache, are given up."""
+        """Put blocks back to wait for space; columns are only a cache and are dropped."""
         if batch[0].block is None:
             self.finished_count += 1
             self.submit_next()
@@ -271,7 +275,7 @@ class SegmentFlusher:
 
 
 def _is_created_by_commit(item: _FlushItem, batch: list[_FlushItem]) -> bool:
-    """Whether the commit lane makes, or will make, the file or the folder that a block belongs to."""
+    """Return whether the commit queue creates, or will create, the file or folder of a block."""
     if FileState.RESERVED in (item.segment.state, item.log.folder_state):
         return True
     if item.segment.state is FileState.CREATING and not any(item.segment is each.segment for each in batch):
@@ -282,7 +286,7 @@ def _is_created_by_commit(item: _FlushItem, batch: list[_FlushItem]) -> bool:
 def _append_write(
     ops: list[Op], segment: FileSegment, block: RecordBlock, previous: RecordBlock | None
 ) -> None:
-    """Adds a block to the operations, as part of the last write where it follows on that, which ends with `before`."""
+    """Add a block to the operations, as part of the last write if it directly follows `previous`."""
     parts = encode_block(segment, block)
     last = ops[-1] if ops else None
     if previous is not None and last is not None and last[0] == "write" and last[1] == segment.path:
@@ -295,7 +299,7 @@ def _append_write(
 
 
 def sync_ops(unsynced: dict[str, tuple[FileLog, FileSegment]]) -> list[Op]:
-    """Operations that make all written blocks durable, with the names of their files."""
+    """Return the operations that make all written blocks durable, with the names of their files."""
     ops: list[Op] = [("sync", path) for path in unsynced]
     folders = {log.folder_path: log for log, _ in unsynced.values() if not log.folder_synced}
     if folders:
@@ -307,6 +311,6 @@ def sync_ops(unsynced: dict[str, tuple[FileLog, FileSegment]]) -> list[Op]:
 
 
 def mark_synced(unsynced: dict[str, tuple[FileLog, FileSegment]]) -> None:
-    """`sync_ops` of these has been done."""
+    """Record that the `sync_ops` of these segments are done."""
     for log, segment in unsynced.values():
         log.folder_synced = segment.folder_synced = True

@@ -30,26 +30,26 @@ class _GarbageFile(NamedTuple):
     path: str
     is_folder: bool
     size: int
-    ended: int = 0  # the frame in which a stream was deleted
-    #: A segment of which frames can say that nothing lives: its log, first and last sequence.
+    ended: int = 0  # the frame that deleted the stream
+    #: A segment that frames can declare dead: its log, first and last sequence.
     rows: tuple[FileLog, int, int] | None = None
     segment: FileSegment | None = None
 
 
 class FileGarbageCollector:
-    """Fills as segments and streams are dropped; emptied by checkpoints.
+    """Collects the files of dropped segments and streams; checkpoints release them.
 
-    On a full disk there may be no space for a checkpoint. Then a frame says of each dropped segment that all its
-    sequences are removed, and its file goes when that frame is durable: see `JournalSurvey.explains`.
+    A full disk may have no space for a checkpoint. Then a frame states for each dropped segment that all its sequences
+    are removed, and the file is unlinked when that frame is durable: see `JournalSurvey.explains`.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._garbage: dict[str, _GarbageFile] = {}
-        #: After an opening in place: segments that frames above the checkpoint refer to -> ident, first, last of these.
+        #: After opening in place: segments that frames after the checkpoint refer to -> ident, first and last sequence.
         self.referred: dict[str, tuple[int, int, int]] = {}
-        self._stated: list[_GarbageFile] = []  # by the frame in flight
-        self._going: set[str] = set()  # to be unlinked by a submission that is not over
+        self._stated: list[_GarbageFile] = []  # stated by the frame in flight
+        self._going: set[str] = set()  # paths that a pending submission unlinks
 
     def __len__(self) -> int:
         return len(self._garbage)
@@ -59,34 +59,34 @@ class FileGarbageCollector:
         self._garbage.setdefault(path, _GarbageFile(self._store.checkpointer.next_number, path, False, size))
 
     def add_dead(self, log: FileLog, segment: FileSegment) -> None:
-        """A segment of which every row was removed by frames, up to the one under construction."""
+        """Add a segment of which frames, including the open one, removed every row."""
         number, path = self._store.checkpointer.next_number, segment.path
         rows = log, segment.columns.base, segment.last_seq
         item = _GarbageFile(number, path, False, self._get_size(path), rows=rows, segment=segment)
         self._garbage.setdefault(path, item)
 
     def add_copied(self, log: FileLog, path: str, first: int, last: int, needed: int) -> None:
-        """A file that checkpoint `needed` does not name. Frames before it may refer to large messages in it, from
+        """Add a file that checkpoint `needed` does not name. Earlier frames may refer to large messages in it, from
         `first` to `last`, which were copied.
         """
         rows = (log, first, last) if last else None
         self._garbage.setdefault(path, _GarbageFile(needed, path, False, self._get_size(path), rows=rows))
 
     def add_folder(self, folder: str, ended: int) -> None:
-        """The folder of a stream that was deleted in frame `ended`."""
+        """Add the folder of a stream that frame `ended` deleted."""
         size = sum(self._get_size(f"{folder}/{name}") for name in self._store.disk.list(folder))
         number = self._store.checkpointer.next_number
         self._garbage.setdefault(folder, _GarbageFile(number, folder, True, size, ended))
 
     def _get_size(self, path: str) -> int:
-        """Of a file that the other lane may be unlinking: one that is gone has none."""
+        """Return the size of a file, 0 if it is gone: the background queue may be unlinking it."""
         try:
             return self._store.disk.size(path)
         except FileNotFoundError:
             return 0
 
     def should_checkpoint(self) -> bool:
-        """Whether a checkpoint is worth while for the space alone."""
+        """Return whether a checkpoint is worthwhile for the space alone."""
         if not self._garbage:
             return False
         waiting_bytes = sum(item.size for item in self._garbage.values())
@@ -98,22 +98,22 @@ class FileGarbageCollector:
 
     @property
     def has_statements(self) -> bool:
-        """Whether a frame could let go of something before the next checkpoint."""
+        """Return whether a frame could release a file before the next checkpoint."""
         return any(item.size if item.is_folder else self._is_dead(item) for item in self._garbage.values())
 
     def state(self) -> list[bytes]:
-        """Entries for the frame that is being closed: what is removed as a whole."""
+        """Return entries for the frame being committed: removals of whole segments."""
         runs: dict[int, list[bytes]] = {}
         for item in self._garbage.values():
             if item.rows is not None and self._is_dead(item):
                 log, first, last = self._span(item)
-                log.saved_frame = -1  # a later checkpoint must not rely on a section that names it
+                log.saved_frame = -1  # a later checkpoint must not reuse a section that names it
                 self._stated.append(item)
                 runs.setdefault(log.ident, []).append(_PAIR.pack(first, last))
         return [encode_entry(REMOVALS, ident, b"".join(pairs)) for ident, pairs in runs.items()]
 
     def release(self) -> None:
-        """A frame is durable: what it, or one before it, has said to be removed goes."""
+        """Unlink the files that a frame, durable now, declared as removed."""
         store = self._store
         stated, self._stated = self._stated, []
         to_unlink: dict[str, None] = {}
@@ -131,14 +131,16 @@ class FileGarbageCollector:
         if store.full:
             to_unlink.update(dict.fromkeys(self._deleted_files()))
         if to_unlink:
-            # After what is under way on the lane, which may be making one of these files.
+            # After the work already in the queue, which may be creating one of these files.
             store.disk.submit("behind", [], lambda error: self._unlink_present(list(to_unlink)))
 
     def _unlink_present(self, paths: list[str]) -> None:
         self._unlink([path for path in paths if self._store.disk.exists(path)], [])
 
     def _deleted_files(self) -> list[str]:
-        """Files of streams that durable frames have deleted. Lane "behind" may still make some: the folder stays."""
+        """Return files of streams that durable frames deleted. The background queue may still create some: the folder
+        stays.
+        """
         committed = self._store.committed_frame
         ended = [item for item in self._garbage.values() if item.is_folder and 0 < item.ended <= committed]
         for item in ended:
@@ -147,7 +149,7 @@ class FileGarbageCollector:
         return [path for path in names if STORE_FILE_NAME.fullmatch(path.rpartition("/")[2])]
 
     def collect(self, checkpoint: int) -> None:
-        """Unlinks what this proven checkpoint does not name."""
+        """Unlink what this marked checkpoint does not name."""
         disk = self._store.disk
         removable = {path: item for path, item in self._garbage.items() if item.removable_at <= checkpoint}
         self._garbage = {path: item for path, item in self._garbage.items() if path not in removable}
@@ -167,7 +169,7 @@ class FileGarbageCollector:
             names = disk.list(folder)
             own_names = [name for name in names if STORE_FILE_NAME.fullmatch(name)]
             to_unlink.update({f"{folder}/{name}": None for name in own_names})
-            if len(own_names) == len(names):  # otherwise somebody put something else there: it stays
+            if len(own_names) == len(names):  # otherwise it has foreign files: it stays
                 sometimes("a folder is removed")
                 to_rmdir.append(folder)
         for path in to_unlink:
@@ -185,7 +187,9 @@ class FileGarbageCollector:
         self._store.on_files_removed(error)
 
     def _span(self, item: _GarbageFile) -> tuple[FileLog, int, int]:
-        """All sequences that the file may be needed for, also of large messages beyond the rows of its segment."""
+        """Return all sequences that the file may be needed for, including large messages beyond the rows of its
+        segment.
+        """
         assert item.rows is not None
         log, first, last = item.rows
         _, low, high = self.referred.get(item.path, (0, first, last))
@@ -200,5 +204,5 @@ class FileGarbageCollector:
         return not 0 < log.find_next(None, first) <= last
 
     def folders(self) -> set[str]:
-        """Of which files wait to be removed."""
+        """Return the folders with files that wait to be removed."""
         return {path.rpartition("/")[0] for path in self._garbage}

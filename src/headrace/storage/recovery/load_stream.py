@@ -40,19 +40,19 @@ from headrace.storage.segments.column_file import (
 )
 from headrace.storage.segments.segment import SEQ_SPAN_MAX, FileSegment, FileState
 
-#: Columns had no generation in their names once.
+#: Older versions had no generation in the names of column files.
 FILE_NAME = re.compile(r"([0-9a-f]{8})\.(?:seg|(?:([0-9]+)\.)?col)")
 SUBJECTS_NAME = re.compile(r"subjects\.([0-9]+)")
 
 
 def find_next_segment_number(disk: Disk, ident: int) -> int:
-    """One more than the highest number a file of this stream has."""
+    """Return one more than the highest segment number of this stream's files."""
     found = [FILE_NAME.fullmatch(name) for name in disk.list(stream_folder(ident))]
     return max((int(match[1], 16) + 1 for match in found if match), default=0)
 
 
 def find_next_generation(disk: Disk, ident: int) -> int:
-    """One more than the highest generation a file of this stream has."""
+    """Return one more than the highest generation of this stream's files."""
     names = disk.list(stream_folder(ident))
     found = [match[2] for name in names if (match := FILE_NAME.fullmatch(name)) and match[2]]
     found += [match[1] for name in names if (match := SUBJECTS_NAME.fullmatch(name))]
@@ -60,7 +60,7 @@ def find_next_generation(disk: Disk, ident: int) -> int:
 
 
 def load_log(context: LogContext, state: StreamCheckpoint, report: RecoveryReport) -> FileLog:
-    """The log as its section says."""
+    """Load the log that a checkpoint section describes."""
     disk = context.disk
     _check(state)
     numbers = max(state.next_segment, find_next_segment_number(disk, state.ident))
@@ -80,7 +80,7 @@ def load_log(context: LogContext, state: StreamCheckpoint, report: RecoveryRepor
 
 
 def _check(state: StreamCheckpoint) -> None:
-    """Refuse numbers that no store writes. Their checksum holds, so they are no rot, but rows become addresses."""
+    """Reject numbers that no store writes. Their checksum is correct, so this is no bit rot, but rows become addresses."""
     before = 0
     sound = 0 < state.ident < 1 << 32 and 0 <= state.last_seq <= SEQ_END and state.generation >= 0
     for each in state.segments:
@@ -99,15 +99,15 @@ def _check(state: StreamCheckpoint) -> None:
 
 
 def note_lost(log: FileLog, report: RecoveryReport) -> None:
-    """Tell a log which of its sequences were acknowledged and cannot be read."""
+    """Record in a log which of its sequences were acknowledged and cannot be read."""
     log.lost_ranges = [
         (each.first_seq, each.last_seq) for each in report.damage if each.is_loss_in(log.ident, log.name)
     ]
 
 
 def _load_caches(log: FileLog, state: StreamCheckpoint) -> dict[int, DecodedColumns]:
-    """Columns that can be trusted. If one needs subjects that the subjects file lacks, none can: ids
-    may differ. A subjects file of no use is left as it is, bad as it may be, and a new one begun.
+    """Return the columns that can be trusted. If one needs subjects that the subjects file lacks, none can: ids may
+    differ. An unusable subjects file is left as it is, and a new one is started.
     """
     disk = log.context.disk
     path = subjects_path(log.ident, log.generation)
@@ -180,10 +180,10 @@ def _check_file(disk: Disk, segment: FileSegment, log: FileLog, state: SegmentSt
 
 
 def scan_segment(log: FileLog, segment: FileSegment, state: SegmentState, report: RecoveryReport) -> None:
-    """Rows and blocks from the segment itself; a bad block costs its own records only."""
+    """Read rows and blocks from the segment itself; a bad block loses only its own records."""
     data = log.context.disk.map(segment.path)[: state.end]
     columns = segment.columns
-    original_rows: list[Array] = []  # for each row found, which row it was when the live bits were taken
+    original_rows: list[Array] = []  # for each row found, its row number when the live bits were captured
     at, row = SEGMENT_HEADER_BYTES, 0
     while at < state.end:
         block = parse_block(data, at, segment.seed, at)
@@ -215,7 +215,7 @@ def _skip_damage(
     row: int,
     report: RecoveryReport,
 ) -> tuple[int, int]:
-    """Finds the next good block; returns where it is and how many rows lie between."""
+    """Find the next valid block; return its offset and the number of rows in between."""
     segment.damaged = True
     next_offset = _find_next_block(segment, data, at)
     last = segment.last_seq if segment.columns.rows else state.first_seq - 1
@@ -241,9 +241,7 @@ def _find_next_block(segment: FileSegment, data: memoryview, at: int) -> int:
 
 
 def _find_first_row(segment: FileSegment, data: memoryview, at: int, rows: int) -> int:
-    """The row at which the block at `at` begins, counted from the end: exact if all blocks after it are
-    good.
-    """
+    """Return the row at which the block at `at` begins, counted from the end: exact if all later blocks are valid."""
     later = 0
     while at < len(data):
         block = parse_block(data, at, segment.seed, at)

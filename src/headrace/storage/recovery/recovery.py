@@ -6,7 +6,8 @@ and synced before it returns, because after a failed sync the page cache may sho
 crash during recovery leaves the old checkpoint and its journal as they were.
 
 If there is no space for that, the store opens in place: replayed blocks stay in memory, the journal continues where it
-ended, and the checkpoint is written when there is space. Opening in place needs no space at all.
+ended, and the checkpoint is written when there is space. Opening in place needs no space at all. It overwrites only bad
+copies of a checkpoint, and later frames overwrite a torn tail.
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ from headrace.storage.store import Store
 
 FOLDERS = ("checkpoints", "journal", "streams")
 KNOWN_NAMES = (*FOLDERS, "lock", "lost", "pins")
-FRAME_JUMP = 1024  # frame numbers left out, so that a torn frame can never pass for a later one
+FRAME_JUMP = 1024  # frame numbers to skip, so that a torn frame can never be taken for a later one
 FLUSH_BYTES = 32 << 20
 _TORN_NAME = re.compile(r"[0-9a-f]{16}\.[0-9]+\.torn")
 
 
 def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
-    """The store in this folder, or a new one where there is none."""
+    """Return the store in this folder, or a new one if there is none."""
     try:
         before = list_files(disk)
         try:
@@ -91,7 +92,8 @@ def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
         sometimes("a call fails in recovery")
         raise StorePoisoned(f"recovery could not read or write: {error}") from error
     except (ArithmeticError, LookupError, ValueError, struct.error) as error:
-        # Rot does not come here: every part is used only if its checksum holds. Somebody wrote these bytes so.
+        # Bit rot does not get here: every part is used only if its checksum is correct. The bytes were written like
+        # this.
         raise CorruptData(
             f"the store holds what no store writes, though its checksums hold ({type(error).__name__}: {error}); "
             "nothing that was there was changed"
@@ -99,11 +101,11 @@ def recover(disk: Disk, clock: Clock, options: StoreOptions) -> Store:
 
 
 class _Incomplete(Exception):
-    """The proven checkpoint and its journal lack something that a newer checkpoint may have."""
+    """The marked checkpoint and its journal lack something that a newer checkpoint may have."""
 
 
 class _Recovery:
-    """One attempt. `from_proven`: it starts from the proven checkpoint, and a newer one goes."""
+    """One attempt. `from_proven`: start from the marked checkpoint and remove a newer one."""
 
     def __init__(
         self, disk: Disk, options: StoreOptions, in_place: bool = False, from_proven: bool = False
@@ -114,11 +116,11 @@ class _Recovery:
         self.scanned_files: list[ScannedFile] = []
         self.in_place = in_place
         self.from_proven = from_proven
-        self.newer: LoadedCheckpoint | None = None  # not proven, and to be removed
+        self.newer: LoadedCheckpoint | None = None  # not marked, to be removed
         self.newest_checkpoint = 0
         self.used_idents: list[int] = []
         self.larges: dict[str, tuple[int, int, int]] = {}
-        self.changed: set[int] = set()  # streams that are not what their sections say
+        self.changed: set[int] = set()  # streams that differ from their sections
 
     def run(self, clock: Clock) -> Store:
         loaded = self._choose(load_newest(self.disk, self.report))
@@ -132,13 +134,13 @@ class _Recovery:
                 )
             if self.disk.list(""):
                 sometimes("a store is begun over an unfinished one")
-            loaded = None  # at most the unfinished beginning of a store
+            loaded = None  # at most an unfinished new store
             store = Store(self.disk, self.options, clock.now_ns(), self.report)
         else:
             store = Store(self.disk, self.options, loaded.store_id, self.report)
             store.checkpointer.features = loaded.features
         self._scan_journal(store, loaded)
-        # What is dropped from here on waits for a newer one.
+        # Files dropped from now on wait for a newer checkpoint.
         store.checkpointer.number = self.newest_checkpoint
         self._make_folders()
         last = self._load_state(store, loaded) if loaded is not None else 0
@@ -154,7 +156,7 @@ class _Recovery:
         return store
 
     def _choose(self, loaded: LoadedCheckpoint | None) -> LoadedCheckpoint | None:
-        """The checkpoint to start from; None where a store is begun."""
+        """Return the checkpoint to start from; None for a new store."""
         if loaded is None or loaded.is_proven or not self.from_proven:
             return loaded
         if loaded.base is None:
@@ -172,11 +174,11 @@ class _Recovery:
         self.disk.run([*ops, ("syncdir", "")])
 
     def _skip_used_idents(self, store: Store) -> None:
-        """A stream whose creation never became durable may have files already: nobody is to find them as their own."""
+        """Skip idents that have files already: they belong to streams whose creation never became durable."""
         store.next_ident = max([store.next_ident, *(ident + 1 for ident in self.used_idents)])
 
     def _scan_journal(self, store: Store, loaded: LoadedCheckpoint | None) -> None:
-        """Read the journal after the root's frame, before anything is written: frames of an unknown kind are refused."""
+        """Read the journal after the root's frame, before anything is written; reject frames of an unknown kind."""
         self.scanned_files = (
             loaded.files if loaded is not None else scan_journal(self.disk, store.store_id, 0)
         )
@@ -203,7 +205,7 @@ class _Recovery:
                 state = msgspec.msgpack.decode(loaded.sections[entry.ref], type=StreamCheckpoint)
                 log = logs[entry.ident] = load_log(store.log_context, state, report)
                 if len(log.sealed_segments) != len(state.segments) or log.generation != state.generation:
-                    self.changed.add(entry.ident)  # its section names files that go with the next checkpoint
+                    self.changed.add(entry.ident)  # its section names files that the next checkpoint removes
             else:
                 store.checkpointer.offline_streams.append(entry)
                 self._report_damage(f"stream {entry.name}: its section has no good copy", entry.name)
@@ -216,7 +218,7 @@ class _Recovery:
         for entry in store.checkpointer.offline_streams:
             report.offline_streams[entry.name] = "its section of the checkpoint is damaged"
         if loaded.bad_sections:
-            self._retain_journal(store)  # frames of what is offline must not be lost
+            self._retain_journal(store)  # frames of offline streams must not be lost
         survey = self._prepare(store, loaded, logs)
         replay = Replay(
             store,
@@ -233,7 +235,7 @@ class _Recovery:
         return last
 
     def _prepare(self, store: Store, loaded: LoadedCheckpoint, logs: dict[int, FileLog]) -> JournalSurvey:
-        """Removes what nothing refers to, before anything is written; NoRoom where there is too little space."""
+        """Remove unreferenced files before anything is written; raise OutOfSpace if there is too little space."""
         report = self.report
         survey = JournalSurvey(self.disk, store.store_id, sort_frames(self.scanned_files), loaded.root.frame)
         explained = [each for each in report.damage if survey.explains(each)]
@@ -257,13 +259,14 @@ class _Recovery:
     def _remove_newer(
         self, newer: LoadedCheckpoint, loaded: LoadedCheckpoint, last: int, is_sound: bool
     ) -> None:
-        """Remove checkpoints that are not proven, if frames up to `last` have everything that is in them.
+        """Remove checkpoints that are not marked, if frames up to `last` have everything in them.
 
-        Their sync may have failed while the page cache still shows them, and another sync says nothing about that. In
-        place they are not written again, so nothing may rely on them. They go for good before a frame follows.
+        Their sync may have failed while the page cache still shows them, and a second sync would not report that. In
+        place they are not written again, so nothing may rely on them. They must be gone before the next frame is
+        written.
         """
         ahead = newer.root.frame - last
-        # A recovery that was not used numbers on from the last frame.
+        # An unused recovery continues the numbering from the last frame.
         has_all = ahead <= 0 or ahead % FRAME_JUMP == 0
         if not is_sound or not has_all or self.report.damage != loaded.root.damage:
             raise _Incomplete
@@ -281,7 +284,7 @@ class _Recovery:
         UnreferencedFiles(self.disk, loaded, base, survey).remove()
 
     def _is_last(self, store: Store, loaded: LoadedCheckpoint, last: int) -> bool:
-        """Whether nothing says that a frame after `last` was durable, or lies in another file than its own."""
+        """Return whether nothing indicates a durable frame after `last`, or one in a file other than its own."""
         spoken = [entry.frame for entry in loaded.root.streams] + [each.frame for each in loaded.root.shards]
         if self._newest_known(store, last, max(spoken, default=0)) > last:
             return False
@@ -293,7 +296,7 @@ class _Recovery:
         self.report.add_damage(Damage(description, stream))
 
     def _replay_journal(self, store: Store, replay: Replay, after: int) -> int:
-        """Applies all frames above `after` in order of their number; returns the last."""
+        """Apply all frames after `after` in order of their number; return the last one known to be synced."""
         previous, crc = after, None
         for frame, scanned in sort_frames(self.scanned_files):
             missing = frame.number - previous - 1
@@ -318,7 +321,7 @@ class _Recovery:
         return last_synced
 
     def _find_last_synced(self, store: Store, last: int, replay: Replay) -> int:
-        """The newest frame that is known to have been synced, `last` or one whose loss is thereby proven."""
+        """Return the newest frame known to have been synced: `last`, or a later one that is therefore lost."""
         marker = read_latest(self.disk, store.store_id)
         last_synced = self._newest_known(store, last, replay.newest_section_frame)
         if last_synced > last:
@@ -336,18 +339,18 @@ class _Recovery:
             for number in scanned.incomplete_frames
             if number - last <= max_frames
         ]
-        # A frame is begun when the one before it is durable, and a section speaks of durable frames only.
+        # A frame is written only when the one before it is durable, and a section contains durable frames only.
         return max(last, spoken_of, marker.frame_number if marker else 0, *(each - 1 for each in incomplete))
 
     def _retain_journal(self, store: Store) -> None:
-        """The journal is damaged: its files are kept until somebody accepts the loss."""
+        """Keep the files of a damaged journal until somebody accepts the loss."""
         for scanned in self.scanned_files:
             path = journal_path(scanned.file_number)
             if path not in store.checkpointer.retained_files:
                 store.checkpointer.retained_files.append(path)
 
     def _report_misplaced(self, store: Store, last: int) -> None:
-        """Frames that are good but lie in another file than they were written to."""
+        """Report valid frames that are in a file other than the one they were written to."""
         for scanned in self.scanned_files:
             for frame in scanned.misplaced_frames:
                 if frame.number > last:
@@ -372,7 +375,7 @@ class _Recovery:
                 )
 
     def _clear_changes(self, store: Store, loaded: LoadedCheckpoint | None) -> None:
-        """What was replayed is no change of the frame under construction."""
+        """Clear the changes of the open frame: replayed changes are not part of it."""
         for log in store.iter_file_logs():
             log.reset_changes()
             log.committed_seq = log.last_seq
@@ -406,9 +409,9 @@ class _Recovery:
         store.checkpointer.restore_state(existing, self.newest_checkpoint)
 
     def _go_on(self, store: Store, loaded: LoadedCheckpoint, last: int) -> None:
-        """Opens in place: frames follow the last one, and nothing is written but them until there is space.
+        """Open in place: continue after the last frame, and write nothing but frames until there is space.
 
-        The last frame may be in the page cache only, so it is synced; all others were before the next one began.
+        The last frame may be in the page cache only, so it is synced; all others were synced before the next one began.
         An unfinished frame after it was never acknowledged and is overwritten.
         """
         sometimes("a store opens in place")
@@ -436,16 +439,16 @@ class _Recovery:
         dropped = store.file_gc.folders()
         for log in store.iter_file_logs():
             if log.ident not in self.changed and log.folder_path not in dropped:
-                log.saved_frame = 0  # its section holds all of it
+                log.saved_frame = 0  # its section has its whole state
         store.flusher.hold()
         journal.bytes_since_checkpoint = (
             self.options.checkpoint_bytes
-        )  # a checkpoint as soon as there is space
+        )  # triggers a checkpoint as soon as there is space
 
     def _collect_leftovers(self, store: Store, loaded: LoadedCheckpoint | None) -> None:
-        """Files of the run that crashed, which everything here supersedes, go with the next checkpoint.
+        """Remove files of the crashed run, which this recovery supersedes, with the next checkpoint.
 
-        Only where nothing at all is damaged; otherwise, and for what is not ours, they are left and reported.
+        Only if nothing at all is damaged; otherwise, and if they are not the store's own, they are left and reported.
         """
         disk, report = self.disk, self.report
         report.unknown_files += [name for name in disk.list("") if name not in KNOWN_NAMES]
@@ -482,17 +485,17 @@ class _Recovery:
             elif not in_use:
                 sometimes("a file is left over")
                 _, first, last = self.larges.get(path, (0, 0, 0)) if self.in_place else (0, 0, 0)
-                # No frame above the checkpoint needs it: it goes when that is proven.
+                # No frame after the checkpoint needs it: it is removed when that checkpoint is marked.
                 needed = store.checkpointer.next_number if last else self._written(store)
                 store.file_gc.add_copied(log, path, first, last, needed)
 
     def _written(self, store: Store) -> int:
-        """The checkpoint that a crash would be recovered from once it is proven."""
+        """Return the checkpoint from which a crash would recover once it is marked."""
         return self.report.checkpoint if self.in_place else store.checkpointer.number
 
 
 def _is_in_use(log: FileLog, name: str) -> bool | None:
-    """Whether a stream's file is of use, or bad and therefore kept as it was found; None: it is not ours."""
+    """Return whether a stream's file is in use, or bad and therefore kept as found; None if it is not the store's own."""
     generations = (log.generation, log.loaded_generation)
     if subjects := SUBJECTS_NAME.fullmatch(name):
         return int(subjects[1]) in generations

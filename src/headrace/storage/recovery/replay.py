@@ -25,11 +25,11 @@ from headrace.storage.segments.segment import FileState
 from headrace.storage.store import Store
 
 _WATERMARK = struct.Struct("<IQ")
-SEQ_SKIP = 1 << 20  # sequences left out where lost frames may have used some and nothing says how many
+SEQ_SKIP = 1 << 20  # sequences to skip if lost frames may have used an unknown number
 
 
 class Replay:
-    """Frames must come in order of their number."""
+    """Applies frames; they must come in order of their number."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Replay:
         }
 
     def apply(self, number: int, body: memoryview, missing: int) -> None:
-        """One frame; `missing` is how many frames before it are lost."""
+        """Apply one frame; `missing` is the number of lost frames before it."""
         self._frame_number = number
         entries = fmt.decode_entries(body)
         if missing:
@@ -74,17 +74,19 @@ class Replay:
 
     @property
     def newest_section_frame(self) -> int:
-        """The newest frame that a section of the checkpoint holds."""
+        """The newest frame that a section of the checkpoint contains."""
         return max([*self._stream_frames.values(), *self._shard_frames.values()], default=0)
 
     def truncate_at(self, last_known: int, missing: int, watermarks: bytes | None) -> None:
-        """The last `missing` frames up to `last_known` are lost; `watermarks` are the watermarks of the last, if known."""
+        """Handle the loss of the last `missing` frames up to `last_known`; `watermarks` are those of the last one, if
+        known.
+        """
         self._frame_number = last_known + 1
         reported = [] if watermarks is None else [(fmt.WATERMARKS, 0, memoryview(watermarks))]
         self._flag_gap(missing, reported, is_exact=missing == 1 and watermarks is not None)
 
     def finish(self) -> None:
-        """After the last frame: sequences that lost frames may have used are not given again."""
+        """After the last frame: skip sequences that lost frames may have used."""
         for log in self._maybe_gapped.values():
             log.advance(log.last_seq + SEQ_SKIP)
         for ident in self.unknown_streams:
@@ -98,7 +100,7 @@ class Replay:
     # Lost frames
 
     def _flag_gap(self, missing: int, entries: list[tuple[int, int, memoryview]], is_exact: bool) -> None:
-        """Lost frames; `is_exact`: the watermarks among these entries are all that the one lost frame changed."""
+        """Record lost frames; `is_exact`: the watermarks in these entries are all that the one lost frame changed."""
         description = f"{missing} frame(s) before {self._frame_number} lost"
         self._report_loss(description)
         reported: set[int] = set()
@@ -106,7 +108,7 @@ class Replay:
             if kind == fmt.WATERMARKS:
                 for ident, last in _WATERMARK.iter_unpack(data):
                     reported.add(ident)
-                    self._log_to_change(ident)  # one that nobody knows began in the lost frame
+                    self._log_to_change(ident)  # an unknown stream was created in the lost frame
                     self._record_gap(ident, last, description)
         if not is_exact:
             lost = self._frame_number - 1
@@ -218,7 +220,7 @@ class Replay:
             log.is_deleted = True
             sometimes("a deletion is replayed")
             self.store.file_gc.add_folder(log.folder_path, self.store.frame_number)
-            # Blocks of a stream that is going are not synced any more, so an older section may miss some.
+            # Blocks of a deleted stream are no longer synced, so an older section may name blocks that are missing.
             report = self.store.report()
             report.damage = [
                 each for each in report.damage if not each.file.startswith(f"{log.folder_path}/")

@@ -21,7 +21,7 @@ Placed = tuple[FrameHeader, ScannedFile]
 
 
 def sort_frames(files: Iterable[ScannedFile]) -> list[Placed]:
-    """Frames of all files in order of their number."""
+    """Sort the frames of all files by number."""
     frames = [(frame, scanned) for scanned in files for frame in scanned.frames]
     frames.sort(key=lambda each: each[0].number)
     return frames
@@ -35,9 +35,9 @@ class JournalSurvey:
         self._store = store
         self.is_whole = True
         self.bytes = 0
-        #: Segments with large messages that frames refer to: path -> ident, first and last of their sequences.
+        #: Segments with large messages that frames refer to: path -> ident, first and last sequence.
         self.larges: dict[str, tuple[int, int, int]] = {}
-        self._unread: list[tuple[int, int]] = []  # ident and sequence of large messages that are not there
+        self._unread: list[tuple[int, int]] = []  # ident and sequence of large messages that are missing
         self.created: set[int] = set()
         self._deleted: set[int] = set()
         self._removed: dict[int, list[tuple[int, int]]] = {}
@@ -79,16 +79,16 @@ class JournalSurvey:
             self._unread.append((ident, seq))
 
     def is_removed(self, ident: int, first: int, last: int) -> bool:
-        """Whether one of these frames has removed all these sequences."""
+        """Return whether one of these frames removed all these sequences."""
         if ident in self._deleted:
             return True
         return any(low <= first and last <= high for low, high in self._removed.get(ident, ()))
 
     def explains(self, damage: Damage) -> bool:
-        """Whether nothing is lost, because all sequences concerned were removed.
+        """Return whether nothing is lost, because all sequences concerned were removed.
 
-        On a full disk the file of such a segment goes at once, also before all of it was written or synced; after a power
-        loss it may be back in any state.
+        On a full disk the file of such a segment is unlinked at once, even before all of it was written or synced;
+        after a power loss it may be back in any state.
         """
         if not damage.ident or not damage.first_seq or not damage.file.startswith("streams/"):
             return False

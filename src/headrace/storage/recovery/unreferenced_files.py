@@ -19,20 +19,20 @@ from headrace.storage.recovery.load_stream import FILE_NAME, SUBJECTS_NAME
 from headrace.storage.recovery.segment_references import JournalSurvey
 
 STREAM = re.compile(r"[0-9a-f]{8}")
-#: A folder with a higher number was not made by a store.
+#: A folder with a higher number was not created by a store.
 IDENT_MAX = 1 << 31
 
 
 def list_files(disk: Disk) -> set[str]:
-    """Every file that a recovery could have made."""
+    """List every file that a recovery could have created."""
     folders = ["checkpoints", "journal", *(f"streams/{name}" for name in disk.list("streams"))]
     return {f"{folder}/{name}" for folder in folders for name in disk.list(folder)}
 
 
 def remove_new(disk: Disk, before: set[str]) -> None:
-    """Remove what a recovery that failed has made since `before` was listed.
+    """Remove durably what a failed recovery has created since `before` was listed.
 
-    For good: its checkpoint must not come back after a power loss, for its frame is beyond those that follow now.
+    Its checkpoint must not come back after a power loss, because its frame number is above those that follow now.
     """
     made = sorted(list_files(disk) - before)
     roots = [path for path in made if path.startswith("checkpoints/")]
@@ -42,20 +42,20 @@ def remove_new(disk: Disk, before: set[str]) -> None:
 
 
 def remove_checkpoints(disk: Disk, removed: list[int]) -> None:
-    """Remove the files of these checkpoints, for good."""
+    """Remove the files of these checkpoints durably."""
     paths = [checkpoint_path(number, copy) for number in removed for copy in COPIES]
     disk.run([*_unlinks([path for path in paths if disk.exists(path)]), ("syncdir", "checkpoints")])
 
 
 class UnreferencedFiles:
-    """What of a store's files neither its proven checkpoint, nor a newer one that it starts from, nor the journal needs."""
+    """Files needed neither by the marked checkpoint, nor by a newer one that recovery starts from, nor by the journal."""
 
     def __init__(
         self, disk: Disk, found: LoadedCheckpoint, base: LoadedCheckpoint, survey: JournalSurvey
     ) -> None:
         self._disk = disk
         self._found = found
-        self._survey = survey  # of the frames above `base`
+        self._survey = survey  # of the frames after `base`
         self._roots = [found] if base is found else [found, base]
         self._states: dict[int, list[StreamCheckpoint]] = {}
         for each in self._roots:
@@ -66,12 +66,12 @@ class UnreferencedFiles:
     def remove(self) -> None:
         """Unlink them. Checkpoints first: a root must not be found whose segments are gone."""
         checkpoints = self._checkpoints()
-        if len(self._roots) > 1:  # it is about to be relied upon, and may be in the page cache only
+        if len(self._roots) > 1:  # recovery relies on it from now on, and it may be in the page cache only
             self._disk.run(sync_checkpoint(self._disk, self._found.root.number))
         if checkpoints:
             sometimes("an unreferenced checkpoint is removed")
-        # Also without any: a checkpoint that was given up before the crash may have been unlinked without a sync, and
-        # must not come back after a power loss that finds its segments gone.
+        # Even if there are none: an aborted checkpoint may have been unlinked without a sync before the crash, and must
+        # not come back after a power loss when its segments are gone.
         self._disk.run([*_unlinks(checkpoints), ("syncdir", "checkpoints")])
         for name in self._disk.list("streams"):
             ident = int(name, 16) if STREAM.fullmatch(name) else 0
@@ -118,7 +118,7 @@ class UnreferencedFiles:
 
 
 def sync_checkpoint(disk: Disk, number: int) -> list[Op]:
-    """Operations that make sure of a checkpoint's files."""
+    """Return the operations that sync a checkpoint's files."""
     paths = [checkpoint_path(number, copy) for copy in COPIES]
     return [*(("sync", path) for path in paths if disk.exists(path)), ("syncdir", "checkpoints")]
 

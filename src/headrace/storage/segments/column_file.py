@@ -17,7 +17,7 @@ from headrace._native import crc32
 from headrace.storage.format import ALIGN, SEGMENT_HEADER_BYTES
 from headrace.storage.native_records import Array, SegmentIndex, SubjectIndex
 
-#: Reads some bytes of a file: offset, length.
+#: Function that reads part of a file: offset, length.
 Read = Callable[[int, int], bytes]
 
 COLUMNS_MAGIC = b"HRcol001"
@@ -30,7 +30,7 @@ _U32 = struct.Struct("<I")
 
 
 class ColumnFileId(NamedTuple):
-    """Whose columns: they are valid for this segment, up to this end, with ids of this generation."""
+    """Identity of a column file: valid for this segment, up to this end, with ids of this generation."""
 
     store_id: int
     ident: int
@@ -42,7 +42,7 @@ class ColumnFileId(NamedTuple):
 def encode_columns(
     file_id: ColumnFileId, columns: SegmentIndex, blocks: array[int], subject_count: int
 ) -> list[Any]:
-    """The file's content in parts."""
+    """Return the file's content in parts."""
     time, offset, size, subject, ttl, flags, delta = columns.to_arrays()
     table = np.frombuffer(blocks, np.uint64).astype("<u4") if len(blocks) else np.empty(0, "<u4")
     arrays = [time, offset, size, subject, ttl, *([] if delta is None else [delta]), table, flags]
@@ -70,7 +70,7 @@ def encode_columns(
 
 
 class DecodedColumns(NamedTuple):
-    """Columns in memory of their own, block offsets, and how many subject ids they need."""
+    """Columns in their own memory, block offsets, and how many subject ids they need."""
 
     columns: SegmentIndex
     blocks: array[int]
@@ -78,10 +78,10 @@ class DecodedColumns(NamedTuple):
 
 
 def decode_columns(read: Read, length: int, file_id: ColumnFileId) -> DecodedColumns | None:
-    """Read the columns from a file of `length` bytes; None unless it is whole and of that segment.
+    """Read the columns from a file of `length` bytes; None unless it is complete and belongs to that segment.
 
-    The bytes are read once, into memory of their own, and verified there: a medium may return others the next time.
-    A file with a good checksum is looked at row by row too, because rows become addresses.
+    The bytes are read once, into memory, and verified there: the disk may return others the next time. Even with a
+    correct checksum every row is checked, because rows become addresses.
     """
     if length < HEADER_BYTES:
         return None
@@ -110,19 +110,19 @@ def decode_columns(read: Read, length: int, file_id: ColumnFileId) -> DecodedCol
 
 
 def reader_of(data: memoryview) -> Read:
-    """Read from bytes that are mapped; what is returned is a copy."""
+    """Read from mapped bytes; the result is a copy."""
     return lambda offset, length: bytes(data[offset : offset + length])
 
 
 def _kinds(rows: int, blocks: int, sparse: bool) -> list[tuple[str, str, int]]:
-    """Name, type and length of the arrays, in the order of the file."""
+    """Return name, type and length of the arrays, in file order."""
     found = [("time", "<u8", rows), *((name, "<u4", rows) for name in ("offset", "size", "subject", "ttl"))]
     found += [("delta", "<u4", rows)] if sparse else []
     return [*found, ("blocks", "<u4", blocks), ("flags", "<u2", rows)]
 
 
 def _read_arrays(read: Read, kinds: list[tuple[str, str, int]], crc: int) -> dict[str, Array] | None:
-    """Read every array by itself; None where their checksum is another one."""
+    """Read each array separately; None if their checksum is wrong."""
     found: dict[str, Array] = {}
     offset, sum_ = HEADER_BYTES, 0
     for name, kind, count in kinds:
@@ -137,7 +137,7 @@ def _read_arrays(read: Read, kinds: list[tuple[str, str, int]], crc: int) -> dic
 
 
 def _are_blocks(table: Array, rows: int, end: int) -> bool:
-    """Whether blocks ascend from the segment's header on, each where one may begin."""
+    """Return whether block offsets ascend from the segment's header on, each where a block may begin."""
     if not rows:
         return not len(table)
     offsets = table.astype(np.int64)
@@ -151,16 +151,16 @@ def _are_blocks(table: Array, rows: int, end: int) -> bool:
 
 
 def encode_subjects(subjects: SubjectIndex, lo: int, hi: int) -> bytes:
-    """A chunk with the subjects lo..hi."""
+    """Encode a chunk with the subjects lo..hi."""
     body = subjects.dump(lo, hi)
     head = _CHUNK.pack(CHUNK_MAGIC, lo, hi - lo, len(body), 0)[:-4]
     return head + _U32.pack(crc32(body, crc32(head))) + body
 
 
 def decode_subjects(data: Any, subjects: SubjectIndex) -> int:
-    """Adds the subjects of all good chunks; returns where the first bad one, or the end, is.
+    """Add the subjects of all valid chunks; return the offset of the first bad one, or of the end.
 
-    ValueError if a subject is there twice: nobody wrote that, and the ids behind it mean others now.
+    Raises ValueError if a subject is there twice: no store writes that, and all later ids would be wrong.
     """
     view, offset = memoryview(data), 0
     while offset + _CHUNK.size <= len(view):

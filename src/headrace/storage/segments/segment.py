@@ -24,21 +24,21 @@ from headrace.storage.io.disk import Disk
 from headrace.storage.native_records import RecordBlock, SegmentIndex
 
 Buffer = bytes | bytearray | memoryview
-#: A segment's rows keep their sequences as distances from the first, which have 32 bits.
+#: A segment's rows store their sequences as 32-bit distances from the first one.
 SEQ_SPAN_MAX = 0xFFFFFFFF
 
 
 class FileState(Enum):
-    """How far a segment's file has come."""
+    """State of a segment's file."""
 
     NEW = "new"
-    RESERVED = "claimed"  # the frame under construction will make it, on lane "commit"
+    RESERVED = "claimed"  # the open frame will create it, on the commit queue
     CREATING = "making"
     READY = "ready"
 
 
 class BlockCache:
-    """Verified blocks, the least recently used of which go first."""
+    """Cache of verified blocks; the least recently used ones are evicted first."""
 
     def __init__(self, limit: int) -> None:
         self.max_bytes = limit
@@ -74,50 +74,50 @@ class Segment:
         self._latest_time_ns = -1
 
     def add_block(self, block: RecordBlock) -> None:
-        """A block was cut at the end of this segment."""
+        """Append a block that was just finished."""
         self.blocks.append(block.offset)
         self.pending[block.offset] = block
         self.end = block.offset + BLOCK_HEADER_BYTES + block.used
 
     @property
     def last_seq(self) -> int:
-        """The last sequence it has a row for."""
+        """The last sequence that has a row."""
         return self.columns.seq(self.columns.rows - 1)
 
     @property
     def latest_time_ns(self) -> int:
-        """The latest time of a row; for sealed segments, whose rows do not change."""
+        """The latest time of any row; for sealed segments, whose rows do not change."""
         if self._latest_time_ns < 0:
             self._latest_time_ns = int(self.columns.time[: self.columns.rows].max())
         return self._latest_time_ns
 
     def live_bits(self) -> bytes:
-        """Packed live bits, packed again only when something died since."""
+        """Return packed live bits; packed again only if rows died since."""
         if self.cached_alive != self.columns.alive:
             self.cached_live_bits, self.cached_alive = self.columns.live_bits(), self.columns.alive
         return self.cached_live_bits
 
     def find_block(self, offset: int) -> int:
-        """The offset of the block that holds the record at an offset."""
+        """Return the offset of the block that contains the record at an offset."""
         return self.blocks[bisect_right(self.blocks, offset) - 1]
 
     def find_block_end(self, offset: int) -> int:
-        """Where the block that holds the record at an offset is over."""
+        """Return where the block that contains the record at an offset ends."""
         at = bisect_right(self.blocks, offset)
         return self.blocks[at] if at < len(self.blocks) else self.end
 
     def read_block(self, block: int) -> tuple[Buffer, int]:
-        """(bytes, place in the segment of their first byte) of a block."""
+        """Return the bytes of a block, and the position of their first byte in the segment."""
         cached = self.pending[block]
         return cached.data, block + BLOCK_HEADER_BYTES
 
     def read_block_at(self, offset: int) -> tuple[Buffer, int]:
-        """(bytes, place of their first byte) of the block that holds the record at an offset."""
+        """Return the bytes of the block that contains the record at an offset, and the position of their first byte."""
         return self.read_block(self.find_block(offset))
 
 
 def fits_one_segment(first: Segment, last: Segment) -> bool:
-    """Whether the rows of both can be in one segment."""
+    """Return whether the rows of both fit into one segment."""
     return last.last_seq - first.columns.base <= SEQ_SPAN_MAX
 
 
@@ -136,7 +136,7 @@ class FileSegment(Segment):
         self.folder_synced = False
         self.columns_saved = False  # its columns are in a file
         self.damaged = False
-        self.released = False  # its file went before a checkpoint: nothing is written to it any more
+        self.released = False  # its file was removed before a checkpoint: nothing is written to it any more
         self._disk = disk
         self._cache = cache
 
@@ -168,9 +168,7 @@ class FileSegment(Segment):
         return data, block
 
     def on_block_written(self, block: RecordBlock) -> None:
-        """The file has this block now; memory need not, but readers of the newest keep finding it in
-        the cache.
-        """
+        """Move a block that is now in the file from memory to the cache, where readers of new messages still find it."""
         self.pending.pop(block.offset, None)
         self._cache.put(
             (self.ident, self.number, block.offset), block.data, block.offset + BLOCK_HEADER_BYTES

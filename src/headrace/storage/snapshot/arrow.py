@@ -43,7 +43,7 @@ _BUFFER_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class ArrowLayout:
-    """Which columns a reader wants, and in which dress."""
+    """Which columns a reader wants, and with which types."""
 
     columns: tuple[str, ...] = COLUMNS
     unit: str = "ns"
@@ -58,7 +58,7 @@ class ArrowLayout:
             raise ValueError(f"time unit {self.unit!r} is neither 'ns' nor 'us'")
 
     def schema(self) -> pa.Schema:
-        """The Arrow schema of every batch made with this shape."""
+        """The Arrow schema of every batch with this layout."""
         binary = pa.binary_view() if self.views else pa.binary()
         time = pa.timestamp(self.unit, tz="UTC")
         parsed = pa.map_(pa.string(), pa.list_(pa.string()))
@@ -75,21 +75,21 @@ class ArrowLayout:
 
 
 def gather_headers(data: memoryview, offsets: Array) -> Array:
-    """The fixed parts of the records at `offsets`, gathered in one pass."""
+    """Return the fixed parts of the records at `offsets`, gathered in one pass."""
     if len(offsets) == 0:
         return np.empty(0, RECORD_HEADER)
     return _sliding_view(data, RECORD_HEADER_BYTES)[offsets].view(RECORD_HEADER)
 
 
 def compute_expiry(time_ns: Array, ttl_s: Array) -> tuple[Array, Array]:
-    """(deadline in ns, whether there is one) for each row."""
+    """Return (deadline in ns, whether there is one) for each row."""
     bounded = (ttl_s != 0) & (ttl_s != TTL_NEVER)
     deadline = time_ns.astype(np.int64) + ttl_s.astype(np.int64) * NS
     return deadline, bounded
 
 
 def make_subject_dictionary(subjects: list[bytes]) -> pa.Array:
-    """The subject table as strings; what is no UTF-8 is replaced, since Arrow strings must be valid."""
+    """Return the subject table as strings; invalid UTF-8 is replaced, since Arrow strings must be valid."""
     raw = pa.array(subjects, pa.binary())
     try:
         return raw.cast(pa.string())
@@ -100,7 +100,7 @@ def make_subject_dictionary(subjects: list[bytes]) -> pa.Array:
 def make_batch(
     layout: ArrowLayout, data: memoryview, offsets: Array, rows: Array, subject_ids: Array, subjects: pa.Array
 ) -> pa.RecordBatch:
-    """One record batch of the records at `offsets` of `data`, whose heads are `rows`."""
+    """Make one record batch of the records at `offsets` of `data`, whose headers are `rows`."""
     builder = _ColumnBuilder(layout, data, offsets, rows, subject_ids, subjects)
     arrays = [getattr(builder, name)() for name in layout.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=layout.schema())
@@ -108,7 +108,7 @@ def make_batch(
 
 @dataclass(frozen=True, slots=True)
 class _ColumnBuilder:
-    """One method a column."""
+    """Builds columns, with one method per column."""
 
     layout: ArrowLayout
     source: memoryview
@@ -154,7 +154,7 @@ class _ColumnBuilder:
 
 
 def make_binary_views(data: memoryview, starts: Array, lengths: Array, valid: Array | None) -> pa.Array:
-    """A binary_view array over `data`: only short values are copied, since the format keeps them inline."""
+    """Make a binary_view array over `data`: only short values are copied, since the format stores them inline."""
     views = np.zeros(len(starts), _VIEW)
     views["length"] = lengths
     long = lengths > _INLINE_MAX
@@ -184,7 +184,7 @@ def _fill_inline(data: memoryview, views: Array, starts: Array, lengths: Array, 
     body = np.zeros((len(short), _INLINE_MAX), np.uint8)
     if len(whole):
         body[inside] = _sliding_view(data, _INLINE_MAX)[starts[whole]].view(np.uint8).reshape(-1, _INLINE_MAX)
-    # Only values within the last 12 bytes of the file come here: one record at most.
+    # Only values in the last 12 bytes of the file get here: one record at most.
     for at in np.flatnonzero(~inside):
         rest = np.frombuffer(data[int(starts[short[at]]) :], np.uint8)
         body[at, : len(rest)] = rest
@@ -200,7 +200,7 @@ def _split_buffers(data: memoryview) -> list[pa.Buffer]:
 
 
 def _sliding_view(data: memoryview, width: int) -> Array:
-    """Every `width` bytes of `data` as one element, at every byte position: indexing it gathers."""
+    """Return every `width` bytes of `data` as one element, at every byte position: indexing it gathers."""
     return np.ndarray((max(len(data) - width + 1, 0),), np.dtype((np.void, width)), data, strides=(1,))
 
 
@@ -216,7 +216,7 @@ def _make_array(kind: pa.DataType, values: Array, valid: Array | None = None) ->
 
 
 def parse_headers(blocks: pa.Array) -> pa.MapArray:
-    """Raw header blocks as map<string, list<string>>: repeated names gather their values, in order."""
+    """Parse raw header blocks to map<string, list<string>>: repeated names collect their values, in order."""
     rows, names, values = _split_header_lines(blocks)
     encoded = names.dictionary_encode()
     ids = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -242,7 +242,7 @@ def _make_offsets(ends: Array) -> pa.Array:
 
 
 def _split_header_lines(blocks: pa.Array) -> tuple[Array, pa.Array, pa.Array]:
-    """(row number, name, value) of each header line of each block, in order."""
+    """Return (row number, name, value) of each header line of each block, in order."""
     split = pc.split_pattern(blocks.cast(pa.binary()), b"\r\n")
     rows = pc.list_parent_indices(split).to_numpy(zero_copy_only=False).astype(np.int64)
     lines = pc.list_flatten(split)

@@ -30,7 +30,7 @@ NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPin:
-    """A pin that exists. It may be spoken of once `frame` is durable: it shows what that frame made of the log."""
+    """A pin that exists. It may be announced once `frame` is durable: it shows the log after that frame."""
 
     id: str
     frame: int
@@ -38,7 +38,7 @@ class SnapshotPin:
 
 
 def create_pin(store: Store, log: StreamLog, lease_s: float, now_ns: int) -> SnapshotPin:
-    """Everything that the log has admitted, held for `lease_s` seconds from `now_ns` on."""
+    """Pin everything that the log has admitted, for `lease_s` seconds from `now_ns` on."""
     disk = store.disk
     name = _make_name(disk, store.frame_number)
     ops, manifest = _plan_ops(store, log, name, now_ns, now_ns + int(lease_s * NS))
@@ -53,12 +53,12 @@ def create_pin(store: Store, log: StreamLog, lease_s: float, now_ns: int) -> Sna
 
 
 def release_pin(store: Store, pin: SnapshotPin | str) -> None:
-    """Lets go of a pin; one that is gone already is no error."""
+    """Release a pin; one that is gone already is no error."""
     _remove(store.disk, pin if isinstance(pin, str) else pin.id)
 
 
 def sweep_expired(store: Store, now_ns: int) -> list[str]:
-    """Removes the pins whose lease is over and those that were never finished; returns their names."""
+    """Remove expired and unfinished pins; return their names."""
     removed = []
     for name in store.disk.list(FOLDER):
         if _is_stale(store.disk, name, now_ns):
@@ -70,7 +70,7 @@ def sweep_expired(store: Store, now_ns: int) -> list[str]:
 def _plan_ops(
     store: Store, log: StreamLog, name: str, now_ns: int, expires_ns: int
 ) -> tuple[list[Op], Manifest]:
-    """What to do on disk for a pin, and what its manifest says."""
+    """Return the disk operations for a pin, and its manifest."""
     folder = f"{FOLDER}/{name}"
     view = make_log_view(log)
     present, lost = _find_present(store.disk, log, view)
@@ -105,7 +105,7 @@ def _plan_ops(
 
 
 def _find_present(disk: Disk, log: StreamLog, view: LogView) -> tuple[list[PinnedSegment], list[Damage]]:
-    """The segments whose files are there, and what is known to be lost."""
+    """Return the segments whose files exist, and what is known to be lost."""
     lost = [Damage("messages were lost", log.name, first, last) for first, last in log.lost_ranges]
     present = []
     for segment, state in view.segments:
@@ -123,7 +123,7 @@ def _has_columns(segment: FileSegment, state: SegmentState) -> bool:
 
 
 def _make_name(disk: Disk, frame: int) -> str:
-    """Names follow the frames; after a crash an old pin may still have the next one."""
+    """Make a name from the frame number; after a crash an old pin may already have that name."""
     number = 0
     while disk.exists(f"{FOLDER}/{frame:016x}-{number}"):
         number += 1
@@ -134,15 +134,15 @@ def _is_stale(disk: Disk, name: str, now: int) -> bool:
     try:
         return manifests.read(disk, name).expires_ns <= now
     except (FileNotFoundError, CorruptData):
-        return True  # never finished, half removed, or of no use to anybody
+        return True  # unfinished, half removed, or unusable
     except UnknownFeature:
-        return False  # left to the version that made it
+        return False  # left to the version that created it
     except OSError:
-        return False  # says nothing of the lease: the next sweep looks again
+        return False  # says nothing about the lease: the next sweep checks again
 
 
 def _remove(disk: Disk, name: str) -> None:
-    """Removes a pin as far as it is there: the manifest first, so that nobody starts to read what is going."""
+    """Remove what is left of a pin: the manifest first, so that nobody starts to read it."""
     folder = f"{FOLDER}/{name}"
     files = disk.list(folder)
     first = [manifests.FILE_NAME] if manifests.FILE_NAME in files else []

@@ -21,14 +21,14 @@ PinnedSegment = tuple[FileSegment, SegmentState]
 
 
 class LogView(NamedTuple):
-    """Files to hold on to, with what is to be read of each, and the records that are in none."""
+    """Files to pin, with the part to read of each, and the records that are in no file."""
 
     segments: list[PinnedSegment]
     tail_records: list[TailRecords]
 
 
 def make_log_view(log: StreamLog) -> LogView:
-    """Everything that is admitted now."""
+    """Capture everything that is admitted now."""
     view = LogView([], [])
     for segment in [*log.sealed_segments, log.active_segment]:
         rows = segment.columns.rows
@@ -40,7 +40,7 @@ def make_log_view(log: StreamLog) -> LogView:
 def _add_segment(log: StreamLog, segment: Segment, in_file: int, rows: int, view: LogView) -> None:
     columns = segment.columns
     if in_file and isinstance(segment, FileSegment):
-        # Blocks follow each other, so what is in the file ends at the latest where the first other one
+        # Blocks are contiguous, so the part in the file ends at the latest where the first block that is not written
         # begins.
         end = min(segment.pending, default=segment.end)
         live = columns.live_bits(0, in_file)
@@ -53,7 +53,7 @@ def _add_segment(log: StreamLog, segment: Segment, in_file: int, rows: int, view
 
 
 def _count_rows_in_file(log: StreamLog, segment: Segment) -> int:
-    """How many of the first rows are in blocks that the file has."""
+    """Count the leading rows whose blocks are in the file."""
     if not isinstance(segment, FileSegment):
         return 0
     if segment.pending:
@@ -62,7 +62,7 @@ def _count_rows_in_file(log: StreamLog, segment: Segment) -> int:
 
 
 def _copy_records(log: StreamLog, segment: Segment, low: int, high: int) -> bytes:
-    """The bytes of the rows from low to high, dead ones too, block after block."""
+    """Copy the bytes of the rows from low to high, dead ones included, block by block."""
     offsets, sizes = segment.columns.offset, segment.columns.size
     parts = []
     while low < high:

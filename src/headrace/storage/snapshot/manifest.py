@@ -21,7 +21,7 @@ from headrace.storage.damage_report import Damage
 FILE_NAME = "manifest"
 _HEAD = struct.Struct("<8sQI")
 _MAGIC = b"HRpin001"
-_MAGIC_ENCLOSED = b"HRpin002"  # the body has an envelope with features
+_MAGIC_ENCLOSED = b"HRpin002"  # the body is an envelope with features
 
 
 class TailRecords(msgspec.Struct, frozen=True, array_like=True):
@@ -34,11 +34,11 @@ class TailRecords(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A stream as of `committed_seq`, alive until `expires_ns` (the lease).
+    """A stream as of `committed_seq`, valid until `expires_ns` (the lease).
 
-    `segments` says of each pinned segment what a checkpoint would say: its committed end and live bits.
-    `columns` are the numbers of those with a column file, `generation` names the subject table those refer
-    to (-1: none). `lost` is damage that nobody accepted yet.
+    `segments` has for each pinned segment what a checkpoint would record: its committed end and live bits. `columns`
+    are the numbers of those with a column file, `generation` names the subject table that they refer to (-1: none).
+    `lost` is damage that nobody has accepted yet.
     """
 
     pin: str
@@ -61,7 +61,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return f"pins/{self.pin}"
 
     def segment_path(self, number: int) -> str:
-        """The path of a pinned segment."""
+        """Return the path of a pinned segment."""
         return f"{self.folder}/{number:08x}.seg"
 
     def columns_path(self, number: int) -> str:
@@ -86,8 +86,8 @@ class _ReadableFiles(Protocol):
 
 
 def load(disk: _ReadableFiles, pin: str) -> Manifest:
-    """The manifest of a pin. StoreError: there is no such pin (any more), or it cannot be read; Corrupt: it is
-    damaged.
+    """Load the manifest of a pin. Raises StoreError if the pin does not exist (any more) or cannot be read, and
+    CorruptData if it is damaged.
     """
     try:
         return read(disk, pin)
@@ -100,13 +100,13 @@ def load(disk: _ReadableFiles, pin: str) -> Manifest:
 
 
 def read(disk: _ReadableFiles, pin: str) -> Manifest:
-    """As `load`, for whom it matters why: what the disk raises is raised."""
+    """Like `load`, but raises the disk's own errors, for callers that need the reason."""
     path = f"pins/{pin}/{FILE_NAME}"
     return decode(disk.read(path, 0, disk.size(path)), path)
 
 
 def decode(data: bytes, path: str) -> Manifest:
-    """A manifest from its bytes; Corrupt: it is damaged; UnknownFeature: a newer version wrote it."""
+    """Decode a manifest. Raises CorruptData if it is damaged, UnknownFeature if a newer version wrote it."""
     if len(data) < _HEAD.size:
         raise CorruptData(f"{path} is cut short")
     magic, length, crc = _HEAD.unpack_from(data)

@@ -19,13 +19,13 @@ from headrace.storage.io.disk import FileDisk
 from headrace.storage.snapshot import leases
 from headrace.storage.store import Store
 
-#: The folder inside a server's `store_dir` that is the store.
+#: The folder inside a server's `store_dir` that contains the store.
 _STORE_SUBFOLDER = "headrace"
 
 
 @dataclass(frozen=True, slots=True)
 class OfflinePin:
-    """A stream as a pin holds it."""
+    """A stream pinned without a broker."""
 
     pin: str
     created_ns: int
@@ -37,7 +37,7 @@ class OfflinePin:
 
 
 def find_store_folder(path: str | os.PathLike[str]) -> Path:
-    """The store in a folder: the folder itself, or the one that a server keeps below its `store_dir`."""
+    """Return the store in a folder: the folder itself, or the one below a server's `store_dir`."""
     given = Path(path)
     for folder in (given, given / _STORE_SUBFOLDER):
         if (folder / "lock").exists():

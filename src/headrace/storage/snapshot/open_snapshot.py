@@ -24,12 +24,12 @@ from headrace.storage.store import Store
 __all__ = ["COLUMNS", "ArrowLayout", "Selection", "StreamSnapshot", "open_folder", "open_log", "open_pin"]
 
 _LEASE_S = 3600.0
-# Nothing is written for good, so the files that recovery prepares may be small.
+# Nothing is written permanently, so the files that recovery prepares may be small.
 _OPTIONS = StoreOptions(journal_bytes=1 << 20, journal_spares=0, headroom_bytes=0)
 
 
 def open_pin(folder: str, stream: str, pin: str) -> StreamSnapshot:
-    """A pin that the store's owner made; it stays his to release."""
+    """Open a pin that the store's owner made; only the owner releases it."""
     if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", pin):
         raise StoreError(f"{pin!r} is not a name of a pin")
     disk = ReadonlyDisk(folder, exclusive=False)
@@ -40,13 +40,13 @@ def open_pin(folder: str, stream: str, pin: str) -> StreamSnapshot:
     try:
         return StreamSnapshot(disk, manifest)
     except CorruptData:
-        # Its lease may have run out meanwhile; the owner removes the manifest first, so loading tells.
+        # The lease may have expired meanwhile; the owner removes the manifest first, so loading it shows that.
         manifests.load(disk, pin)
         raise
 
 
 def open_folder(folder: str, stream: str) -> StreamSnapshot:
-    """A snapshot of a store that no broker has open, without changing it: recovery runs over an overlay."""
+    """Open a snapshot of a store that no broker has open, without changing it: recovery runs on an overlay."""
     base = ReadonlyDisk(folder, exclusive=True)
     try:
         disk = OverlayDisk(base)
@@ -61,7 +61,7 @@ def open_folder(folder: str, stream: str) -> StreamSnapshot:
 
 
 def open_log(store: Store, log: StreamLog, now_ns: int) -> StreamSnapshot:
-    """A snapshot within the process that owns the store; what it shows is durable. Blocks until it is."""
+    """Open a snapshot in the process that owns the store; blocks until what it shows is durable."""
     while log.changed_frame > store.committed_frame:
         if not store.in_flight:
             store.commit()

@@ -37,18 +37,18 @@ from headrace.storage.snapshot.selection import Selection
 
 __all__ = ["COLUMNS", "ArrowLayout", "MappableDisk", "Selection", "StreamSnapshot"]
 
-# Offsets of plain `binary` are 32-bit; this also bounds what one batch holds in memory.
+# Offsets of plain `binary` are 32-bit; this also bounds the memory of one batch.
 BATCH_BYTES_MAX = 256 << 20
 
 
 class MappableDisk(Protocol):
-    """What a snapshot needs of a disk."""
+    """What a snapshot needs from a disk."""
 
     def map(self, path: str) -> memoryview: ...
 
 
 class _LazyRun:
-    """A run that is opened when first needed; its file is mapped already, so its name may vanish."""
+    """A run that is opened on first use; its file is mapped already, so its name may disappear."""
 
     def __init__(self, first: int, last: int, open_run: Callable[[], RecordRun]) -> None:
         self.first_seq, self.last_seq = first, last
@@ -56,7 +56,7 @@ class _LazyRun:
         self._opened: tuple[RecordRun, pa.Array] | None = None
 
     def open(self) -> tuple[RecordRun, pa.Array]:
-        """The run and its subjects as strings."""
+        """Return the run and its subjects as strings."""
         if self._opened is None:
             run = self._open_run()
             self._opened = run, make_subject_dictionary(run.subjects)
@@ -85,7 +85,7 @@ class StreamSnapshot:
     def batches(
         self, selection: Selection, layout: ArrowLayout, rows_max: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
-        """The chosen rows, in sequence order."""
+        """Yield the selected rows, in sequence order."""
         if self._on_close is None:
             raise StoreError(f"this reading of {self.manifest.stream} is closed")
         self._raise_if_lost(selection)
@@ -95,14 +95,14 @@ class StreamSnapshot:
                 yield from self._make_batches(run, dictionary, selection, layout, rows_max)
 
     def find_last_per_subject(self, selection: Selection) -> Array:
-        """The sequences of the last chosen row of each subject, ascending."""
+        """Return the sequences of the last selected row of each subject, ascending."""
         last: dict[bytes, int] = {}
         for lazy_run in self._runs:
             if _overlaps(lazy_run.first_seq, lazy_run.last_seq, selection):
                 run, _ = lazy_run.open()
                 low, high, mask = _select_rows(run, selection, self.manifest.as_of_ns)
                 rows = np.arange(low, high) if mask is None else low + np.flatnonzero(mask)
-                # Of several rows of a subject the last one stays, and rows ascend.
+                # Rows ascend, so the last row of a subject overwrites the earlier ones.
                 seqs = np.zeros(len(run.subjects), np.uint64)
                 seqs[run.rows.subject[rows]] = run.rows.seq[rows]
                 found = np.flatnonzero(seqs)
@@ -168,7 +168,7 @@ class StreamSnapshot:
 
 
 def _select_rows(run: RecordRun, selection: Selection, as_of_ns: int) -> tuple[int, int, Array | None]:
-    """The span of rows within the bounds, and which of them are wanted (None: all)."""
+    """Return the span of rows within the bounds, and a mask of those selected (None: all)."""
     rows = run.rows
     low, high = selection.seq_span(rows.seq)
     masks = [] if run.live is None else [run.live[low:high]]
@@ -184,7 +184,7 @@ def _select_rows(run: RecordRun, selection: Selection, as_of_ns: int) -> tuple[i
 
 
 def _split_by_bytes(sizes: Array) -> Iterator[slice]:
-    """Slices of rows that hold at most BATCH_BYTES_MAX each, or one row."""
+    """Yield slices of rows with at most BATCH_BYTES_MAX bytes each, or one row."""
     ends = np.cumsum(sizes, dtype=np.int64)
     start = 0
     while start < len(ends):

@@ -28,7 +28,7 @@ from headrace.storage.snapshot.manifest import TailRecords
 
 
 class Rows:
-    """The arrays of a run, one entry a record; `subject` holds ids, `blocks` the offset of each block."""
+    """The arrays of a run, one entry per record; `subject` has ids, `blocks` the offset of each block."""
 
     __slots__ = ("blocks", "offset", "seq", "subject", "time", "ttl")
 
@@ -40,7 +40,7 @@ class Rows:
 
 
 class ColumnCache(NamedTuple):
-    """What a segment's file of columns holds (nothing: there is none), and the subjects its ids refer to."""
+    """Content of a segment's column file (empty if there is none), and the subjects that its ids refer to."""
 
     columns: memoryview
     generation: int
@@ -48,7 +48,7 @@ class ColumnCache(NamedTuple):
 
 
 class SegmentId(NamedTuple):
-    """Which segment of which stream of which store some bytes must belong to, and how to call it."""
+    """The store, stream and segment that bytes must belong to, and the name for error messages."""
 
     store_id: int
     ident: int
@@ -56,7 +56,7 @@ class SegmentId(NamedTuple):
 
 
 def load_rows(cache: ColumnCache, segment_id: SegmentId, state: SegmentState) -> Rows | None:
-    """The rows of a segment, or None if the cache is not a whole, good and fitting set of columns."""
+    """Return the rows of a segment, or None unless the cache is complete, intact and matches the segment."""
     file_id = ColumnFileId(segment_id.store_id, segment_id.ident, state.number, state.end, cache.generation)
     found = decode_columns(reader_of(cache.columns), len(cache.columns), file_id)
     if found is None or found.columns.rows != state.rows or found.subject_count > len(cache.subjects):
@@ -65,7 +65,7 @@ def load_rows(cache: ColumnCache, segment_id: SegmentId, state: SegmentState) ->
 
 
 class RecordRun:
-    """Records in one buffer. `live` is None where every row lives; `subjects` is what its ids refer to."""
+    """Records in one buffer. `live` is None if every row is live; `subjects` is what its ids refer to."""
 
     def __init__(self, data: memoryview, rows: Rows, live: Array | None, subjects: list[bytes]) -> None:
         self.data = data
@@ -74,11 +74,11 @@ class RecordRun:
         self.subjects = subjects
 
     def verify(self, offsets: Array) -> None:
-        """Raises Corrupt unless the records at `offsets` are as they were written."""
+        """Raise CorruptData unless the records at `offsets` are as they were written."""
 
 
 class TailRun(RecordRun):
-    """Records that were in no file yet; the manifest that carries them has its own checksum."""
+    """Records that were in no file yet; the manifest that contains them has its own checksum."""
 
     def __init__(self, tail_records: TailRecords) -> None:
         data = memoryview(tail_records.records)
@@ -89,7 +89,7 @@ class TailRun(RecordRun):
 
 
 class SegmentRun(RecordRun):
-    """A segment up to its committed end; blocks are verified when first read from."""
+    """A segment up to its committed end; a block is verified when it is first read."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class SegmentRun(RecordRun):
 def open_segment(
     data: memoryview, cache: ColumnCache, segment_id: SegmentId, state: SegmentState
 ) -> SegmentRun:
-    """A pinned segment. Columns are a cache: without good ones they are made again from the blocks."""
+    """Open a pinned segment. Columns are a cache: if they are missing or bad they are rebuilt from the blocks."""
     header = bytes(data[:SEGMENT_HEADER_BYTES])
     if not is_segment_header(header, segment_id.store_id, segment_id.ident, state.number):
         raise CorruptData(f"{segment_id.name} is not the segment it should be")
@@ -152,7 +152,7 @@ def _rebuild_rows(data: memoryview, seed: int, state: SegmentState, name: str) -
 
 
 def scan_records(data: memoryview, spans: list[tuple[int, int]], name: str) -> tuple[Rows, list[bytes]]:
-    """Rows and subject table of the records within some spans (start, length) of a buffer."""
+    """Return rows and subject table of the records in some spans (start, length) of a buffer."""
     subjects, columns = SubjectIndex(), SegmentIndex()
     for start, length in spans:
         if columns.index_block(subjects, data, start, length, start) < 0:
@@ -161,14 +161,14 @@ def scan_records(data: memoryview, spans: list[tuple[int, int]], name: str) -> t
 
 
 def unpack_live_bits(bits: bytes, rows: int) -> Array | None:
-    """Live bits as a mask; none at all means that every row lives."""
+    """Unpack live bits to a mask; None if every row is live."""
     if not bits:
         return None
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=rows).astype(bool)
 
 
 def read_subjects(table: memoryview) -> list[bytes]:
-    """The subjects in order of their id, as far as the chunks of a table are good."""
+    """Return the subjects in order of their id, up to the first bad chunk of a table."""
     subjects = SubjectIndex()
     try:
         decode_subjects(table, subjects)

@@ -18,9 +18,9 @@ from headrace.storage.snapshot.arrow import Array, compute_expiry
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Bounds are half open: the first is included, the end is not. None and () leave a side open.
+    """Bounds are half open: the first is included, the end is not. None and () mean unbounded.
 
-    `only_seqs` are the sequences of the rows that are wanted, where they are known one by one.
+    `only_seqs` are the sequences of the selected rows, if they are known individually.
     """
 
     patterns: tuple[bytes, ...] = ()
@@ -31,7 +31,7 @@ class Selection:
     only_seqs: Array | None = None
 
     def subject_mask(self, subjects: list[bytes]) -> Array | None:
-        """For each subject id whether it is wanted; None when all are."""
+        """Return for each subject id whether it is selected; None if all are."""
         if not self.patterns or b">" in self.patterns:
             return None
         table = pa.array(subjects, pa.binary())
@@ -39,7 +39,7 @@ class Selection:
         return np.asarray(matched.to_numpy(zero_copy_only=False), bool)
 
     def row_mask(self, time_ns: Array, ttl_s: Array, as_of_ns: int) -> Array | None:
-        """For each row whether it is within the bounds of time and was alive at `as_of_ns`; None: all are."""
+        """Return for each row whether it is within the time bounds and was alive at `as_of_ns`; None if all are."""
         masks = []
         if ttl_s.any():
             deadline, bounded = compute_expiry(time_ns, ttl_s)
@@ -51,14 +51,14 @@ class Selection:
         return np.logical_and.reduce(masks) if masks else None
 
     def seq_span(self, seq: Array) -> tuple[int, int]:
-        """Where in ascending sequences those within the bounds begin and end."""
+        """Return where the sequences within the bounds begin and end in an ascending array."""
         low = 0 if self.first_seq is None else np.searchsorted(seq, np.uint64(max(self.first_seq, 0)))
         high = len(seq) if self.end_seq is None else np.searchsorted(seq, np.uint64(max(self.end_seq, 0)))
         return int(low), int(high)
 
 
 def _compile_patterns(patterns: tuple[bytes, ...]) -> bytes:
-    """One regular expression for all patterns; over binary values it is matched byte by byte."""
+    """Compile all patterns to one regular expression; on binary values it matches byte by byte."""
     return b"^(?:" + b"|".join(_pattern_to_regex(pattern) for pattern in patterns) + b")$"
 
 
