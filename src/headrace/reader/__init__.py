@@ -55,22 +55,23 @@ def read(
     batch_rows: int = 65_536,
     connection: Mapping[str, str] | None = None,
 ) -> StreamScan:
-    """The live, committed messages of `stream`, as of now, in sequence order.
+    """Read the live, committed messages of `stream`, as of now, in sequence order.
 
     `source` is the address of a server (`nats://...`, several separated by commas), a store's folder that no broker has
     open or, with `pin`, one whose broker made that pin. With an address and `path`, the folder of that broker's store,
     the broker is asked for a pin and the files are read, which is much faster. `connection` has the options of the
     Spark source: user, password, token, creds, tlsCa, ...
 
-    `subject` filters with NATS wildcards. `start` (included) and `end` (excluded) are sequences, datetimes that speak of
-    stored-at times, or texts as in Spark: "-10m", "2026-01-31T12:00Z". `columns` choose among seq, time, subject,
-    headers, data, expires_at and size (not over the wire). `parse_headers` gives map<string, list<string>> instead of
-    the raw block; from a server they always come so. `views` leaves payloads in the mapped files (Arrow's binary_view);
-    `time_unit="us"` is for engines without nanoseconds.
+    `subject` filters with NATS wildcards. `start` (included) and `end` (excluded) are sequences, datetimes (compared
+    with the time a message was stored), or texts as in Spark: "-10m", "2026-01-31T12:00Z". `columns` selects among seq,
+    time, subject, headers, data, expires_at and size (not from a server). `parse_headers` gives map<string,
+    list<string>> instead of the raw block; headers from a server are always parsed. `views` leaves payloads in the
+    mapped files (Arrow's binary_view); `time_unit="us"` is for engines without nanoseconds.
 
-    `claims="ref"` adds column `claim`, the reference of a payload that lies in an object store; `"inline"` fetches these
-    payloads into `data`, with the configuration in `claim_config`. Bad claims raise, or with `claim_errors="column"`
-    are told of in column `claim_error`. For an hour no collector takes what a reading with claims may need.
+    `claims="ref"` adds column `claim`, the reference to a payload in an object store; `"inline"` fetches these payloads
+    into `data`, with the configuration in `claim_config`. Bad claims raise, or with `claim_errors="column"` are
+    reported in column `claim_error`. From a server, a scan with claims registers a lease, so that no collector deletes
+    what it may need; the lease lasts an hour.
     """
     _require_pyarrow()
     is_server = _is_server(source)
@@ -105,9 +106,11 @@ def read_kv(
     batch_rows: int = 65_536,
     connection: Mapping[str, str] | None = None,
 ) -> StreamScan:
-    """The live keys of a bucket, or with `history` all that it still has: key, value, revision, time, operation
-    (put, delete, purge, expired), expires_at. `keys` are patterns such as `fruit.*`; the rest is as with `read`.
-    That a bucket is a mirror, with the keys of its origin, only a server knows: a folder alone shows no keys of one.
+    """Read the live keys of a bucket, or with `history` all entries it still has.
+
+    The columns are key, value, revision, time, operation (put, delete, purge, expired) and expires_at. `keys` are
+    patterns such as `fruit.*`; the other arguments are as in `read`. Only a server knows that a bucket is a mirror that
+    has the keys of its upstream: read from a folder alone, such a bucket shows no keys.
     """
     _require_pyarrow()
     is_server, stream = _is_server(source), f"KV_{bucket}"
@@ -130,10 +133,10 @@ def read_kv(
 
 
 class StreamScan:
-    """Rows of a stream or bucket, ready to be taken as a table, as often as wanted.
+    """Rows of a stream or bucket that can be read as a table, any number of times.
 
-    It speaks the Arrow C stream interface, so `polars.DataFrame(r)`, `duckdb.sql("from r")` and
-    `pyarrow.table(r)` take it as it is.
+    It implements the Arrow C stream interface, so `polars.DataFrame(r)`, `duckdb.sql("from r")` and `pyarrow.table(r)`
+    accept it directly.
     """
 
     def __init__(self, backend: Backend, schema: pa.Schema, batches: Callable[[], Batches]) -> None:
@@ -148,12 +151,12 @@ class StreamScan:
 
     @property
     def position(self) -> int:
-        """The last committed sequence of the stream when the reading was made."""
+        """The last committed sequence of the stream when the scan was created."""
         return self._backend.position
 
     @property
     def as_of(self) -> datetime:
-        """The moment the reading shows."""
+        """The time at which the scan shows the stream."""
         return self._backend.as_of
 
     def __iter__(self) -> Batches:
@@ -163,27 +166,27 @@ class StreamScan:
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The rows as a stream of record batches."""
+        """Return the rows as a stream of record batches."""
         import pyarrow as pa
 
         return pa.RecordBatchReader.from_batches(self._schema, iter(self))
 
     def to_table(self) -> pa.Table:
-        """All rows in memory."""
+        """Read all rows into memory."""
         return self.to_reader().read_all()
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """All rows as a pandas frame; `options` go to `pyarrow.Table.to_pandas`."""
+        """Return all rows as a pandas DataFrame; `options` go to `pyarrow.Table.to_pandas`."""
         return self.to_table().to_pandas(**options)
 
     def to_polars(self) -> pl.DataFrame:
-        """All rows as a polars frame."""
+        """Return all rows as a polars DataFrame."""
         import polars as pl
 
         return pl.DataFrame(self)
 
     def close(self) -> None:
-        """Release the snapshot. Rows already handed out stay valid."""
+        """Release the snapshot. Rows already returned stay valid."""
         self._backend.close()
 
     def __enter__(self) -> StreamScan:

@@ -27,24 +27,24 @@ _connection_numbers = itertools.count(1)
 
 
 class Backend(Protocol):
-    """Where rows come from."""
+    """Source of rows."""
 
     @property
     def position(self) -> int: ...
     @property
     def as_of(self) -> datetime: ...
     def find_key_prefix(self, bucket: str) -> str:
-        """What the subjects of a bucket's keys begin with."""
+        """Return the prefix of the subjects of a bucket's keys."""
 
     def make_batch_reader(self, read_range: ReadRange, layout: ArrowLayout) -> Callable[[], Batches]:
-        """A way to read what is within the bounds, as often as wanted."""
+        """Return a function that reads the range, any number of times."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class ReadRange:
-    """Which rows are wanted. A `is_table` is what each key has now: over the wire it is read to its very end."""
+    """Which rows to read. With `is_table` (the current value of each key) a server is read to the end of the stream."""
 
     patterns: tuple[str, ...]
     start: BoundLike
@@ -54,7 +54,7 @@ class ReadRange:
 
 
 class SnapshotBackend:
-    """A snapshot in files: a pin's, or that of a store that nobody has open."""
+    """A snapshot in files: of a pin, or of a store that no broker has open."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class SnapshotBackend:
 
 @dataclass(frozen=True)
 class _FixedSeqRange:
-    """A range of sequences for the wire's reader."""
+    """A range of sequences for the direct-get reader."""
 
     start: int
     end: int
@@ -98,7 +98,7 @@ class _FixedSeqRange:
 
 
 class ServerBackend:
-    """A server; each pass over the rows has a connection of its own, so that several can be under way."""
+    """A server; each pass over the rows has its own connection, so that several can run at once."""
 
     def __init__(self, options: ReadOptions) -> None:
         from headrace.reader.stream_catalog import ServerSource
@@ -164,7 +164,7 @@ def _make_string_field(name: str) -> pa.Field:
 
 
 def _filter_subjects(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch:
-    """The rows whose subject matches one of several patterns: a server filters by one at most."""
+    """Return the rows whose subject matches one of several patterns: a server filters by one at most."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -197,7 +197,7 @@ def open_server(
     *,
     lease_claims: bool = False,
 ) -> Backend:
-    """A stream of a server: by a pin that it grants where its files can be reached, else over the wire."""
+    """Open a stream of a server: by a pin if its files can be reached, otherwise by direct gets."""
     from headrace.reader import stream_admin
     from headrace.reader.options import parse_read_options
     from headrace.storage.snapshot.offline_pin import find_store_folder
@@ -230,7 +230,7 @@ def _make_selection(read_range: ReadRange) -> Selection:
 
 
 def _parse_bound(value: BoundLike) -> tuple[int | None, int | None]:
-    """(sequence, nanoseconds): which of the two a bound names."""
+    """Return (sequence, nanoseconds), of which at most one is not None."""
     if isinstance(value, str):
         from headrace.reader.batch_cast import OPEN_END
         from headrace.reader.options import parse_bound

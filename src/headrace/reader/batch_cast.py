@@ -11,12 +11,12 @@ from typing import Protocol
 
 import pyarrow as pa
 
-#: A range with this end goes on to wherever the stream ends by then.
+#: A range with this end continues to the end of the stream at the time of reading.
 OPEN_END = 1 << 62
 
 
 class SeqRange(Protocol):
-    """Sequences from `start` (included) to `end` (excluded), as a pin shows them where there is one."""
+    """Sequences from `start` (included) to `end` (excluded), as shown by a pin if there is one."""
 
     @property
     def start(self) -> int: ...
@@ -29,13 +29,13 @@ class SeqRange(Protocol):
 
 
 def build_batch(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """A record batch of exactly this schema."""
+    """Build a record batch with exactly this schema."""
     arrays = [conform_array(columns[field.name], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def conform_array(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
-    """The same values as another type."""
+    """Convert an array to another type."""
     if array.type == arrow_type:
         return array
     if pa.types.is_null(array.type):

@@ -26,23 +26,23 @@ from headrace.errors import HeadraceError
 
 _RECV_BYTES = 1 << 20
 _SID = b"1"
-#: Errors of the protocol have no codes; these are about what was sent, the others about the connection.
+#: Protocol errors have no codes; these concern what was sent, all others the connection.
 _NOT_RETRYABLE = ("permissions violation", "maximum payload")
 _CREDENTIALS = re.compile(r"-+BEGIN [^-\n]+-+\s+(\S+)\s+-+END [^-\n]+-+")
 _CONTROL_LINES = {b"PI": "ping", b"PO": "pong", b"IN": "info", b"+O": "ok", b"-E": "error"}
 
 
 class ServerRejected(HeadraceError):
-    """The server does not allow what was sent; sending it again does not help."""
+    """The server does not allow what was sent; retrying does not help."""
 
 
 class ConnectionFailed(HeadraceError):
-    """The server cannot be reached, refuses the connection, or went away."""
+    """The server cannot be reached, refuses the connection, or closed it."""
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where the servers are and who connects; picklable, hashable, and silent about secrets."""
+    """Addresses of the servers and credentials; picklable, hashable, and without secrets in its repr."""
 
     servers: tuple[str, ...] = ("nats://127.0.0.1:4222",)
     user: str = ""
@@ -53,12 +53,12 @@ class ServerAddress:
     tls_cert: str = ""
     tls_key: str = ""
     timeout_s: float = 5.0
-    #: What a server shows of the connection; addresses of different names do not share one.
+    #: The connection's name as the server shows it; addresses with different names do not share a connection.
     name: str = ""
 
     @property
     def redacted_servers(self) -> str:
-        """The servers, without what stands before an @."""
+        """The servers, without credentials before an @."""
         return ", ".join(server.rpartition("@")[2].removeprefix("nats://") for server in self.servers)
 
 
@@ -72,12 +72,12 @@ class Msg(NamedTuple):
 
 
 class BlockingConnection:
-    """One connection. All answers come to inboxes below `inbox`, under one subscription."""
+    """One connection. All replies arrive at inboxes below `inbox_prefix`, under one subscription."""
 
     def __init__(self, address: ServerAddress) -> None:
         self.address = address
         self.buffer = bytearray()
-        # Kept, because a new piece of memory for each arrival costs more than copying out of an old one.
+        # Reused, because a new allocation for each receive costs more than copying out of an old one.
         self._recv_chunk = memoryview(bytearray(_RECV_BYTES))
         self._inbox_numbers = itertools.count(1)
         self.closed = False
@@ -90,25 +90,25 @@ class BlockingConnection:
         self._sock.close()
 
     def send(self, data: bytes | bytearray) -> None:
-        """Send it all; raises LinkError."""
+        """Send all bytes; raises ConnectionFailed."""
         try:
             self._sock.sendall(data)
         except OSError as error:
             raise self._make_lost_error(error) from error
 
     def new_inbox(self) -> bytes:
-        """Where the answers to one request go."""
+        """Return the reply subject for one request."""
         return b"%s.%d" % (self.inbox_prefix, next(self._inbox_numbers))
 
     def request(self, subject: str, body: Any = None, *, timeout_s: float = 0.0) -> Msg:
-        """Ask and wait for the first answer; `body` is JSON, or bytes as they are."""
+        """Send a request and wait for the first reply; `body` is JSON, or bytes as they are."""
         payload = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else b""
         reply = self.new_inbox()
         self.send(b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), reply, len(payload), payload))
         return self.receive_reply(reply, subject, timeout_s)
 
     def receive_reply(self, reply: bytes, operation: str, timeout_s: float = 0.0) -> Msg:
-        """The next message on an inbox; others are dropped, as answers that nobody waits for any more."""
+        """Return the next message on an inbox; drop others, which are replies that nobody waits for any more."""
         for message in self.iter_messages(timeout_s or self.address.timeout_s, operation):
             if message.subject == reply:
                 if message.header[:12] == b"NATS/1.0 503":
@@ -119,7 +119,7 @@ class BlockingConnection:
         raise AssertionError("frames end only by raising")
 
     def iter_messages(self, timeout_s: float, operation: str = "the server") -> Iterator[Msg]:
-        """Messages as they arrive; LinkError when none comes in time."""
+        """Yield messages as they arrive; raise ConnectionFailed if none arrives in time."""
         deadline = time.monotonic() + timeout_s
         while True:
             message = self._parse_message()
@@ -130,7 +130,7 @@ class BlockingConnection:
                 self.fill_buffer(deadline, operation)
 
     def fill_buffer(self, deadline: float, operation: str) -> None:
-        """More bytes into the buffer."""
+        """Receive more bytes into the buffer."""
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             raise ConnectionFailed(
@@ -148,7 +148,9 @@ class BlockingConnection:
         self.buffer += self._recv_chunk[:count]
 
     def handle_control_line(self, offset: int) -> int:
-        """Deal with the control line at `at` of the buffer; where the next one begins, or -1 if it is not whole."""
+        """Handle the control line at `offset` of the buffer; return where the next one begins, or -1 if it is
+        incomplete.
+        """
         end = self.buffer.find(b"\r\n", offset)
         if end < 0:
             return -1
@@ -196,7 +198,7 @@ class BlockingConnection:
 
 
 def _connect_any(address: ServerAddress) -> tuple[socket.socket, dict[str, Any]]:
-    """The first server that takes us."""
+    """Connect to the first server that accepts the connection."""
     failures: list[str] = []
     for server in address.servers:
         try:
@@ -226,7 +228,7 @@ def _connect(address: ServerAddress, server: str) -> tuple[socket.socket, dict[s
 
 
 def _read_line(sock: socket.socket) -> bytes:
-    """One line, byte by byte: what follows may be a TLS handshake."""
+    """Read one line, byte by byte: a TLS handshake may follow."""
     line = bytearray()
     while not line.endswith(b"\r\n"):
         byte = sock.recv(1)
@@ -276,7 +278,7 @@ def _connect_options(
 
 
 def _sign_nonce(path: str, nonce: str) -> dict[str, str]:
-    """What a credentials file proves: its JWT, and the nonce signed with its seed."""
+    """Return the JWT of a credentials file, and the nonce signed with its seed."""
     try:
         import nkeys  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
@@ -298,7 +300,7 @@ _connections: dict[tuple[int, ServerAddress], BlockingConnection] = {}
 
 
 def connection_for(address: ServerAddress) -> BlockingConnection:
-    """This process's link to an address; Spark reuses its workers, so connections are worth keeping."""
+    """Return this process's connection to an address; Spark reuses its workers, so connections are cached."""
     key = (os.getpid(), address)
     connection = _connections.get(key)
     if connection is None or connection.closed:
@@ -307,7 +309,7 @@ def connection_for(address: ServerAddress) -> BlockingConnection:
 
 
 def drop_connection(address: ServerAddress) -> None:
-    """Close it: after an error nobody knows what is still on its way."""
+    """Close the connection: after an error it is unknown which replies are still in transit."""
     connection = _connections.pop((os.getpid(), address), None)
     if connection is not None:
         connection.close()
@@ -315,7 +317,7 @@ def drop_connection(address: ServerAddress) -> None:
 
 @atexit.register
 def close_connections() -> None:
-    """End this process's links; a forked child leaves its parent's alone."""
+    """Close this process's connections; a forked child leaves its parent's alone."""
     for (pid, _), connection in list(_connections.items()):
         if pid == os.getpid():
             connection.close()
@@ -323,5 +325,5 @@ def close_connections() -> None:
 
 
 def parse_servers(text: str) -> Sequence[str]:
-    """Addresses separated by commas."""
+    """Split addresses at commas."""
     return [part.strip() for part in text.split(",") if part.strip()]

@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 DEFAULT_PARALLEL = 8
 DEFAULT_SIZE_MAX = 256 << 20
-#: Bytes of payloads that are fetched ahead of the one in use.
+#: Bytes of payloads to fetch ahead of the one in use.
 _PREFETCH_BYTES = 64 << 20
 _ATTEMPTS = 3
 _RETRY_PAUSE_S = 0.2
 
 
 def load_claim_configs(text: str | os.PathLike[str]) -> tuple[ClaimConfig, ...]:
-    """Configurations of claims from a YAML file, or from the YAML itself, as clusters may not have the file."""
+    """Load claim configurations from a YAML file, or from YAML text, because cluster nodes may not have the file."""
     path_or_yaml = os.fspath(text)
     if "\n" in path_or_yaml or path_or_yaml.lstrip().startswith(("{", "namespace:")):
         import yaml
@@ -52,7 +52,7 @@ def load_claim_configs(text: str | os.PathLike[str]) -> tuple[ClaimConfig, ...]:
 
 
 def check_claim_configs(configs: Sequence[ClaimConfig]) -> tuple[ClaimConfig, ...]:
-    """Configurations that other processes can follow."""
+    """Check that other processes can use these configurations."""
     for config in configs:
         if config.backend == "memory":
             raise ConfigError(
@@ -63,7 +63,7 @@ def check_claim_configs(configs: Sequence[ClaimConfig]) -> tuple[ClaimConfig, ..
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How much is fetched at once, and how large a payload may be."""
+    """How many payloads are fetched at once, and how large one may be."""
 
     parallel: int = DEFAULT_PARALLEL
     size_max: int = DEFAULT_SIZE_MAX
@@ -71,21 +71,21 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """A payload, or why there is none."""
+    """A payload, or the reason why there is none."""
 
     data: bytes | None
     error: ClaimFailure | None = None
 
 
 class ClaimFetcher:
-    """Resolves references of the namespaces that are configured."""
+    """Resolves references of the configured namespaces."""
 
     def __init__(self, configs: Sequence[ClaimConfig], limits: FetchLimits | None = None) -> None:
         self._configs = {config.namespace: config for config in configs}
         self._limits = limits or FetchLimits()
 
     def fetch(self, payloads: Iterable[bytes]) -> Iterator[FetchResult]:
-        """What each of these references stands for, in their order; `Unavailable` when a store does not answer."""
+        """Yield the result for each reference, in order; raise `StoreUnavailable` if a store does not answer."""
         pending: deque[tuple[int, Future[bytes] | ClaimFailure]] = deque()
         pending_bytes = 0
         for payload in payloads:
@@ -140,7 +140,7 @@ def _to_result(started: Future[bytes] | ClaimFailure) -> FetchResult:
 
 
 async def _fetch_payload(config: ClaimConfig, reference: Reference) -> bytes:
-    """A payload in one piece; a store that stumbles is asked again."""
+    """Fetch a payload as one bytes object; retry if the store is unavailable."""
     for attempt in range(_ATTEMPTS):
         try:
             pieces = [
@@ -155,7 +155,7 @@ async def _fetch_payload(config: ClaimConfig, reference: Reference) -> bytes:
 
 
 class _ClaimConfigKey:
-    """A configuration as a key: by what it says, since its mappings have no hash."""
+    """Makes a configuration hashable by its content, since its mappings are not."""
 
     def __init__(self, config: ClaimConfig) -> None:
         self.config = config
@@ -170,7 +170,7 @@ class _ClaimConfigKey:
 
 @lru_cache(maxsize=16)
 def _get_store(pid: int, key: _ClaimConfigKey) -> ObjectStore:
-    """This process's store of a configuration: Spark forks its workers and keeps them."""
+    """Return this process's store for a configuration: Spark forks its workers and reuses them."""
     return open_store(key.config)
 
 
@@ -179,12 +179,12 @@ _lock = threading.Lock()
 
 
 def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run it on this process's background loop."""
+    """Run a coroutine on this process's background loop."""
     return asyncio.run_coroutine_threadsafe(coroutine, _get_loop())
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run it there and wait for it."""
+    """Run a coroutine on the background loop and wait for it."""
     return submit(coroutine).result()
 
 

@@ -24,7 +24,7 @@ _HEADERS_TYPE = pa.map_(pa.string(), pa.list_(pa.string()))
 
 
 def required_columns(schema: pa.Schema) -> pa.Schema:
-    """The columns to read so that claims of these can be resolved."""
+    """Return the columns to read so that claims can be resolved to this schema."""
     base_fields = [field for field in schema if field.name != ERROR_COLUMN]
     names = {field.name for field in base_fields}
     extra_fields = [("headers", _HEADERS_TYPE), ("data", pa.binary())]
@@ -34,7 +34,7 @@ def required_columns(schema: pa.Schema) -> pa.Schema:
 def inline_payloads(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows with the payloads of claims in `data`."""
+    """Yield the same rows with the payloads of claims in `data`."""
     fetcher = ClaimFetcher(
         options.claim_configs, FetchLimits(options.claim_parallel, options.claim_bytes_max)
     )
@@ -51,7 +51,7 @@ def inline_payloads(
 def _inline_batch(
     columns: dict[str, pa.Array], claim_mask: Any, fetcher: ClaimFetcher, schema: pa.Schema, errors: str
 ) -> Iterator[pa.RecordBatch]:
-    """Payloads in place of references, in batches of bounded size."""
+    """Replace references with payloads, in batches of bounded size."""
     start, size = 0, 0
     data: list[bytes | None] = []
     error_texts: list[str | None] = []
@@ -67,7 +67,7 @@ def _inline_batch(
 
 
 def fetch_rows(payloads: list[bytes], claim_mask: Any, fetcher: ClaimFetcher) -> Iterator[FetchResult]:
-    """For each row its payload: its own, or that of its claim."""
+    """Yield the payload of each row: its own, or that of its claim."""
     claim_payloads = fetcher.fetch(payloads[row] for row in np.flatnonzero(claim_mask))
     for payload, is_claim in zip(payloads, claim_mask, strict=True):
         yield next(claim_payloads) if is_claim else FetchResult(payload)
@@ -100,7 +100,7 @@ def _build_slice(
 
 
 def _remove_claim_header(headers: pa.Array, claim_mask: Any, error_texts: Sequence[str | None]) -> pa.Array:
-    """A message that carries its payload again must not say that it is a claim."""
+    """Remove the claim header from messages that carry their payload again."""
     rows = headers.to_pylist()
     for row in np.flatnonzero(claim_mask).tolist():
         if error_texts[row] is None:

@@ -25,23 +25,23 @@ from headrace.reader.stream_admin import StreamError, call_api
 
 _log = logging.getLogger("headrace.spark")
 _REGISTRY = "CLAIMS"
-#: The operation keeps the server from leaving a marker when the lease runs out.
+#: This operation prevents a delete marker when the lease expires.
 _HEADER = b"NATS/1.0\r\nKV-Operation: PURGE\r\nNats-TTL: %ds\r\n\r\n"
 _RENEW_CHECK_S = 5.0
 _UNPROTECTED = "claims of stream %r are not protected: %s"
-#: The name of a reader that wants nothing to be kept for it.
+#: The reader name that disables leases.
 NO_READER = "none"
 
 
 class LeaseRange(NamedTuple):
-    """What a reader has finished, and the first sequence that it could read at all."""
+    """The last sequence a reader has finished, and the first one that it could read at all."""
 
     finished: int
     start: int
 
 
 class ClaimReaderLease:
-    """What one query protects. Used by the driver's process only."""
+    """The lease of one query. Used only in the driver's process."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -56,7 +56,7 @@ class ClaimReaderLease:
         self._thread: threading.Thread | None = None
 
     def extend(self, lease_range: LeaseRange) -> None:
-        """Everything that is finished may be collected, nothing behind it."""
+        """Move the lease: collectors may delete everything finished, and nothing after it."""
         self._range = lease_range
         if self._active and lease_range != self._written_range:
             self._write_lease()
@@ -65,7 +65,7 @@ class ClaimReaderLease:
             self._thread.start()
 
     def close(self) -> None:
-        """Renew it no more; it lasts on for its time."""
+        """Stop renewing; the lease lasts until it expires."""
         self._stopped.set()
         with self._lock:
             self._close_connection()
@@ -77,7 +77,9 @@ class ClaimReaderLease:
                 self._write_lease()
 
     def _write_lease(self) -> None:
-        """A query whose server is away notices by itself; the lease is told again with the next look."""
+        """Write the lease. If the server is away the query notices by itself, and the next check writes the lease
+        again.
+        """
         with self._lock:
             if self._stopped.is_set():
                 return
@@ -103,19 +105,19 @@ class ClaimReaderLease:
 
 
 def may_read_claims(options: ReadOptions, columns: Sequence[str]) -> bool:
-    """Whether the rows of a query can lead to payloads that a collector is to leave alone."""
+    """Return whether the rows of a query can lead to payloads that collectors must not delete."""
     if not _is_enabled(options):
         return False
     return options.claims == "inline" or "claim" in columns or {"headers", "data"} <= set(columns)
 
 
 def _is_enabled(options: ReadOptions) -> bool:
-    """Whether a server is to know of this reader; files without `servers` have none."""
+    """Return whether to register this reader with a server; files without `servers` have none."""
     return options.claim_reader != NO_READER and (options.servers_given or not options.path)
 
 
 def lease_once(options: ReadOptions, finished: int) -> None:
-    """For a batch read: hold what is behind `finished` for one lease."""
+    """Protect everything after `finished` for the duration of one lease; for a batch read."""
     if not _is_enabled(options):
         return
     try:
@@ -138,9 +140,9 @@ def _make_subject(options: ReadOptions) -> str:
 def _write_if_registry(
     connection: BlockingConnection, options: ReadOptions, subject: str, lease_range: LeaseRange
 ) -> bool:
-    """Write a lease down; False where nobody keeps claims.
+    """Write a lease; return False if the server has no claims registry.
 
-    Refused when this user may not say what it reads, StreamError when the server cannot take it now.
+    Raises ServerRejected if this user may not publish leases, StreamError if the server cannot store the lease now.
     """
     found = call_api(connection, f"{options.api_prefix}.STREAM.NAMES", {"subject": subject})
     if _REGISTRY not in (found.get("streams") or ()):

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: As in `headrace.claims.reference`, which is not imported here: it brings the clients of object stores with it, and Spark
-#: imports this module in every session, claims or not. A test compares the two.
+#: As in `headrace.claims.reference`, which is not imported here: it imports the clients of object stores, and Spark
+#: imports this module in every session, with or without claims. A test compares the two.
 CLAIM_HEADER = "prism-claim-check"
-#: Name and Arrow type of what a reference says; Spark's type of it is in `schema`.
+#: Names and Arrow types of a reference's fields; their Spark types are in `schema`.
 CLAIM_FIELDS = (
     ("claim_id", pa.string()),
     ("bucket", pa.string()),
@@ -35,12 +35,12 @@ CLAIM_FIELDS = (
 CLAIM_ARROW_TYPE = pa.struct(CLAIM_FIELDS)
 
 
-#: The first second of the year 10000, which no timestamp of Spark's reaches.
+#: The first second of the year 10000, beyond every Spark timestamp.
 _TIME_END = 253_402_300_800
 
 
 def _kind_in_json(arrow_type: pa.DataType) -> Any:
-    """The type of a value in a reference, bounded to what a column can hold."""
+    """Return the type of a value in a reference, bounded to what a column can hold."""
     if arrow_type == pa.string():
         return str
     if pa.types.is_timestamp(arrow_type):
@@ -49,7 +49,7 @@ def _kind_in_json(arrow_type: pa.DataType) -> Any:
 
 
 def make_claim_column(headers: pa.Array, data: pa.Array) -> pa.Array:
-    """References of the messages that carry one, null for the others."""
+    """Return the references of the messages that have one, null for the others."""
     if headers.null_count == len(headers):
         return _make_nulls(len(headers))
     claim_mask = make_claim_mask(headers)
@@ -62,7 +62,7 @@ def make_claim_column(headers: pa.Array, data: pa.Array) -> pa.Array:
 
 
 def make_claim_mask(headers: pa.Array) -> npt.NDArray[np.bool_]:
-    """Which messages say that they carry a reference."""
+    """Return which messages are marked as claims."""
     if headers.null_count == len(headers):
         return np.zeros(len(headers), bool)
     header_values = pc.list_element(
@@ -75,7 +75,7 @@ def make_claim_mask(headers: pa.Array) -> npt.NDArray[np.bool_]:
 
 @lru_cache(maxsize=8)
 def _make_nulls(length: int) -> pa.Array:
-    """Nulls for a whole batch; Arrow fills all columns of the struct with zeros, so they are worth keeping."""
+    """Return nulls for a whole batch; cached, because Arrow fills all columns of the struct with zeros."""
     return pa.nulls(length, CLAIM_ARROW_TYPE)
 
 

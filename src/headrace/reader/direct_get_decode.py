@@ -32,36 +32,37 @@ else:
 Ints = npt.NDArray[np.int64]
 
 _H = ord("H")
-#: The first line of a header block, which says nothing of a message.
+#: The first line of a header block, which carries no information about a message.
 _STATUS_LINE_BYTES = len(b"NATS/1.0\r\n")
 _TTL = "Nats-TTL"
-#: Stores keep no longer ones.
+#: The longest TTL that a store can have.
 _TTL_S_MAX = TTL_NEVER - 1
 _TIME = pa.timestamp("ns", tz="UTC")
-#: The bytes of a binary array; its offsets have 32 bits, and Arrow lets them wrap.
+#: Maximum bytes of a binary array; its offsets have 32 bits, and Arrow lets them wrap around.
 _BINARY_MAX = 2**31 - 1
 
 
 class ReplyBlockScanner:
-    """Finds the frames of one request's answers in a buffer that is still being filled."""
+    """Finds the replies to one request in a buffer that is still being filled."""
 
     def __init__(self, reply: bytes) -> None:
         self._scanner = ReplyScanner(reply)
 
     @property
     def position(self) -> int:
-        """How far the buffer is understood."""
+        """How far the buffer has been scanned."""
         return self._scanner.position
 
     @property
     def status(self) -> bytes:
-        """The header of the answer that ended the block."""
+        """The header of the reply that ended the block."""
         return self._scanner.status
 
     def scan(self, buffer: bytearray) -> bool:
-        """Go on as far as there are whole frames; True once the answer that ends the block was found.
+        """Scan complete messages; return True once the reply that ends the block was found.
 
-        False with `at` before something that is no frame of this request, or before what is not whole yet.
+        Returns False with `position` before something that is no reply to this request, or before an incomplete
+        message.
         """
         try:
             return self._scanner.scan(buffer)
@@ -69,11 +70,11 @@ class ReplyBlockScanner:
             raise ProtocolError(f"an answer to a direct get lacks '{error}'; what server is this?") from error
 
     def is_at_control_line(self, buffer: bytearray) -> bool:
-        """Whether the next thing in the buffer is a line of the protocol and no message."""
+        """Return whether a control line comes next in the buffer, not a message."""
         return len(buffer) > self.position and buffer[self.position] != _H
 
     def take_block(self, buffer: bytearray) -> ReplyBlock:
-        """The messages found so far; what is scanned leaves the buffer."""
+        """Return the messages found so far and remove them from the buffer."""
         data = memoryview(bytes(memoryview(buffer)[: self.position]))
         del buffer[: self.position]
         return ReplyBlock(
@@ -82,7 +83,7 @@ class ReplyBlockScanner:
 
 
 class StoredMessage(NamedTuple):
-    """One stored message. `header` is its header block as it was published, b"" if it has none."""
+    """One stored message. `header` is its header block as published, b"" if it has none."""
 
     seq: int
     time_ns: int
@@ -93,7 +94,7 @@ class StoredMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplyBlock:
-    """Messages in memory, and of each the eight numbers that `ReplyScanner` names."""
+    """Messages in memory, and for each the eight numbers that `ReplyScanner` describes."""
 
     data: memoryview
     message_fields: Ints
@@ -106,25 +107,25 @@ class ReplyBlock:
         return self.message_fields[:, 3]
 
     def subjects(self) -> list[str]:
-        """The subjects of the messages."""
+        """Return the subjects of the messages."""
         found: list[str] = self._subject().to_pylist()
         return found
 
     def first(self, count: int) -> ReplyBlock:
-        """The first so many messages."""
+        """Return the first `count` messages."""
         return self if count >= len(self) else ReplyBlock(self.data, self.message_fields[:count])
 
     def is_from(self, stream: str) -> bool:
-        """Whether the answers come from this stream, not from a mirror that answers for it.
+        """Return whether the replies come from this stream and not from a mirror of it.
 
-        One responder answers a whole request, so the first message tells for all.
+        One server replies to a whole request, so the first message is representative.
         """
         at = int(self.message_fields[0, 7])
         line = b"Nats-Stream: %s\r\n" % stream.encode()
         return bool(self.data[at : at + len(line)] == line)
 
     def to_columns(self, names: list[str], rows: slice) -> dict[str, pa.Array]:
-        """The columns that are wanted, of the rows that are wanted."""
+        """Return the named columns of the selected rows."""
         selected = self if rows == slice(0, len(self)) else ReplyBlock(self.data, self.message_fields[rows])
         return {name: getattr(selected, f"_{name}")() for name in names}
 
@@ -165,7 +166,7 @@ class ReplyBlock:
 
     @cached_property
     def _stored_headers(self) -> pa.Array:
-        """The headers that were stored with the messages: what stands before those that the server added."""
+        """Return the headers stored with the messages, without those that the server added after them."""
         starts, ends = self.message_fields[:, 0], self.message_fields[:, 7]
         has_headers = ends - starts > _STATUS_LINE_BYTES
         if not has_headers.any():
@@ -181,7 +182,7 @@ class ReplyBlock:
 
 
 def block_of(messages: Sequence[StoredMessage]) -> ReplyBlock:
-    """A block of messages that were fetched one by one."""
+    """Make a block of messages that were fetched one by one."""
     data = bytearray()
     table = np.empty((len(messages), FIELDS_PER_MESSAGE), np.int64)
     for row, message in enumerate(messages):
@@ -190,7 +191,7 @@ def block_of(messages: Sequence[StoredMessage]) -> ReplyBlock:
         data += message.payload
         place = len(data)
         data += message.subject
-        # The empty line that ends a header block is no part of the headers.
+        # The empty line at the end of a header block does not belong to the headers.
         own_end = start + max(head - 2, 0)
         total = head + len(message.payload)
         table[row] = start, head, total, message.seq, message.time_ns, place, len(message.subject), own_end
@@ -198,14 +199,14 @@ def block_of(messages: Sequence[StoredMessage]) -> ReplyBlock:
 
 
 def compute_expires_at(times: pa.Array, ttls: pa.Array) -> pa.Array:
-    """When messages expire, by their time and the text of their TTL."""
+    """Compute when messages expire, from their time and the text of their TTL."""
     distinct = ttls.dictionary_encode()
     ttls_ns = pa.array([_parse_ttl_ns(text) for text in distinct.dictionary.to_pylist()], pa.duration("ns"))
     return pc.add(times, ttls_ns.take(distinct.indices))
 
 
 def _parse_ttl_ns(text: str | None) -> int | None:
-    """The nanoseconds of a TTL; None for one that does not end, as for one that says nothing or makes no sense."""
+    """Return the nanoseconds of a TTL; None if it never expires, is empty or is invalid."""
     if text is None or text.lower() == "never":
         return None
     unsigned = text.removeprefix("+")

@@ -42,18 +42,18 @@ MakeRequest = Callable[[int], dict[str, Any] | None]
 _IS_LAST = b"Nats-Num-Pending: 0\r\n"
 _RESPONSE_BYTES_MAX = 8 << 20
 _RETRY_PAUSE_S = 0.2
-#: How often direct gets are tried again while those who answer are behind, and the first of the pauses, which double.
+#: Number of direct-get retries while the servers that reply lag, and the first pause; pauses double.
 _TRIES = 4
 _LAG_PAUSE_S = 0.02
 _LAG_PAUSE_MAX_S = 1.0
-#: Sequences that are read from the leader before direct gets are tried again.
+#: Sequences to read from the leader before direct gets are tried again.
 _LEADER_SEQS = 8192
-#: Subjects whose last messages are read from the leader at once: nobody knows how large these are.
+#: Subjects whose last messages are read from the leader at once, since their sizes are unknown.
 _SUBJECTS_MAX = 128
 
 
 def read_seq_range(options: ReadOptions, seq_range: SeqRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a range."""
+    """Yield the rows of a range."""
     next_seq = seq_range.start
     for block in _whole(options, seq_range):
         in_range = slice(0, int(np.searchsorted(block.seqs, seq_range.end)))
@@ -66,7 +66,7 @@ def read_seq_range(options: ReadOptions, seq_range: SeqRange, schema: pa.Schema)
 
 
 class _Lag:
-    """How long to wait for those who are behind, before the leader is asked for the rows."""
+    """Backoff for replicas that lag, before the rows are read from the leader."""
 
     def __init__(self) -> None:
         self._tries = 0
@@ -77,7 +77,7 @@ class _Lag:
         return self._tries >= _TRIES
 
     def wait(self) -> None:
-        """Wait a little longer than the time before; the first time not at all: another one may answer."""
+        """Wait longer each time; not at all the first time, because another replica may reply."""
         if self._tries:
             time.sleep(self._pause_s)
             self._pause_s = min(self._pause_s * 2, _LAG_PAUSE_MAX_S)
@@ -85,7 +85,7 @@ class _Lag:
 
 
 def _whole(options: ReadOptions, seq_range: SeqRange) -> Iterator[ReplyBlock]:
-    """The blocks of a range; it ends when all is read, or the leader has nothing more in it."""
+    """Yield the blocks of a range until all is read, or the leader has nothing more in it."""
     next_seq, lag = seq_range.start, _Lag()
     while next_seq < seq_range.end:
         for block in _with_resume(
@@ -110,9 +110,10 @@ def _whole(options: ReadOptions, seq_range: SeqRange) -> Iterator[ReplyBlock]:
 
 
 def _next_at_leader(options: ReadOptions, next_seq: int, end: int) -> int:
-    """The first message of a range that is left to read from `at` on; 0 when the leader has none.
+    """Return the first message of a range from `next_seq` on; 0 if the leader has none.
 
-    A leader that does not yet have what the range was planned on, as one just resumed, is asked again for a while.
+    A leader that does not yet have what the range was planned on, such as one that just restarted, is retried for a
+    while.
     """
     deadline = time.monotonic() + options.reconnect_s
     lag = _Lag()
@@ -129,8 +130,9 @@ def _next_at_leader(options: ReadOptions, next_seq: int, end: int) -> int:
 
 
 def _look(leader: LeaderReader, next_seq: int) -> tuple[int, int]:
-    """The first message from `at` on, and the last sequence as it was before that was asked: that there is no message
-    counts only if the stream had come as far as the range."""
+    """Return the first message from `next_seq` on, and the last sequence of the stream before that request: "no
+    message" counts only if the stream had already reached the end of the range.
+    """
     last = leader.last_seq()
     return leader.next_seq(next_seq), last
 
@@ -146,7 +148,7 @@ def _refuse_shorter(options: ReadOptions, last: int, end: int) -> None:
 
 
 def _ask_leader(options: ReadOptions, question: Callable[[LeaderReader], T]) -> T:
-    """Ask over this process's link, on which nothing else is under way now."""
+    """Query the leader over this process's connection, which is idle now."""
     mark_reachable(options.address)
     return with_retry(
         options.address, options.reconnect_s, lambda connection: question(LeaderReader(options, connection))
@@ -156,15 +158,17 @@ def _ask_leader(options: ReadOptions, question: Callable[[LeaderReader], T]) -> 
 def read_last_per_subject(
     options: ReadOptions, subjects: list[str], end: int, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The last message of each of some subjects below `end`."""
+    """Yield the last message below `end` of each given subject."""
     for block in _newest(options, subjects, end):
         if len(block):
             yield build_batch(block.to_columns(schema.names, slice(0, len(block))), schema)
 
 
 def _newest(options: ReadOptions, subjects: list[str], end: int) -> Iterator[ReplyBlock]:
-    """Answers count if the one who gives them has everything below `end`, which only those show that have no upper end:
-    `Nats-UpTo-Sequence` is then the responder's last sequence. The leader is asked for what else is left."""
+    """Yield the last messages. A reply counts only if its server has everything below `end`, which shows only in
+    requests without an upper bound: `Nats-UpTo-Sequence` is then the server's last sequence. The leader is asked for
+    the rest.
+    """
     lag, left, next_seq = _Lag(), set(subjects), 1
     while left and not lag.is_over:
         request = {
@@ -194,7 +198,9 @@ def _newest(options: ReadOptions, subjects: list[str], end: int) -> Iterator[Rep
 
 
 def _guesses(options: ReadOptions, subjects: list[str], end: int) -> dict[str, int]:
-    """Where the last messages below `end` are according to somebody who may be behind; 0 for what it does not have."""
+    """Return where the last messages below `end` are according to a server that may lag; 0 for subjects it does not
+    have.
+    """
     guesses, next_seq = dict.fromkeys(subjects, 0), 1
     while True:
         request = {"multi_last": subjects, "up_to_seq": end - 1, "batch": len(subjects), "seq": next_seq}
@@ -206,7 +212,7 @@ def _guesses(options: ReadOptions, subjects: list[str], end: int) -> dict[str, i
 
 
 def _answered(options: ReadOptions, request: dict[str, Any]) -> tuple[ReplyBlock, bytes]:
-    """The answers to one request, and the status that ended them."""
+    """Return the replies to one request, and the status that ended them."""
 
     def ask(connection: BlockingConnection) -> tuple[ReplyBlock, bytes]:
         scanner = _request(connection, options, request)
@@ -220,7 +226,7 @@ def _answered(options: ReadOptions, request: dict[str, Any]) -> tuple[ReplyBlock
 
 
 def _make_range_request(options: ReadOptions, start: int, end: int) -> dict[str, Any] | None:
-    """The request for what comes from `start` on; None if that is beyond the end."""
+    """Make the request for messages from `start` on; None if that is beyond the end."""
     if start >= end:
         return None
     request: dict[str, Any] = {
@@ -234,8 +240,9 @@ def _make_range_request(options: ReadOptions, start: int, end: int) -> dict[str,
 
 
 def _with_resume(options: ReadOptions, start: int, make_request: MakeRequest) -> Iterator[ReplyBlock]:
-    """Blocks from `start` on. A link that breaks is made anew while there is patience, and reading goes on behind what was
-    passed on."""
+    """Yield blocks from `start` on. A broken connection is retried until the timeout, and reading resumes after the
+    last message passed on.
+    """
     retry_deadline = time.monotonic() + options.reconnect_s
     while True:
         try:
@@ -252,7 +259,7 @@ def _with_resume(options: ReadOptions, start: int, make_request: MakeRequest) ->
 
 
 def _fetch_blocks(options: ReadOptions, start: int, make_request: MakeRequest) -> Iterator[ReplyBlock]:
-    """Blocks from `start` on; the next is asked for before one is passed on."""
+    """Yield blocks from `start` on; the next block is requested before one is passed on."""
     connection = connection_for(options.address)
     scanner = _request(connection, options, make_request(start))
     try:
@@ -268,15 +275,15 @@ def _fetch_blocks(options: ReadOptions, start: int, make_request: MakeRequest) -
                 yield block
     finally:
         if scanner is not None:
-            # The reader was left in the middle: what is still on its way must not meet the next request.
+            # The consumer stopped early: replies still in transit must not be taken for those of the next request.
             drop_connection(options.address)
 
 
 def _believed(options: ReadOptions, start: int, block: ReplyBlock) -> ReplyBlock:
-    """The messages that are certainly all there are from `start` on, up to the last of them.
+    """Return the leading messages that are certainly complete from `start` on.
 
-    A replica has everything up to its last message. A mirror may leave out messages by its filter, or have removed them
-    by its own limits: what follows a gap is not believed, and after a filter every step is a gap.
+    A replica has everything up to its last message. A mirror may lack messages because of its filter or its own limits:
+    nothing after a gap is trusted, and with a subject filter every step may be a gap.
     """
     if not len(block) or block.is_from(options.stream):
         return block
@@ -299,7 +306,7 @@ def _request(
 
 
 def _receive(connection: BlockingConnection, scanner: ReplyBlockScanner) -> None:
-    """Receive until the block is whole."""
+    """Receive until the block is complete."""
     deadline = time.monotonic() + connection.address.timeout_s
     length = -1
     while not scanner.scan(connection.buffer):
@@ -315,7 +322,7 @@ def _receive(connection: BlockingConnection, scanner: ReplyBlockScanner) -> None
 
 
 def _parse_last_seq(status: bytes, options: ReadOptions) -> int:
-    """The last sequence of a block, from the message that ends it."""
+    """Return the last sequence of a block, from the message that ends it."""
     code = status[9:12]
     if code == b"404":
         return 0
@@ -328,18 +335,19 @@ def _parse_last_seq(status: bytes, options: ReadOptions) -> int:
 
 
 def _number(status: bytes, name: bytes) -> int:
-    """The number in a header of a status; 0 where there is none."""
+    """Return the number in a header of a status; 0 if there is none."""
     digits = status.partition(name)[2].partition(b"\r\n")[0]
     return int(digits) if digits.isdigit() else 0
 
 
 def _check_data_loss(options: ReadOptions, seq_range: SeqRange, next_seq: int, seqs: Ints) -> None:
-    """Sequences from `at` on are missing in a block. That is normal, unless the stream's beginning has passed them since
-    the query was planned."""
+    """Check sequences from `next_seq` on that are missing in a block. Gaps are normal, unless the stream's first
+    sequence has passed them since the query was planned.
+    """
     last = int(seqs[-1]) if len(seqs) else seq_range.end - 1
     if len(seqs) > last - next_seq or not options.fail_on_data_loss or seq_range.first_seq > seq_range.start:
         return
-    # Over a link of its own: on that of the blocks the next one is already on its way.
+    # Over a separate connection: on the one for blocks, the next block is already in transit.
     own_address = replace(options.address, name="headrace spark facts")
     stream_info = fetch_stream_info(own_address, options.api_prefix, options.stream, options.reconnect_s)
     lost_end = min(stream_info.first_seq, last + 1, seq_range.end)

@@ -32,7 +32,7 @@ from headrace.storage.snapshot.open_snapshot import ArrowLayout, Selection, Stre
 from headrace.storage.snapshot.record_runs import ColumnCache, SegmentId, load_rows, read_subjects
 
 _RETRY_PAUSE_S = 0.2
-#: The longest answer that a broker gives.
+#: The longest response that a broker sends.
 _RANGE_BYTES = 8 << 20
 _TIMEOUT_S = 30.0
 
@@ -43,7 +43,7 @@ class HttpUnavailable(HeadraceError):
 
 @dataclass(frozen=True)
 class PinAccess:
-    """A pin, where its files are served, and what has to be shown there."""
+    """A pin, the URL that serves its files, and the token for it."""
 
     url: str
     stream: str
@@ -54,14 +54,14 @@ class PinAccess:
 
 
 class PinFileClient:
-    """The files of one pin; one thread uses it at a time."""
+    """Fetches the files of one pin; one thread uses it at a time."""
 
     def __init__(self, access: PinAccess) -> None:
         self._access = access
         self._connection: http.client.HTTPConnection | None = None
 
     def read(self, file: str, start: int = 0, end: int = -1) -> bytes:
-        """Bytes `start` to `end` of a file; -1: to its end."""
+        """Read bytes `start` to `end` of a file; -1 means to its end."""
         found = bytearray()
         while end < 0 or start + len(found) < end:
             first = start + len(found)
@@ -73,7 +73,7 @@ class PinFileClient:
         return bytes(found)
 
     def _fetch_bytes(self, file: str, first: int, last: int) -> tuple[bytes, int]:
-        """Some bytes, and the file's size. A broker that is not there is waited for."""
+        """Return some bytes and the file's size. Retries while the broker is down."""
         deadline = time.monotonic() + self._access.retry_timeout_s
         while True:
             try:
@@ -115,7 +115,7 @@ def _connect(access: PinAccess) -> http.client.HTTPConnection:
 def read_pin(
     access: PinAccess, selection: Selection, layout: ArrowLayout, rows_max: int
 ) -> Iterator[pa.RecordBatch]:
-    """The chosen rows of a pin, in sequence order."""
+    """Yield the selected rows of a pin, in sequence order."""
     client, manifest = PinFileClient(access), load_manifest(access)
     low, high = selection.first_seq or 0, selection.end_seq or manifest.committed_seq + 1
     segments = [state for state in manifest.segments if state.last_seq >= low and state.first_seq < high]
@@ -136,7 +136,9 @@ def read_pin(
 
 
 def find_last_per_subject(access: PinAccess, selection: Selection) -> npt.NDArray[np.uint64]:
-    """The sequences of the last chosen message of each subject; of segments with columns nothing else is fetched."""
+    """Return the sequences of the last selected message of each subject; of segments with columns only those are
+    fetched.
+    """
     client, manifest = PinFileClient(access), load_manifest(access)
     files = _FetchedFiles()
     for state in manifest.segments:
@@ -146,7 +148,7 @@ def find_last_per_subject(access: PinAccess, selection: Selection) -> npt.NDArra
 
 @lru_cache(maxsize=4)
 def load_manifest(access: PinAccess) -> Manifest:
-    """What a pin shows; kept, since Spark's workers read many ranges of one pin."""
+    """Load the manifest of a pin; cached, since Spark's workers read many ranges of one pin."""
     found = manifests.decode(PinFileClient(access).read(manifests.FILE_NAME), f"the manifest of {access.pin}")
     if found.stream != access.stream:
         raise StreamError(f"pin {access.pin} is of stream {found.stream}, not of {access.stream}")
@@ -164,7 +166,7 @@ def _fetch_subjects(access: PinAccess) -> bytes:
 
 
 class _FetchedFiles(dict[str, memoryview]):
-    """Fetched files by their path, in the place of a disk."""
+    """Fetched files by path, used in place of a disk."""
 
     def map(self, path: str) -> memoryview:
         return self[path]
@@ -173,7 +175,7 @@ class _FetchedFiles(dict[str, memoryview]):
 def _fetch_segment(
     client: PinFileClient, access: PinAccess, state: SegmentState, low: int, high: int
 ) -> _FetchedFiles:
-    """What a snapshot of one segment reads for the sequences from `low` up to `high`."""
+    """Fetch what a snapshot of one segment reads for the sequences from `low` up to `high`."""
     manifest = load_manifest(access)
     files, name = _FetchedFiles(), f"{state.number:08x}"
     if manifest.generation >= 0:
@@ -194,7 +196,7 @@ def _fetch_segment(
 def _find_block_range(
     access: PinAccess, state: SegmentState, columns: bytes, low: int, high: int
 ) -> tuple[int, int]:
-    """The bytes of the blocks that hold a range; all of a segment without columns, which has to be scanned."""
+    """Return the bytes of the blocks that contain a range; the whole segment if it has no columns and must be scanned."""
     whole_segment = SEGMENT_HEADER_BYTES, state.end
     if not columns or (low <= state.first_seq and state.last_seq < high):
         return whole_segment

@@ -11,21 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: Columns of a stream that these are made of.
+#: Stream columns that these are made from.
 STREAM_COLUMNS = ("seq", "time", "subject", "headers", "data", "expires_at")
 KV_COLUMNS = ("key", "value", "revision", "time", "operation", "expires_at")
-#: What a header says happened to the key.
+#: Operation on the key, by header value.
 _OPERATION_NAMES = {"DEL": "delete", "PURGE": "purge"}
 _MARKER_OPERATIONS = {"MaxAge": "expired", "Purge": "purge", "Remove": "delete"}
 
 
 def make_key_prefix(bucket: str) -> str:
-    """What the subjects of a bucket's keys begin with."""
+    """Return the prefix of the subjects of a bucket's keys."""
     return f"$KV.{bucket}."
 
 
 def to_kv_columns(batch: pa.RecordBatch, prefix: str) -> dict[str, pa.Array]:
-    """Columns of a bucket from columns of its stream."""
+    """Make columns of a bucket from columns of its stream."""
     operations = _get_operations(batch.column("headers"))
     is_put = pc.equal(operations, "put")
     data = batch.column("data")
@@ -40,7 +40,7 @@ def to_kv_columns(batch: pa.RecordBatch, prefix: str) -> dict[str, pa.Array]:
 
 
 def _get_operations(headers: pa.MapArray) -> pa.Array:
-    """What each message did to its key."""
+    """Return the operation of each message on its key."""
     if headers.null_count == len(headers):
         return pa.array(["put"] * len(headers), pa.string())
     explicit = _map_header_values(headers, "KV-Operation", _OPERATION_NAMES)
@@ -56,7 +56,7 @@ def _map_header_values(headers: pa.MapArray, name: str, names: Mapping[str, str]
 
 
 def latest_per_key(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The newest entry of each key, if it is a value."""
+    """Yield the newest entry of each key, if it is a value."""
     table = pa.Table.from_batches(batches, schema)
     last_revisions = table.group_by("key").aggregate([("revision", "max")]).column("revision_max")
     mask = pc.and_(

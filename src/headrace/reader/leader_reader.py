@@ -20,18 +20,18 @@ from headrace.reader.direct_get_decode import StoredMessage
 from headrace.reader.options import ReadOptions
 from headrace.reader.stream_admin import StreamError, call_leader, parse_time_ns, refuse
 
-#: Requests under way at once; a server drops API requests when thousands wait.
+#: Requests in flight; a server drops API requests when thousands are queued.
 _REQUESTS_MAX = 64
-#: Sequences that one walk covers, at most.
+#: Maximum number of sequences of one walk.
 _WALK = 128
-#: Sequences of the first round of a read, when the size of messages is not known, and how much a next one may grow.
+#: Sequences in the first round of a read, when the size of messages is unknown, and how much the next round may grow.
 _FIRST_SPAN = 8
 _GROWTH = 8
 _NO_MESSAGE = 10037
 
 
 class _Budget:
-    """How many bytes of messages are still to be read, by all walks together."""
+    """Bytes of messages that all walks together may still read."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = bytes_max
@@ -46,7 +46,7 @@ class _Budget:
 
 @dataclass(slots=True)
 class _Walk:
-    """The messages of a subject from `at` on and below `end`, one after the other."""
+    """Reads the messages of a subject from `at` up to `end`, one after the other."""
 
     subject: str
     at: int
@@ -60,7 +60,7 @@ class _Walk:
         return not self.budget.is_spent
 
     def on_reply(self, message: StoredMessage | None) -> bool:
-        """Note the first message at or after `at`; whether to ask on."""
+        """Record the first message at or after `at`; return whether to continue."""
         if message is None or message.seq >= self.end:
             self.is_done = True
             return False
@@ -72,7 +72,7 @@ class _Walk:
 
 
 class _Search:
-    """The last message of a subject below `end`: at a guess first, then by halving what is left."""
+    """Finds the last message of a subject below `end`: first at a guess, then by bisection."""
 
     def __init__(self, subject: str, guess: int, end: int) -> None:
         self.subject = subject
@@ -80,11 +80,11 @@ class _Search:
         self.at = guess or max(end // 2, 1)
         self.found: list[StoredMessage] = []
         self._end = end
-        #: The last message is in between, or the one that was found.
+        #: The last message is in this range, or is the one already found.
         self._low, self._high = 1, end
 
     def on_reply(self, message: StoredMessage | None) -> bool:
-        """Note the first message at or after `at`; whether to ask on."""
+        """Record the first message at or after `at`; return whether to continue."""
         if message is None or message.seq >= self._end:
             self._high = self.at
             self.at = (self._low + self._high) // 2
@@ -92,7 +92,7 @@ class _Search:
             is_first = not self.found
             self.found = [message]
             self._low = message.seq + 1
-            # Mostly the guess was right, and there is nothing behind it.
+            # Usually the guess was right and nothing follows it.
             self.at = self._low if is_first else (self._low + self._high) // 2
         return self._low < self._high
 
@@ -101,7 +101,7 @@ _Steps = _Walk | _Search
 
 
 class LeaderReader:
-    """The leader of one stream, asked over a link."""
+    """Queries the leader of one stream over a connection."""
 
     def __init__(self, options: ReadOptions, link: BlockingConnection) -> None:
         self._options = options
@@ -109,7 +109,7 @@ class LeaderReader:
         self._subject = f"{options.api_prefix}.STREAM.MSG.GET.{options.stream}"
 
     def next_seq(self, at: int) -> int:
-        """The first message of the query's subjects from `at` on; 0 if there is none."""
+        """Return the first message of the query's subjects from `at` on; 0 if there is none."""
         wanted = {"next_by_subj": self._options.subject or ">", "seq": at}
         try:
             message = self._parse_reply(self._link.request(self._subject, wanted).payload)
@@ -118,15 +118,16 @@ class LeaderReader:
         return message.seq if message is not None else 0
 
     def last_seq(self) -> int:
-        """The last sequence that the stream has given out."""
+        """Return the last sequence that the stream has assigned."""
         subject = f"{self._options.api_prefix}.STREAM.INFO.{self._options.stream}"
         return int(call_leader(self._link, subject)["state"]["last_seq"])
 
     def read(self, start: int, end: int, bytes_max: int) -> tuple[list[StoredMessage], int]:
-        """The query's messages from `start` on and below `end`, and the sequence up to which (excluded) these are all.
+        """Return the query's messages from `start` up to `end`, and the sequence (excluded) up to which they are
+        complete.
 
-        They end before `end` once there are about `bytes_max` bytes of them: rounds begin small and grow as far as the
-        messages found let it.
+        Stops before `end` after about `bytes_max` bytes: rounds start small and grow with the size of the messages
+        found.
         """
         found: list[StoredMessage] = []
         at, span, left = start, _FIRST_SPAN, bytes_max
@@ -141,8 +142,9 @@ class LeaderReader:
         return found, at
 
     def _read_round(self, start: int, end: int, bytes_max: int) -> tuple[list[StoredMessage], int]:
-        """The same by walks that are under way at once. None goes on when the bytes are spent: what was found behind the
-        first that is not done is dropped, and read again."""
+        """Read one round with concurrent walks. All stop when the budget is spent: messages after the first unfinished
+        walk are dropped and read again.
+        """
         subject = self._options.subject or ">"
         budget = _Budget(bytes_max)
         step = min(-(-(end - start) // _REQUESTS_MAX), _WALK)
@@ -156,18 +158,18 @@ class LeaderReader:
         return found, end
 
     def read_last(self, guesses: dict[str, int], end: int) -> list[StoredMessage]:
-        """The last message below `end` of each subject, in sequence order.
+        """Return the last message below `end` of each subject, in sequence order.
 
-        A subject comes with the sequence that its last message probably has, or 0.
+        `guesses` has for each subject the probable sequence of its last message, or 0.
         """
         searches = [_Search(subject, guess, end) for subject, guess in guesses.items()]
         self._finish(searches)
         return sorted(message for search in searches for message in search.found)
 
     def _finish(self, walks: Sequence[_Steps]) -> None:
-        """Take all steps, those of many at once."""
+        """Run all walks, many at once."""
         waiting: dict[bytes, _Steps] = {}
-        # A walk that has no bytes left when its turn comes is not begun: there is nothing in it to pass on.
+        # A walk is not started if the budget is spent: its messages could not be returned.
         rest = (walk for walk in walks if walk.may_begin)
         try:
             self._begin(rest, waiting, _REQUESTS_MAX)
@@ -197,7 +199,7 @@ class LeaderReader:
         self._link.send(b"PUB %s %s %d\r\n%s\r\n" % (self._subject.encode(), reply, len(body), body))
 
     def _parse_reply(self, payload: bytes, header: bytes = b"") -> StoredMessage | None:
-        """The message of an answer; None if there is none."""
+        """Return the message of a reply; None if there is none."""
         if header[:12] == b"NATS/1.0 503":
             raise ConnectionFailed(f"nobody answers on {self._subject}")
         answer: dict[str, Any] = json.loads(payload)

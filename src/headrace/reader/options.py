@@ -26,12 +26,12 @@ DEFAULT_SERVER = "nats://127.0.0.1:4222"
 
 
 class OptionError(HeadraceError, ValueError):
-    """An option that is missing, unknown or makes no sense."""
+    """An option is missing, unknown or invalid."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A place in a stream: a word (`earliest`, `latest`), a sequence, or a time."""
+    """A position in a stream: a keyword (`earliest`, `latest`), a sequence, or a time."""
 
     keyword: str = ""
     seq: int = 0
@@ -44,7 +44,7 @@ _TIME_AGO = re.compile(r"-\s*(.+)")
 
 
 def parse_bound(text: str) -> Bound:
-    """`earliest`, `latest`, `last-per-subject`, a sequence, a time with its zone, or `-10m` (before now)."""
+    """Parse `earliest`, `latest`, `last-per-subject`, a sequence, a time with its zone, or `-10m` (before now)."""
     text = text.strip()
     if text.lower() in _KEYWORDS:
         return _KEYWORDS[text.lower()]
@@ -94,7 +94,7 @@ class ReadOptions:
 
     @property
     def is_http_path(self) -> bool:
-        """Whether `path` is the address of a broker's HTTP port and no folder."""
+        """Whether `path` is the address of a broker's HTTP port, not a folder."""
         return self.path.startswith(("http://", "https://"))
 
     @property
@@ -202,7 +202,7 @@ _READ_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "batchrows": ("batch_rows", _parse_positive_int),
     "domain": ("domain", _parse_text),
 }
-#: How the options are written in documents and messages; Spark itself does not mind the case.
+#: How options are spelled in documentation and messages; Spark itself ignores case.
 _DOCUMENTED_NAMES = {
     name.lower(): name
     for name in (
@@ -229,12 +229,12 @@ _DOCUMENTED_NAMES = {
 
 
 def normalize_names(options: Mapping[str, str]) -> dict[str, str]:
-    """Options by lower-case name; Spark's dictionary is case-insensitive already, a plain one may not be."""
+    """Return options by lower-case name; Spark's dictionary is case-insensitive already, a plain one may not be."""
     return {str(name).lower(): str(value) for name, value in options.items()}
 
 
 def parse_address(options: Mapping[str, str]) -> ServerAddress:
-    """Who connects, and where to."""
+    """Parse servers and credentials."""
     servers = tuple(parse_servers(options.get("servers", DEFAULT_SERVER)))
     if not servers:
         raise OptionError("option `servers` is empty: write for example nats://127.0.0.1:4222")
@@ -244,7 +244,7 @@ def parse_address(options: Mapping[str, str]) -> ServerAddress:
 def parse_options(
     options: Mapping[str, str], table: Mapping[str, tuple[str, Callable[[str], Any]]]
 ) -> dict[str, Any]:
-    """The values of those options of a table that are given."""
+    """Return the values of the options in a table that are given."""
     values = {}
     for name, (attribute, convert) in table.items():
         if name in options:
@@ -256,7 +256,7 @@ def parse_options(
 
 
 def check_known(options: Mapping[str, str], *tables: Mapping[str, Any], also: tuple[str, ...] = ()) -> None:
-    """A mistyped option would otherwise be a silent default."""
+    """Reject unknown options: a mistyped one would otherwise silently keep its default."""
     known = {"servers", *also}.union(_CONNECTION_OPTIONS, *tables)
     unknown = sorted(set(options) - known)
     if unknown:
@@ -265,7 +265,7 @@ def check_known(options: Mapping[str, str], *tables: Mapping[str, Any], also: tu
 
 
 def get_required(options: Mapping[str, str], name: str) -> str:
-    """An option that must be there."""
+    """Return an option that must be present."""
     value = options.get(name, "").strip()
     if not value:
         raise OptionError(
@@ -276,7 +276,7 @@ def get_required(options: Mapping[str, str], name: str) -> str:
 
 
 def parse_read_options(raw: Mapping[str, str]) -> ReadOptions:
-    """The options of a read, batch or streaming."""
+    """Parse the options of a batch or streaming read."""
     options = normalize_names(raw)
     check_known(options, _READ_OPTIONS, also=("stream",))
     stream = get_required(options, "stream")
@@ -294,7 +294,7 @@ def parse_read_options(raw: Mapping[str, str]) -> ReadOptions:
 
 
 def _load_claim_config(options: ReadOptions) -> ReadOptions:
-    """The configuration of claims goes to the tasks with the options: the file may be on the driver only."""
+    """Load the claim configuration into the options, which go to the tasks: the file may be on the driver only."""
     if options.claims != "inline":
         return options
     if not options.claim_config:

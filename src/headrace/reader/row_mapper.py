@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """In which types they are wanted."""
+    """Types of the rows."""
 
     time_unit: str
     views: bool
@@ -41,7 +41,7 @@ def make_stream_reader(
     columns: Sequence[str] | None,
     claim_options: ReadOptions | None,
 ) -> tuple[pa.Schema, Callable[[], Batches]]:
-    """The schema of a stream's rows, and a way to read them."""
+    """Return the schema of a stream's rows, and a function that reads them."""
     from headrace.storage.snapshot.open_snapshot import COLUMNS
 
     available = (
@@ -93,7 +93,7 @@ def _resolve_claims(
 
 
 def make_claim_options(claims: str, config: ClaimConfig | PathLike | None, errors: str) -> ReadOptions | None:
-    """How claims are read; None when nobody asked for them."""
+    """Return how claims are read; None if they are not requested."""
     if not claims:
         return None
     from headrace.reader.blocking_connection import ServerAddress
@@ -117,7 +117,7 @@ def make_claim_options(claims: str, config: ClaimConfig | PathLike | None, error
 def make_kv_reader(
     backend: Backend, read_range: ReadRange, row_format: RowFormat, prefix: str, history: bool
 ) -> tuple[pa.Schema, Callable[[], Batches]]:
-    """The schema of a bucket's rows, and a way to read them."""
+    """Return the schema of a bucket's rows, and a function that reads them."""
     import pyarrow as pa
 
     from headrace.reader import kv_rows as kv

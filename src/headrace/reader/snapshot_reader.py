@@ -35,7 +35,7 @@ def read_seq_range(
     token: str = "",
     only_seqs: SeqArray | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a range, or only some of them; `token` is for a pin whose files the broker serves."""
+    """Yield the rows of a range, or only some of them; `token` is for a pin whose files the broker serves."""
     claim_inputs = ("headers", "data") if "claim" in schema.names else ()
     column_names = tuple(dict.fromkeys(name for name in (*schema.names, *claim_inputs) if name != "claim"))
     layout = ArrowLayout(column_names, "us", parse_headers=True)
@@ -56,7 +56,7 @@ def _read_batches(
 
 
 def find_last_per_subject(options: ReadOptions, end: int, pin: str, token: str) -> SeqArray:
-    """The sequences of the last message of each subject below `end`, as a pin shows them."""
+    """Return the sequences of the last message of each subject below `end`, as a pin shows them."""
     selection = _make_selection(options, None, end)
     if options.is_http_path:
         return http_snapshot.find_last_per_subject(make_pin_access(options, pin, token), selection)
@@ -68,7 +68,7 @@ def _make_selection(options: ReadOptions, start: int | None, end: int) -> Select
 
 
 def make_pin_access(options: ReadOptions, pin: str, token: str) -> PinAccess:
-    """What opens the files of a pin that the broker serves."""
+    """Return the access to a pin whose files the broker serves."""
     return PinAccess(options.path, options.stream, pin, token, options.address.tls_ca, options.reconnect_s)
 
 

@@ -23,7 +23,7 @@ from headrace.reader.blocking_connection import (
 )
 from headrace.reader.options import ReadOptions
 
-#: Mirrors of mirrors, at most.
+#: Maximum length of a chain of mirrors.
 _MIRROR_HOPS_MAX = 8
 
 T = TypeVar("T")
@@ -31,20 +31,20 @@ T = TypeVar("T")
 _RETRY_PAUSE_S = 0.2
 _NO_MESSAGE = 10037
 _UNAVAILABLE = 503
-#: JetStream is off, for the account or the server: that does not pass.
+#: JetStream is disabled for the account or the server: retrying does not help.
 _NOT_ENABLED = (10039, 10076)
 _reached: set[ServerAddress] = set()
 
 
 class StreamError(HeadraceError):
-    """A stream that is missing, or that cannot be read or written as asked."""
+    """A stream is missing, or cannot be read or written as requested."""
 
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """What readers need to know of a stream as it is now (`client.configs.StreamInfo` is the whole answer of the API).
+    """What readers need to know about a stream (`client.configs.StreamInfo` is the API's complete response).
 
-    `identity` is that of this very stream, not of a later one with its name.
+    `identity` identifies this very stream, not a later one of the same name.
     """
 
     name: str
@@ -62,24 +62,24 @@ class StreamInfo:
 
     @property
     def average_message_bytes(self) -> int:
-        """What a message takes on average."""
+        """The average size of a message."""
         return max(self.bytes // max(self.messages, 1), 1)
 
 
 def parse_time_ns(text: str) -> int:
-    """A server's time, to the nanosecond, which `datetime` does not keep."""
+    """Parse a server's time to the nanosecond, which `datetime` does not support."""
     whole, _, rest = text.removesuffix("Z").partition(".")
     seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
     return seconds * 1_000_000_000 + int(rest.ljust(9, "0") or 0)
 
 
 def mark_reachable(address: ServerAddress) -> None:
-    """The server was there when the driver looked: a task waits for it also at its first contact."""
+    """Record that the driver reached the server, so that a task also retries its first connection."""
     _reached.add(address)
 
 
 def with_retry(address: ServerAddress, retry_timeout_s: float, work: Callable[[BlockingConnection], T]) -> T:
-    """Work with this process's link; a link that breaks is made anew while there is patience."""
+    """Run `work` with this process's connection; a broken connection is retried until the timeout."""
     deadline = time.monotonic() + (retry_timeout_s if address in _reached else 0.0)
     while True:
         try:
@@ -94,7 +94,7 @@ def with_retry(address: ServerAddress, retry_timeout_s: float, work: Callable[[B
 
 
 def call_api(connection: BlockingConnection, subject: str, body: Any = None) -> dict[str, Any]:
-    """An API call; its answer, or the error it came with."""
+    """Call the API; return the response or raise its error."""
     response: dict[str, Any] = json.loads(connection.request(subject, body).payload)
     if "error" in response:
         error = response["error"]
@@ -105,7 +105,7 @@ def call_api(connection: BlockingConnection, subject: str, body: Any = None) -> 
 
 
 def call_leader(connection: BlockingConnection, subject: str, body: Any = None) -> dict[str, Any]:
-    """An API call about a stream that is known to be there: that its leader is not, now, is an error of the link."""
+    """Call the API about an existing stream: if it has no leader now, raise ConnectionFailed."""
     response: dict[str, Any] = json.loads(connection.request(subject, body).payload)
     if "error" in response:
         raise refuse(response["error"])
@@ -113,7 +113,7 @@ def call_leader(connection: BlockingConnection, subject: str, body: Any = None) 
 
 
 def refuse(error: dict[str, Any], about: str = "") -> HeadraceError:
-    """The error of an answer: `ConnectionFailed`, which is tried again, while a stream has no leader."""
+    """Return the error of a response: `ConnectionFailed`, which is retried, while a stream has no leader."""
     text = f"{error.get('description', 'refused')} [{error.get('err_code', error.get('code'))}]"
     text = f"{about}: {text}" if about else text
     if error.get("code") == _UNAVAILABLE and error.get("err_code") not in _NOT_ENABLED:
@@ -122,14 +122,14 @@ def refuse(error: dict[str, Any], about: str = "") -> HeadraceError:
 
 
 def fetch_info(options: ReadOptions) -> StreamInfo:
-    """The stream now; StreamError if there is none."""
+    """Return the stream's current state; raise StreamError if there is none."""
     return fetch_stream_info(options.address, options.api_prefix, options.stream, options.reconnect_s)
 
 
 def fetch_stream_info(
     address: ServerAddress, api_prefix: str, stream: str, retry_timeout_s: float
 ) -> StreamInfo:
-    """A stream's configuration and state."""
+    """Return a stream's configuration and state."""
 
     def send_request(connection: BlockingConnection) -> dict[str, Any]:
         try:
@@ -147,7 +147,7 @@ def fetch_stream_info(
     return StreamInfo(
         stream,
         str(parse_time_ns(response["created"])),
-        max(state["first_seq"], 1),  # a stream that never had a message says 0
+        max(state["first_seq"], 1),  # 0 if the stream never had a message
         state["last_seq"] + 1,
         state["messages"],
         state["bytes"],
@@ -156,7 +156,7 @@ def fetch_stream_info(
 
 
 def find_key_prefix(options: ReadOptions, stream_info: StreamInfo) -> str:
-    """What the subjects of a bucket's keys begin with: in a mirror as in its origin, unless it gives them others."""
+    """Return the prefix of the subjects of a bucket's keys: a mirror has its upstream's, unless it transforms them."""
     stream = stream_info.name
     for _ in range(_MIRROR_HOPS_MAX):
         mirror = stream_info.config.get("mirror")
@@ -176,8 +176,9 @@ def find_key_prefix(options: ReadOptions, stream_info: StreamInfo) -> str:
 
 
 def find_seq_at_time(options: ReadOptions, time_ns: int) -> int | None:
-    """The first message at or after a time; None when all are older. The leader is asked: a replica that is behind has
-    no message after a recent time."""
+    """Return the first message at or after a time; None if all are older. Asks the leader: a replica that lags may have
+    no message after a recent time.
+    """
     seconds, rest = divmod(time_ns, 1_000_000_000)
     text = f"{datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()}.{rest:09d}Z"
     subject = f"{options.api_prefix}.STREAM.MSG.GET.{options.stream}"
@@ -195,7 +196,7 @@ def find_seq_at_time(options: ReadOptions, time_ns: int) -> int | None:
 
 
 def pin_stream(options: ReadOptions) -> str:
-    """Ask a Headrace broker to hold the stream's files for readers; the name of the pin."""
+    """Ask a Headrace broker to pin the stream's files for readers; return the name of the pin."""
     return str(_request_pin(options, {"lease": options.lease_s})["pin"])
 
 
@@ -215,7 +216,7 @@ def _request_pin(options: ReadOptions, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def pin_with_token(options: ReadOptions, pin: str = "") -> tuple[str, str]:
-    """A new pin, or the one named, with the token that its files are served for; StreamError if that is gone."""
+    """Return a new pin, or the given one, and the token for its files; raise StreamError if the pin is gone."""
     body: dict[str, Any] = {"pin": pin, "grant": True} if pin else {"lease": options.lease_s, "grant": True}
     response = _request_pin(options, body)
     if not response.get("token"):
@@ -226,7 +227,7 @@ def pin_with_token(options: ReadOptions, pin: str = "") -> tuple[str, str]:
 
 
 def unpin_stream(options: ReadOptions, pin: str) -> None:
-    """Let go of a pin."""
+    """Release a pin."""
     subject = f"{options.api_prefix}.STREAM.UNPIN.{options.stream}"
     with_retry(
         options.address, options.reconnect_s, lambda connection: call_api(connection, subject, {"pin": pin})
@@ -234,10 +235,10 @@ def unpin_stream(options: ReadOptions, pin: str) -> None:
 
 
 def list_subjects(options: ReadOptions) -> list[str]:
-    """The subjects that the stream has messages of, as far as the query wants them, sorted.
+    """Return the stream's subjects that match the query, sorted.
 
-    A server gives them page by page, in order. Pages overlap, because subjects come and go meanwhile: where a page has
-    nothing of what was found before, others may have moved to places before it.
+    A server returns them in pages, in order. Pages overlap, because subjects come and go meanwhile: if a page has none
+    of those found before, others may have moved to positions before it.
     """
     found: set[str] = set()
     offset, step_back = 0, 1
@@ -253,7 +254,7 @@ def list_subjects(options: ReadOptions) -> list[str]:
 
 
 def _fetch_subjects_page(options: ReadOptions, offset: int) -> tuple[set[str], int]:
-    """A page of subjects, and how many there are in all."""
+    """Return a page of subjects, and their total number."""
     subject = f"{options.api_prefix}.STREAM.INFO.{options.stream}"
     request = {"subjects_filter": options.subject or ">", "offset": offset}
     response = with_retry(

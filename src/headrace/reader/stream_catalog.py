@@ -20,23 +20,23 @@ _PIN_INTERVAL_S = 1.0
 
 
 class ReadSource(Protocol):
-    """What planning needs to know."""
+    """What planning needs to know about a stream."""
 
     def get_info(self) -> StreamInfo: ...
     def find_seq_at_time(self, time_ns: int) -> int | None: ...
     def pin(self) -> str:
-        """Hold everything up to now; "" when reading goes over the wire."""
+        """Pin everything up to now; "" if rows are read by direct gets."""
 
     def unpin(self, pin: str) -> None: ...
     def get_token(self, pin: str) -> str:
-        """What tasks show to be served the files of a pin; "" where they open them."""
+        """Return the token with which tasks fetch the files of a pin; "" if they open the files themselves."""
 
     def has_pin(self, pin: str) -> bool:
-        """Whether a pin of an earlier run can still be read."""
+        """Return whether a pin of an earlier run can still be read."""
 
 
 def open_source(options: ReadOptions) -> ReadSource:
-    """The door that the options lead to."""
+    """Return the source that the options select."""
     if options.path and not options.servers_given:
         return OfflineSource(options)
     if options.is_http_path:
@@ -45,7 +45,7 @@ def open_source(options: ReadOptions) -> ReadSource:
 
 
 class ServerSource:
-    """A server; rows come over the wire too."""
+    """A server; rows are read by direct gets too."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -66,7 +66,7 @@ class ServerSource:
         return ""
 
     def unpin(self, pin: str) -> None:
-        """There is none."""
+        """Do nothing: there are no pins."""
 
     def get_token(self, pin: str) -> str:
         return ""
@@ -76,7 +76,7 @@ class ServerSource:
 
 
 class SharedDiskSource(ServerSource):
-    """A Headrace broker whose files can be reached; it grants pins."""
+    """A Headrace broker whose files are on a shared disk; it grants pins."""
 
     def pin(self) -> str:
         find_store_folder(self.options.path)
@@ -90,7 +90,7 @@ class SharedDiskSource(ServerSource):
 
 
 class HttpSource(ServerSource):
-    """A Headrace broker that serves the files of pins itself; it grants pins and a token for each."""
+    """A Headrace broker that serves the files of pins over HTTP; it grants pins and a token for each."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
@@ -98,7 +98,7 @@ class HttpSource(ServerSource):
 
     def pin(self) -> str:
         pin, token = stream_admin.pin_with_token(self.options)
-        # Tasks would find out too, but many times over.
+        # Fails here once if the files cannot be served, instead of in every task.
         http_snapshot.load_manifest(snapshot_reader.make_pin_access(self.options, pin, token))
         self._tokens[pin] = token
         return pin
@@ -122,7 +122,7 @@ class HttpSource(ServerSource):
 
 
 class OfflineSource:
-    """A store that no broker has open. It changes only when one runs, so it is looked at once a second at most."""
+    """A store that no broker has open. It changes only while one runs, so it is checked at most once a second."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -167,7 +167,7 @@ class OfflineSource:
         return self.get_info().pin
 
     def unpin(self, pin: str) -> None:
-        """Leases end by themselves; the next to hold the store removes what is over."""
+        """Do nothing: leases expire, and the next process that opens the store removes expired pins."""
 
     def get_token(self, pin: str) -> str:
         return ""

@@ -23,7 +23,5 @@ class StoreOptions:
     cache_bytes: int = 32 * MIB  # verified blocks kept in memory
     compact_live_ratio: float = 0.5  # a sealed segment with a smaller live share is merged
     flush_bytes: int = 4 * MIB  # written to segments in one submission
-    sparse_rows: int = (
-        1 << 14
-    )  # a growing segment with this many rows, most of them dead, is sealed by the next checkpoint
+    sparse_rows: int = 1 << 14  # if most of these rows are dead, the next checkpoint seals the segment
     subjects_min: int = 4096  # dead subjects before a stream drops them

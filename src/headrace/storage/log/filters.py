@@ -156,7 +156,7 @@ class FilterTable:
             each.matching_rows.pop(segment, None)
 
     def on_subjects_remapped(self) -> None:
-        """Reset after subjects got new ids; their classes moved with them. `refresh` must run before."""
+        """Note that subjects got new ids; their classes moved with them. `refresh` must run before."""
         self._classified = len(self._subjects)
 
     def refresh(self) -> None:
