@@ -17,7 +17,7 @@ __all__ = ["register", "resolve"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the data sources known to a session."""
+    """Register the data sources with a session."""
     for source in _data_sources():
         spark.dataSource.register(source)
 
@@ -30,7 +30,7 @@ def _data_sources() -> list[type[Any]]:
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: it brings the object stores' clients, which few queries need.
+    # Imported on first use: it imports the object stores' clients, which few queries need.
     if name == "resolve":
         from headrace.spark.claims.resolve import resolve
 

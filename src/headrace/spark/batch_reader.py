@@ -23,7 +23,7 @@ from headrace.spark.pushdown import apply_filters
 
 
 class JetStreamBatchReader(DataSourceReader):
-    """The rows of a stream between two places."""
+    """Reads the rows of a stream between two bounds."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self.options = options
@@ -56,18 +56,18 @@ class JetStreamBatchReader(DataSourceReader):
 
 
 class PushdownBatchReader(JetStreamBatchReader):
-    """The same, told of the query's filters; Spark wants this only where pushdown is switched on."""
+    """The same with filter pushdown; Spark accepts this class only if pushdown is enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self.options = apply_filters(self.options, filters)
-        # Spark applies them all again: what is narrowed here only saves reading.
+        # Spark applies all filters again: narrowing here only saves reading.
         return filters
 
 
 def read_rows(
     options: ReadOptions, partition: SeqRangePartition, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, by the path that the options choose."""
+    """Read the rows of a partition, by the path that the options select."""
     if options.claims == "inline":
         from headrace.reader.claim_inline import inline_payloads, required_columns
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HeadraceDataSource(DataSource):
-    """A stream, to be read and written."""
+    """A stream as a data source, for reading and writing."""
 
     @classmethod
     def name(cls) -> str:
@@ -57,7 +57,7 @@ class HeadraceDataSource(DataSource):
 
 
 class JetStreamDataSource(HeadraceDataSource):
-    """The same under the protocol's name, for those who read from nats-server."""
+    """The same under the protocol's name, for users of nats-server."""
 
     @classmethod
     def name(cls) -> str:

@@ -23,7 +23,7 @@ _SPARK_MIN = (4, 0)
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The answer to a question."""
+    """The result of one check."""
 
     name: str
     ok: bool
@@ -31,7 +31,7 @@ class CheckResult:
 
 
 def run_checks(servers: str = "", stream: str = "") -> Iterator[CheckResult]:
-    """All checks, in the order in which a query meets them."""
+    """Run all checks, in the order in which a query meets them."""
     yield _run_check("Java", _check_java)
     yield _run_check("PySpark", _check_pyspark)
     yield _run_check("Python of Spark's workers", _check_python)
@@ -43,7 +43,7 @@ def run_checks(servers: str = "", stream: str = "") -> Iterator[CheckResult]:
 
 
 class CheckFailed(Exception):
-    """The answer is not as it should be."""
+    """A check failed."""
 
 
 def _run_check(name: str, check: Callable[[], str]) -> CheckResult:
@@ -79,7 +79,7 @@ def _check_pyspark() -> str:
 
 
 def _check_python() -> str:
-    """Discovery runs in the workers' interpreter; another one than ours knows nothing of this package."""
+    """Check the workers' interpreter: discovery runs there, and another interpreter does not have this package."""
     chosen = os.environ.get("PYSPARK_PYTHON", "python3")
     found = shutil.which(chosen)
     if found is None:

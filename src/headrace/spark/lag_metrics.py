@@ -26,7 +26,7 @@ __all__ = ["LagListener", "compute_lag", "watch"]
 
 
 def compute_lag(progress: StreamingQueryProgress) -> dict[str, int]:
-    """How many sequences each stream has that the query has not read; other sources are left out."""
+    """Return how many sequences of each stream the query has not read; other sources are omitted."""
     lag_by_stream = {}
     for source in progress.sources:
         end, latest = _parse_offset(source.endOffset), _parse_offset(source.latestOffset)
@@ -36,7 +36,7 @@ def compute_lag(progress: StreamingQueryProgress) -> dict[str, int]:
 
 
 def _parse_offset(text: Any) -> dict[str, Any] | None:
-    """An offset of ours; None for those of other sources."""
+    """Parse an offset of our sources; None for those of others."""
     try:
         value = json.loads(text) if isinstance(text, str) else text
     except ValueError:
@@ -46,7 +46,7 @@ def _parse_offset(text: Any) -> dict[str, Any] | None:
 
 
 class LagListener(StreamingQueryListener):
-    """Keeps the lag of every query of a session: `lag[query's name or id][stream]`.
+    """Tracks the lag of every query of a session: `lag[query's name or id][stream]`.
 
     With a registry of `prometheus_client` it also sets `headrace_spark_lag_messages` and counts
     `headrace_spark_rows_total`.
@@ -85,7 +85,7 @@ class LagListener(StreamingQueryListener):
             self._rows_counter.labels(name).inc(progress.numInputRows)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing came, so nothing changed."""
+        """Do nothing: no new data, so the lag has not changed."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         name = self._query_names.pop(str(event.id), str(event.id))
@@ -95,7 +95,7 @@ class LagListener(StreamingQueryListener):
 
 
 def watch(spark: SparkSession, registry: Any = None) -> LagListener:
-    """Follow all streaming queries of a session."""
+    """Track all streaming queries of a session."""
     listener = LagListener(registry)
     spark.streams.addListener(listener)
     return listener

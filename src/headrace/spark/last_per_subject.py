@@ -17,7 +17,7 @@ from headrace.reader.options import ReadOptions
 from headrace.reader.stream_admin import list_subjects
 from headrace.spark.partitions import LastPerSubjectPartition, compute_partition_bounds
 
-#: A server refuses requests that match more subjects than 1024.
+#: A server rejects requests that match more than 1024 subjects.
 _SUBJECTS_PER_REQUEST = 1000
 _REQUEST_BYTES = 256 << 10
 
@@ -25,7 +25,7 @@ _REQUEST_BYTES = 256 << 10
 def plan_last_per_subject(
     options: ReadOptions, end: int, pin: str, token: str
 ) -> list[LastPerSubjectPartition]:
-    """The parts of a read of the last message of each subject below `end`."""
+    """Return the partitions for reading the last message of each subject below `end`."""
     tasks = max(len(compute_partition_bounds(1, end, options)) - 1, 0)
     if not options.path:
         return _plan_by_subject(options, end, tasks)
@@ -47,7 +47,7 @@ def _plan_by_subject(options: ReadOptions, end: int, tasks: int) -> list[LastPer
 def read_partition(
     options: ReadOptions, partition: LastPerSubjectPartition, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a part."""
+    """Read the rows of a partition."""
     if options.path:
         only_seqs = np.frombuffer(partition.seqs, np.uint64)
         yield from snapshot_reader.read_seq_range(
@@ -59,7 +59,7 @@ def read_partition(
 
 
 def _group_subjects(subjects: tuple[str, ...]) -> Iterator[list[str]]:
-    """As many subjects as a request takes."""
+    """Yield groups with as many subjects as a request may have."""
     group: list[str] = []
     size = 0
     for subject in subjects:

@@ -37,7 +37,7 @@ _POLL_S = 0.02
 
 
 class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The messages of a stream as they come."""
+    """Reads the messages of a stream as they arrive."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         if options.ending != LATEST:
@@ -52,7 +52,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         self._acker: QueueAcker | None = None
         self._claim_lease: ClaimReaderLease | None = None
 
-    # What Spark asks, in the order in which it does
+    # Spark's interface, in calling order
 
     def initialOffset(self) -> dict[str, Any]:
         stream_info = self._fetch_info()
@@ -84,7 +84,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
             return make_offset(self._fetch_info(), self._fetch_info().next_seq).to_json()
         position = Offset.from_json(start, self.options)
         if position.last_per_subject_seq:
-            # The first batch is one whole, and no limit divides it.
+            # The first batch is not split by any limit.
             return position.with_next_seq(position.next_seq, self._pin_for(position.next_seq)).to_json()
         self._on_batch_finished(position)
         stream_info = self._wait_for_data(position)
@@ -102,7 +102,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         start_offset, end_offset = Offset.from_json(start, self.options), Offset.from_json(end, self.options)
         if start_offset.identity == end_offset.identity and self._is_still_pinned(end_offset.pin):
-            # What the batch was planned on is held, whatever became of the stream since.
+            # The data that the batch was planned on is pinned, whatever has happened to the stream since.
             self._extend_lease(start_offset)
             return self._plan_batch(start_offset, end_offset, start_offset.next_seq, end_offset.pin)
         stream_info = self._fetch_info()
@@ -138,11 +138,13 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         self._on_batch_finished(Offset.from_json(end, self.options))
 
     def stop(self) -> None:
-        """Pins and claims of what is not finished stay until their leases end: a restart reads the same rows."""
+        """Stop; pins and claims of unfinished batches stay until their leases expire, so that a restart reads the same
+        rows.
+        """
         if self._claim_lease is not None:
             self._claim_lease.close()
 
-    # How it is found out
+    # State of the stream
 
     def _get_source(self) -> ReadSource:
         if self._source is None:
@@ -152,14 +154,14 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
     def _fetch_info(self) -> StreamInfo:
         previous, self._last_info = self._last_info, self._get_source().get_info()
         if previous is not None and not _is_continuation(previous, self._last_info):
-            # Pins show what was there before; the consumer went with the stream, or is to begin again.
+            # The pins are of the previous stream; its consumer is gone too, or must start again.
             self._pin_ends.clear()
             self._acker = None
         self._ensure_acker(self._last_info)
         return self._last_info
 
     def _get_starting(self, stream_info: StreamInfo) -> Bound:
-        """Where a new query begins. What a queue holds is to be worked on, so nothing of it is passed over."""
+        """Return where a new query starts. Everything in a work queue must be processed, so nothing in it is skipped."""
         if stream_info.retention == "limits":
             return self.options.starting or LATEST
         if self.options.starting not in (None, EARLIEST):
@@ -170,7 +172,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         return EARLIEST
 
     def _wait_for_data(self, position: Offset) -> StreamInfo:
-        """The stream, as soon as it has something behind the position; at the latest after the time to wait."""
+        """Return the stream's state as soon as it has something after the position, or after the wait time."""
         deadline = time.monotonic() + (
             0.0 if self._available_now_end is not None else self.options.wait_ns / 1e9
         )
@@ -183,7 +185,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
             time.sleep(_POLL_S)
 
     def _apply_limit(self, start_seq: int, stream_info: StreamInfo, limit: ReadLimit) -> int:
-        """Where the next batch ends."""
+        """Return where the next batch ends."""
         end = (
             stream_info.next_seq
             if self._available_now_end is None
@@ -201,10 +203,10 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
             return False
         return time.monotonic() - self._last_batch_s < self.options.delay_ns / 1e9
 
-    # What is held
+    # Pins, leases and acknowledgements
 
     def _pin_for(self, end: int) -> str:
-        """A pin that shows everything below `end`: the newest one serves as many batches as it covers."""
+        """Return a pin that shows everything below `end`; one pin serves as many batches as it covers."""
         for pin, pinned_end in self._pin_ends.items():
             if pinned_end >= end:
                 return pin
@@ -215,7 +217,9 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         return pin
 
     def _is_still_pinned(self, pin: str) -> bool:
-        """Whether the pin of an offset is there; not when its lease is over, or it was planned for the wire."""
+        """Return whether the pin of an offset exists; False if its lease expired or the batch was planned for direct
+        gets.
+        """
         if not (self.options.path and pin):
             return False
         if not self._get_source().has_pin(pin):
@@ -224,10 +228,10 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         return True
 
     def _on_batch_finished(self, position: Offset) -> None:
-        """Spark will not ask for anything below this position again."""
+        """Release everything below this position: Spark will not ask for it again."""
         stream_info = self._last_info or self._fetch_info()
         if position.identity != stream_info.identity:
-            # Nothing of the stream that is there now has been read.
+            # Nothing of the current stream has been read.
             return
         position = replace(position, next_seq=min(position.next_seq, stream_info.next_seq))
         self._extend_lease(position)
@@ -238,7 +242,9 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
             self._acker.ack_below(position.next_seq)
 
     def _extend_lease(self, position: Offset) -> None:
-        """Claims of messages behind what is finished may be read again, so that no collector takes them."""
+        """Move the claim lease: messages after the finished position may be read again, so collectors must keep their
+        claims.
+        """
         if self._claim_lease is None:
             if not may_read_claims(self.options, self.schema.names):
                 return
@@ -247,7 +253,9 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         self._claim_lease.extend(LeaseRange(finished, position.start_seq))
 
     def _ensure_acker(self, stream_info: StreamInfo) -> None:
-        """Streams that keep messages only for their consumers need one that speaks for this query."""
+        """Create the acker; a stream that keeps messages only for its consumers needs one that acknowledges for this
+        query.
+        """
         if self._acker is not None:
             return
         if self.options.consumer:
@@ -260,5 +268,5 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
 
 
 def _is_continuation(previous: StreamInfo, now: StreamInfo) -> bool:
-    """Whether this is the stream that it was, with nothing lost at its end."""
+    """Return whether this is the same stream, with nothing lost at its end."""
     return previous.identity == now.identity and previous.next_seq <= now.next_seq

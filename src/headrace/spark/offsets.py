@@ -16,18 +16,18 @@ from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, Bound, R
 from headrace.reader.stream_admin import StreamInfo
 
 VERSION = 1
-#: Servers count nanoseconds in 64 bits, and take a later moment (after 2262) for an early one.
+#: Servers count nanoseconds in 64 bits; a later time (after 2262) would wrap around to an early one.
 _MAX_TIME_NS = (1 << 63) - 1
 _log = logging.getLogger("headrace.spark")
 
 
 @dataclass(frozen=True)
 class Offset:
-    """The next sequence to read of one very stream, and the pin that shows what was there below it.
+    """The next sequence to read of one particular stream, and the pin that shows everything below it.
 
-    A batch that begins at an offset with `newest` has the last message of each subject up to that sequence. `start_seq`
-    is the first sequence that the query could read of this stream; where a checkpoint does not say it, that is where it
-    goes on.
+    A batch that starts at an offset with `last_per_subject_seq` has the last message of each subject up to that
+    sequence. `start_seq` is the first sequence that the query could read of this stream; if a checkpoint does not have
+    it, it is the position from which the query continues.
     """
 
     stream: str
@@ -73,12 +73,12 @@ class Offset:
 
 
 def make_offset(stream_info: StreamInfo, next_seq: int) -> Offset:
-    """A place in the stream as it is now."""
+    """Make an offset in the stream as it is now."""
     return Offset(stream_info.name, stream_info.identity, next_seq)
 
 
 def resolve_bound(bound: Bound, stream_info: StreamInfo, find_seq_at_time: Any) -> int:
-    """The sequence that a bound means: the first to read, or the first not to."""
+    """Return the sequence that a bound means: the first to read, or the first not to read."""
     if bound == EARLIEST:
         return stream_info.first_seq
     if bound in (LATEST, LAST_PER_SUBJECT):
@@ -89,7 +89,7 @@ def resolve_bound(bound: Bound, stream_info: StreamInfo, find_seq_at_time: Any) 
 
 
 def start_after_loss(start: Offset, stream_info: StreamInfo, options: ReadOptions) -> Offset:
-    """Where reading goes on: at `start`, or behind what is lost if that is acceptable. Raises DataLoss."""
+    """Return where reading continues: at `start`, or after lost messages if that is acceptable. Raises DataLoss."""
     if start.identity != stream_info.identity:
         _report_loss(
             options,
@@ -116,9 +116,9 @@ def start_after_loss(start: Offset, stream_info: StreamInfo, options: ReadOption
 
 
 def end_after_loss(end: Offset, stream_info: StreamInfo, options: ReadOptions) -> Offset:
-    """Where a batch that was planned before can end now. Raises DataLoss."""
+    """Return where a batch that was planned earlier can end now. Raises DataLoss."""
     if end.identity != stream_info.identity:
-        # Its start is of the former stream too, so that loss has been told.
+        # Its start is of the former stream too, so the loss was already reported.
         return _make_first_offset(stream_info)
     if end.next_seq > stream_info.next_seq:
         return start_after_loss(end, stream_info, options)

@@ -13,8 +13,8 @@ from pyspark.sql.datasource import InputPartition
 
 from headrace.reader.options import ReadOptions
 
-#: A task is worth starting for so many messages, and should not have many more than the other number. The planner does
-#: not know the cluster, and must not: a batch that is replayed elsewhere has to be divided alike.
+#: Minimum number of messages worth a task, and the number that a task should not exceed by much. The planner does not
+#: know the cluster, and must not: a batch that is replayed elsewhere must be divided the same way.
 MESSAGES_PER_TASK_MIN = 100_000
 MESSAGES_PER_TASK_MAX = 2_000_000
 _SMALL_READ_TASKS = 4
@@ -23,10 +23,10 @@ _TASKS_MAX = 1024
 
 @dataclass
 class SeqRangePartition(InputPartition):
-    """Sequences from `start` (included) to `end` (excluded), as a pin shows them where there is one.
+    """Sequences from `start` (included) to `end` (excluded), as shown by a pin if there is one.
 
-    `first_seq` is where the stream began when this was planned: what was there then and is gone now was lost. `token`
-    is what the broker wants to see where it serves the pin's files itself.
+    `first_seq` is the stream's first sequence at planning time: messages that existed then and are gone now were lost.
+    `token` authorizes fetching the pin's files if the broker serves them.
     """
 
     start: int
@@ -38,7 +38,9 @@ class SeqRangePartition(InputPartition):
 
 @dataclass
 class LastPerSubjectPartition(SeqRangePartition):
-    """The last message of each of some subjects below `end`: as subjects to ask for, or as sequences (int64) to pick."""
+    """The last message below `end` of each of some subjects: given as subjects to request, or as sequences (int64) to
+    select.
+    """
 
     subjects: tuple[str, ...] = ()
     seqs: bytes = b""
@@ -47,13 +49,13 @@ class LastPerSubjectPartition(SeqRangePartition):
 def plan_partitions(
     start: int, end: int, options: ReadOptions, *, first_seq: int = 0, pin: str = "", token: str = ""
 ) -> list[SeqRangePartition]:
-    """The ranges of a read; none for an empty one."""
+    """Return the ranges of a read; none if it is empty."""
     bounds = compute_partition_bounds(start, end, options)
     return [SeqRangePartition(low, high, first_seq, pin, token) for low, high in pairwise(bounds)]
 
 
 def compute_partition_bounds(start: int, end: int, options: ReadOptions) -> list[int]:
-    """Where the ranges begin, and the end of the last one; nothing for an empty one."""
+    """Return where the ranges begin, and the end of the last one; nothing if the read is empty."""
     length = end - start
     if length <= 0:
         return []

@@ -24,17 +24,17 @@ from pyspark.sql.datasource import (
 
 from headrace.reader.options import EARLIEST, LAST_PER_SUBJECT, LATEST, NS, Bound, ReadOptions
 
-#: What is no part of a literal subject.
+#: Characters that a literal subject cannot contain.
 _WILDCARD = re.compile(r"[*>\s]")
 _LOWER_BOUNDS = (EqualTo, GreaterThan, GreaterThanOrEqual)
 _COMPARISONS = (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 
 
 def apply_filters(options: ReadOptions, filters: Iterable[Filter]) -> ReadOptions:
-    """Options that read no more than the filters can let pass."""
+    """Return options that read no more than the filters can match."""
     for each in filters:
         column = getattr(each, "attribute", None)
-        # What is last of a subject must not depend on a filter.
+        # Which message is the last of a subject must not depend on a filter.
         if column == ("seq",) and isinstance(each, _COMPARISONS) and options.starting != LAST_PER_SUBJECT:
             options = _apply_seq(options, each)
         elif (
@@ -49,14 +49,14 @@ def apply_filters(options: ReadOptions, filters: Iterable[Filter]) -> ReadOption
 
 
 def _apply_time(options: ReadOptions, moment: Any) -> ReadOptions:
-    """Begin with the first message of that time; everything before it is older. (Behind an end some may be older too.)"""
+    """Start with the first message of that time; everything before it is older. (After an end some may be older too.)"""
     if not isinstance(moment, datetime) or moment.tzinfo is None or moment.timestamp() <= 0:
         return options
     return replace(options, starting=Bound(time_ns=int(moment.timestamp()) * NS))
 
 
 def _to_subject_pattern(each: Any) -> str:
-    """The subjects that a filter can let pass; "" for all."""
+    """Return the subjects that a filter can match; "" for all."""
     value = str(getattr(each, "value", ""))
     if isinstance(each, EqualTo) and not _WILDCARD.search(value):
         return value

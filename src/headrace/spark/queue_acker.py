@@ -22,14 +22,14 @@ _EXPIRES_NS = 1_000_000_000
 
 
 class QueueAcker:
-    """The acknowledging half of a query that reads through a consumer."""
+    """Acknowledges for a query that reads through a consumer."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._consumer_path = f"{options.stream}.{options.consumer}"
         self._finished_seq = 0
         config = with_retry(options.address, options.reconnect_s, self._ensure_consumer)
-        #: How many messages it hands out before it wants acknowledgements; 0 for any number.
+        #: Maximum number of unacknowledged messages that the consumer delivers; 0 for unlimited.
         self._pending_max = max(int(config.get("max_ack_pending", 0)), 0)
 
     def ack_below(self, finished_seq: int) -> None:
@@ -60,7 +60,9 @@ class QueueAcker:
         return dict(config)
 
     def _check_filters(self, config: dict[str, Any]) -> None:
-        """A consumer that takes more would acknowledge what nobody has read; one that takes less, not all that was."""
+        """Check that consumer and query have the same filter: a wider consumer would acknowledge unread messages, a
+        narrower one not all that were read.
+        """
         filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
         if {each or ">" for each in filters} != {self._options.subject or ">"}:
             raise OptionError(
@@ -89,7 +91,7 @@ class QueueAcker:
         return dict(response["config"])
 
     def _ack_waiting(self, connection: BlockingConnection, finished_seq: int) -> None:
-        """Take what is waiting, acknowledge what is below the horizon, give back what is not."""
+        """Pull waiting messages, acknowledge those below the horizon, and NAK the rest."""
         deadline = time.monotonic() + self._options.reconnect_s
         while True:
             replies = list(self._pull(connection))
@@ -98,7 +100,7 @@ class QueueAcker:
             connection.send(b"".join(b"PUB %s 4\r\n-NAK\r\n" % reply for reply in to_nak))
             connection.send(b"".join(b"PUB %s 4\r\n+ACK\r\n" % reply for reply in to_ack[:-1]))
             if to_ack:
-                # The last one asks for an answer; those before it went the same way.
+                # The last one requests a reply; those before it took the same path.
                 connection.request(to_ack[-1].decode(), b"+ACK")
             if to_nak or (len(replies) < self._pull_batch and not self._has_more(connection)):
                 return
@@ -112,11 +114,11 @@ class QueueAcker:
 
     @property
     def _pull_batch(self) -> int:
-        """A pull for more than the consumer may hand out would not end."""
+        """Size of a pull: one for more messages than the consumer may deliver would not end."""
         return min(_BATCH_MAX, self._pending_max or _BATCH_MAX)
 
     def _has_more(self, connection: BlockingConnection) -> bool:
-        """Whether a pull may have ended because too much of what was handed out before is not acknowledged."""
+        """Return whether a pull may have ended because too many delivered messages are unacknowledged."""
         if not self._pending_max:
             return False
         return bool(
@@ -126,16 +128,16 @@ class QueueAcker:
         )
 
     def _pull(self, connection: BlockingConnection) -> Iterator[bytes]:
-        """The reply subjects of what is waiting, a batch at most."""
+        """Yield the reply subjects of waiting messages, one batch at most."""
         inbox = connection.new_inbox()
-        # What others hold counts too, so that a consumer with a limit may keep a pull waiting.
+        # Messages delivered to other clients count too, so a consumer with a limit may keep a pull waiting.
         expires_ns = _EXPIRES_NS if self._pending_max else 0
         body = b'{"batch":%d,"no_wait":true,"expires":%d}' % (self._pull_batch, expires_ns)
         subject = f"{self._options.api_prefix}.CONSUMER.MSG.NEXT.{self._consumer_path}"
         connection.send(b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), inbox, len(body), body))
         count = 0
         for message in connection.iter_messages(connection.address.timeout_s, subject):
-            # Messages come under their own subjects, statuses under that of the inbox.
+            # Messages have their own subjects, statuses that of the inbox.
             if message.subject == inbox and _is_end_of_pull(message, subject):
                 return
             if not message.reply.startswith(b"$JS.ACK."):
@@ -147,7 +149,7 @@ class QueueAcker:
 
 
 def _is_end_of_pull(message: Msg, subject: str) -> bool:
-    """Whether this is the status that ends a pull and no message."""
+    """Return whether this is the status that ends a pull, not a message."""
     if message.reply or message.header[8:9] != b" ":
         return False
     code = message.header[9:12]
@@ -158,6 +160,6 @@ def _is_end_of_pull(message: Msg, subject: str) -> bool:
 
 
 def _parse_stream_seq(reply: bytes) -> int:
-    """The stream sequence in an acknowledgement's subject, in its short and in its long form."""
+    """Return the stream sequence in an ack subject, in its short or long form."""
     tokens = reply.split(b".")
     return int(tokens[5] if len(tokens) == 9 else tokens[7])

@@ -23,7 +23,7 @@ from headrace.errors import HeadraceError
 from headrace.reader.batch_cast import build_batch as build_batch
 from headrace.reader.options import ReadOptions
 
-#: What a claim's reference says; null in messages that carry their payload themselves.
+#: Fields of a claim's reference; null in messages that carry their payload themselves.
 CLAIM_TYPE = StructType(
     [
         StructField("claim_id", StringType()),
@@ -53,12 +53,12 @@ STREAM_SCHEMA = StructType(
 )
 
 
-#: Where bad claims go if they are not to fail the query; only in reads that ask for it.
+#: Column for bad claims that do not fail the query; only in reads that ask for it.
 CLAIM_ERROR_FIELD = StructField("claim_error", StringType())
 
 
 def make_stream_schema(options: ReadOptions) -> StructType:
-    """The columns of a stream when it is read with these options."""
+    """Return the columns of a stream read with these options."""
     has_error_column = options.claims == "inline" and options.claim_errors == "column"
     return StructType([*STREAM_SCHEMA.fields, CLAIM_ERROR_FIELD]) if has_error_column else STREAM_SCHEMA
 
@@ -68,7 +68,7 @@ class SchemaError(HeadraceError):
 
 
 def make_arrow_schema(schema: StructType, available: StructType) -> pa.Schema:
-    """The Arrow form of a query's schema, which may leave out columns of what is offered but not change them."""
+    """Return the Arrow form of a query's schema, which may omit available columns but not change them."""
     types = {field.name: field.dataType for field in available.fields}
     for field in schema.fields:
         known = types.get(field.name)

@@ -19,7 +19,7 @@ _TICK_STEPS = (1, 2, 2.5, 5, 10)
 
 
 def bars(title: str, labels: Sequence[str], series: Sequence[Series], *, unit: str = "") -> str:
-    """Groups of bars, one a label; several series stand on each other."""
+    """Draw groups of bars, one per label; several series are stacked."""
     chart = _Chart(title, labels, series, unit, top=max(_totals(series), default=0.0), legend_min=1)
     width = chart.step * 0.72
     parts = []
@@ -39,7 +39,7 @@ def bars(title: str, labels: Sequence[str], series: Sequence[Series], *, unit: s
 
 
 def lines(title: str, labels: Sequence[str], series: Sequence[Series], *, unit: str = "") -> str:
-    """One line a series."""
+    """Draw one line per series."""
     top = max((value for _, values in series for value in values), default=0.0)
     chart = _Chart(title, labels, series, unit, top)
     parts = []
@@ -70,7 +70,7 @@ class _Chart:
     ) -> None:
         self._title = title
         self._labels = labels
-        #: One line needs no name beside the title; bars may.
+        #: A single line needs no name beside the title; bars may.
         self._legend_names = [name for name, _ in series] if len(series) >= legend_min else []
         self._unit = unit
         self._tick = _choose_tick(top)
@@ -124,7 +124,7 @@ class _Chart:
         return found
 
     def _x_labels(self) -> list[str]:
-        """As many labels as there is room for."""
+        """Return as many labels as there is room for."""
         longest = max((len(label) for label in self._labels), default=1)
         label_step = max(1, math.ceil((6.4 * longest + 10) / self.step))
         found = []
@@ -139,7 +139,7 @@ class _Chart:
 
 
 def _choose_tick(top: float) -> float:
-    """The distance of about four ticks, in round numbers."""
+    """Return the distance for about four ticks, as a round number."""
     if top <= 0:
         return 1.0
     rough = top / 4
@@ -148,7 +148,7 @@ def _choose_tick(top: float) -> float:
 
 
 def format_number(value: float) -> str:
-    """A number as short as it can be read."""
+    """Format a number as short as it is still readable."""
     for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             scaled = value / (1e3 if letter == "k" else limit)

@@ -16,7 +16,7 @@ from headrace.reader.blocking_connection import ConnectionFailed, ServerAddress
 
 
 async def connect(address: ServerAddress) -> Connection:
-    """A connection as the address says; `ConnectionFailed` when there is none to be had."""
+    """Connect to the address; raise `ConnectionFailed` if that is not possible."""
     options: dict[str, Any] = {
         "connect_timeout": max(round(address.timeout_s), 1),
         "max_reconnect_attempts": 3,
@@ -43,4 +43,4 @@ async def connect(address: ServerAddress) -> Connection:
 
 
 async def _ignore_error(_: Exception) -> None:
-    """What matters is told by the call that fails."""
+    """Ignore the error: the call that fails reports it."""

@@ -35,7 +35,7 @@ _HEADERS_TYPE = pa.map_(pa.string(), pa.list_(pa.string()))
 
 @dataclass(frozen=True)
 class _ResolveTask:
-    """What runs in the tasks; everything in it can be pickled."""
+    """The function that runs in the tasks; everything in it can be pickled."""
 
     fn: Callable[..., Any]
     columns: tuple[str, ...]
@@ -81,16 +81,16 @@ def resolve(
     parallel: int = DEFAULT_PARALLEL,
     max_bytes: int = DEFAULT_SIZE_MAX,
 ) -> DataFrame:
-    """`df`, read from a stream, with `fn(payload)` of every row in column `result`, of the SQL type `returns`.
+    """Return `df`, read from a stream, with `fn(payload)` of every row in column `result`, of the SQL type `returns`.
 
-    The function runs in the executors, where the payload of a claim is fetched; only what it returns crosses to Spark.
-    `columns` names further columns that it is called with. A message that carries its payload itself is handed to it
-    as well. Bad claims fail the query, or with `errors="column"` are told of in column `claim_error`.
+    The function runs in the executors, where the payload of a claim is fetched; only its result is passed to Spark.
+    `columns` names further columns to pass to it. It is also called for messages that carry their payload themselves.
+    Bad claims fail the query, or with `errors="column"` are reported in column `claim_error`.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-    # Column `claim` is null for a reference that cannot be read too, so that only the headers tell it from a payload.
+    # Column `claim` is also null for an invalid reference, so only the headers distinguish that from a payload.
     missing = [name for name in ("data", "headers", *columns) if name not in df.columns]
     if missing:
         raise OptionError(

@@ -42,7 +42,7 @@ __all__ = [
 
 
 def _load_lazily(name: str) -> Any:
-    # On first use: jobs on claims need the extra `headrace[claims]`, the others do not.
+    # Imported on first use: jobs on claims need the extra `headrace[claims]`, the others do not.
     if name in ("AuditSummary", "claims_audit"):
         from headrace.spark.jobs import audit_claims
 

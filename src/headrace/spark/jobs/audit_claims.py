@@ -24,11 +24,11 @@ from headrace.spark.jobs.kv_snapshot import replace_table
 from headrace.spark.jobs.object_inventory import list_objects as list_objects
 
 AUDIT_STREAM = "CLAIMS_AUDIT"
-#: Dollars for a GB a month: what large vendors ask for their standard class.
+#: Dollars per GB and month: what large vendors charge for their standard class.
 PRICE = 0.023
 _GB_MONTH = 1e9 * 30 * 86400
 _END_EVENTS = ("deleted", "expired", "collected")
-#: What a claim is: over; there, and rightly so; there although it should be gone; gone although nobody says why.
+#: Status of a claim: ended; present as it should be; present although it should be gone; gone without a recorded reason.
 ENDED, LIVE = "ended", "live"
 LEAKS = ("overdue", "undeleted", "orphan")
 VANISHED = "vanished"
@@ -36,7 +36,7 @@ VANISHED = "vanished"
 
 @dataclass(frozen=True)
 class AuditSummary:
-    """The figures of all namespaces together."""
+    """Totals over all namespaces."""
 
     claims: int
     live: int
@@ -63,11 +63,11 @@ def claims_audit(
     price: float = PRICE,
     progress: Progress = no_progress,
 ) -> AuditSummary:
-    """Write the table `claims`, `summary.json` and `report.html` into `target`, in place of what is there.
+    """Write the table `claims`, `summary.json` and `report.html` into `target`, replacing what is there.
 
-    `source` says how the audit stream is read (`servers`, and `path` where its files can be reached). `inventory` is a
-    table of objects that is there already; without it the stores of the configurations are listed. `price` is for a GB
-    (1e9 bytes) kept a month.
+    `source` has the options for reading the audit stream (`servers`, and `path` if its files can be reached).
+    `inventory` is an existing table of objects; without it the stores of the configurations are listed. `price` is per
+    GB (1e9 bytes) and month.
     """
     started = time.perf_counter()
     table = str(Path(target) / "claims")
@@ -92,7 +92,7 @@ def claim_lifetimes(
     inventory: str = "",
     price: float = PRICE,
 ) -> DataFrame:
-    """One row a claim: its times, sizes, how it ended, whether its object is there, and what it is."""
+    """Return one row per claim: its times, sizes, how it ended, whether its object exists, and its status."""
     by_claim = _aggregate_events(read_audit_events(spark, source, [config.namespace for config in configs]))
     objects = list_objects(spark, configs, table=inventory).select(
         f.col("namespace").alias("object_namespace"),
@@ -128,16 +128,16 @@ def claim_lifetimes(
 
 
 def _end_of_hour() -> Column:
-    """When everything under an hour of keys has expired; they are in UTC, whatever zone the session has."""
+    """Return when everything under an hour of keys has expired; hours are in UTC, whatever the session's time zone."""
     return f.try_to_timestamp(f.concat("hour", f.lit("Z")), f.lit("yyyyMMddHHX")) + f.expr("interval 1 hour")
 
 
 def read_audit_events(spark: SparkSession, source: OptionMap, namespaces: Sequence[str]) -> DataFrame:
-    """Events of the audit stream: namespace, claim_id, event, time, data."""
+    """Return the events of the audit stream: namespace, claim_id, event, time, data."""
     subject = f"$CLAIMS.audit.{namespaces[0]}.>" if len(namespaces) == 1 else "$CLAIMS.audit.>"
     reader = spark.read.schema("time timestamp, subject string, data binary").format("headrace")
     df = reader.options(**{"stream": AUDIT_STREAM, "subject": subject, **source}).load()
-    is_one = len(namespaces) == 1  # then the source filters already
+    is_one = len(namespaces) == 1  # the source filters already
     events = df.select(
         f.lit(namespaces[0]).alias("namespace") if is_one else _subject_token(3).alias("namespace"),
         _subject_token(4).alias("claim_id"),
@@ -153,12 +153,12 @@ def _subject_token(number: int) -> Column:
 
 
 def _time(name: str) -> Column:
-    """Seconds, where they are a time that Spark has; anybody who may write events can put anything there."""
+    """Convert seconds to a timestamp if Spark can represent it; anybody who may write events can put anything there."""
     return f.when(f.col(name).between(0, TIME_END - 1), f.col(name))
 
 
 def _aggregate_events(events: DataFrame) -> DataFrame:
-    """What the events say of each claim."""
+    """Aggregate the events of each claim."""
     created_data = f.from_json(
         f.when(f.col("event") == "created", f.col("data").cast("string")),
         "key string, size bigint, stored bigint, expires_at bigint",
@@ -187,7 +187,7 @@ def _aggregate_events(events: DataFrame) -> DataFrame:
 
 
 def _with_status(rows: DataFrame, configs: Sequence[ClaimConfig], price: float) -> DataFrame:
-    """What each claim is, how long it lived and what that cost."""
+    """Add the status of each claim, how long it existed and what that cost."""
     grace = f.lit(0)
     for config in configs:
         in_namespace = f.col("namespace") == config.namespace

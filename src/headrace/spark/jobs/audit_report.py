@@ -32,7 +32,7 @@ _STATUS_MEANING = {
 
 @dataclass(frozen=True)
 class AuditFigures:
-    """What the report shows; all of it small."""
+    """The figures that the report shows; all of them are small."""
 
     totals: dict[str, Any]
     states: list[Any]
@@ -44,7 +44,7 @@ class AuditFigures:
 
 
 def compute_figures(lifetimes: DataFrame) -> AuditFigures:
-    """Everything that the report needs, in a few passes over the table."""
+    """Compute everything that the report needs, in a few passes over the table."""
     totals, interval_s = _compute_totals(lifetimes)
     return AuditFigures(
         totals,
@@ -70,7 +70,7 @@ def compute_figures(lifetimes: DataFrame) -> AuditFigures:
 
 
 def _compute_totals(lifetimes: DataFrame) -> tuple[dict[str, Any], int]:
-    """Sums over everything, and how many seconds a point on the time axis is to have."""
+    """Return totals, and the number of seconds per point on the time axis."""
     is_leak = f.col("status").isin(*_LEAKS)
     size = f.coalesce("stored_size", f.lit(0))
     row = lifetimes.agg(
@@ -107,7 +107,7 @@ def _sum_bytes() -> Any:
 
 
 def _compute_histogram(lifetimes: DataFrame, column: str, by: str) -> list[Any]:
-    """How many have a value below each power of two."""
+    """Count the values below each power of two."""
     power = f.ceil(f.log2(f.greatest(f.col(column), f.lit(1)).cast("double"))).cast("int")
     return (
         lifetimes.where(f.col(column).isNotNull())
@@ -118,7 +118,7 @@ def _compute_histogram(lifetimes: DataFrame, column: str, by: str) -> list[Any]:
 
 
 def _compute_timeline(lifetimes: DataFrame, interval_s: int) -> list[Any]:
-    """(moment, created, ended) of every span in which something happened."""
+    """Return (time, created, ended) of every interval in which something happened."""
 
     def count_by_time(column: str, name: str) -> DataFrame:
         time_bucket = (f.floor(f.col(column).cast("double") / interval_s) * interval_s).cast("bigint")
@@ -130,7 +130,7 @@ def _compute_timeline(lifetimes: DataFrame, interval_s: int) -> list[Any]:
 
 
 def render_html(figures: AuditFigures, price: float) -> str:
-    """The page."""
+    """Render the page."""
     made_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     totals = figures.totals
     tiles = [
@@ -174,7 +174,7 @@ def _draw_charts(figures: AuditFigures) -> list[str]:
 
 
 def _draw_histogram(title: str, rows: Sequence[Any], format_value: Any) -> str:
-    """A histogram over powers of two, without holes."""
+    """Draw a histogram over powers of two, without gaps."""
     if not rows:
         return svg_charts.bars(title, ["none"], [("none", [0.0])])
     powers = range(min(row.power for row in rows), max(row.power for row in rows) + 1)
@@ -229,17 +229,17 @@ def _format_scaled(value: float, units: Mapping[str, float]) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """A time span for reading."""
+    """Format a time span for people."""
     return _format_scaled(value, {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0})
 
 
 def format_bytes(value: float) -> str:
-    """A size for reading."""
+    """Format a size for people."""
     return _format_scaled(value, {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 1024.0, "B": 1.0})
 
 
 def format_dollars(value: float) -> str:
-    """A price for reading, also a tiny one."""
+    """Format a price for people, even a tiny one."""
     return f"${value:,.2f}" if value >= 1 or not value else f"${value:.2g}"
 
 

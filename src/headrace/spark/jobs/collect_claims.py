@@ -44,15 +44,15 @@ _RESULT = "claim_id string, key string, action string, reason string, size bigin
 _RESULT_ARROW = pa.schema(
     [(name, pa.string()) for name in ("claim_id", "key", "action", "reason")] + [("size", pa.int64())]
 )
-#: What may become of a claim: gone (or in a dry run, to go), kept, or not to be deleted now.
+#: Actions that remove a claim or an object (in a dry run: would remove).
 REMOVED_ACTIONS = ("collected", "expired", "orphan")
-#: Facts that cannot be read, or that name an object that is not the claim's.
+#: A claim record that cannot be read, or that names an object that is not the claim's.
 REJECTED = "rejected"
 
 
 @dataclass(frozen=True)
 class CollectSummary:
-    """What a collection did, or in a dry run would do."""
+    """What a collection did or, in a dry run, would do."""
 
     actions: Mapping[str, int]
     bytes: Mapping[str, int] = field(default_factory=dict)
@@ -79,13 +79,13 @@ def claims_collect(
     dry_run: bool = False,
     progress: Progress = no_progress,
 ) -> CollectSummary:
-    """Delete the claims of a namespace that nobody needs, and objects that nobody knows.
+    """Delete the claims of a namespace that nobody needs, and orphaned objects.
 
-    `source` has `servers` and what else a read needs. References are looked for in the streams that the registry names.
-    With `streams`, whoever calls vouches that no other stream refers to claims of this namespace: then unknown objects
-    go as soon as they are older than the grace period, and not only when their own time is over. `StreamError` if one
-    of them cannot be read: what it refers to would be taken for unknown. `inventory` is a table of objects that is there
-    already. `target` is a folder for a table of what became of each claim.
+    `source` has `servers` and the other options of a read. References are looked up in the streams that the registry
+    names. With `streams`, the caller guarantees that no other stream refers to claims of this namespace: orphans are
+    then deleted as soon as they are older than the grace period, not only when their own time is over. Raises
+    `StreamError` if one of these streams cannot be read: objects that it refers to would be taken for orphans.
+    `inventory` is an existing table of objects. `target` is a folder for a table with the result for each claim.
     """
     claim_fetch.check_claim_configs([config])
     address = _parse_source_address(source)
@@ -98,7 +98,7 @@ def claims_collect(
     worker = _CollectTask(address, config, streams_complete=streams is not None, dry_run=dry_run)
     results = joined.repartition(tasks or 8, "key").mapInArrow(worker, _RESULT)
     if target:
-        # Written, then summed up: the work is done once.
+        # Written first, then aggregated, so that the work is done once.
         replace_table(results, target, "parquet")
         results = spark.read.parquet(target)
     rows = results.groupBy("action").agg(f.count("*").alias("claims"), f.sum("size").alias("bytes")).collect()
@@ -109,7 +109,10 @@ def claims_collect(
 
 
 def _read_metadata(spark: SparkSession, source: OptionMap, config: ClaimConfig) -> DataFrame:
-    """The registry's facts: facts (as stored), subject, revision, object_key, streams; those of bad facts are null."""
+    """Return the claim records: facts (as stored), subject, revision, object_key, streams.
+
+    If a record is bad its object_key is null and its streams are empty.
+    """
     reader = spark.read.schema("seq bigint, subject string, data binary").format("headrace")
     subject = f"$CLAIMS.claim.{config.namespace}.*"
     df = reader.options(**{**source, "stream": STREAM, "subject": subject}).load()
@@ -124,16 +127,16 @@ def _read_metadata(spark: SparkSession, source: OptionMap, config: ClaimConfig) 
 
 def _find_streams(metadata: DataFrame) -> list[str]:
     rows = metadata.select(f.explode("streams").alias("stream")).distinct().collect()
-    # A name is part of a request's subject, and anybody who may write facts can put anything there.
+    # A name becomes part of a request's subject, and anybody who may write records can put anything there.
     return sorted(row.stream for row in rows if is_stream_name(row.stream))
 
 
 def _find_references(spark: SparkSession, source: OptionMap, streams: Sequence[str]) -> DataFrame:
-    """Messages that are there and refer to a claim: referred_key, referring (streams)."""
+    """Return the existing messages that refer to a claim: referred_key, referring (streams)."""
     found = spark.createDataFrame([], "referred_key string, stream string")
     for stream in streams:
         reader = spark.read.schema(StructType([StructField("claim", CLAIM_TYPE)])).format("headrace")
-        # Who collects must not be a reader that everything is kept for.
+        # The collection must not register as a reader, for which everything would be kept.
         df = reader.options(**{**source, "stream": stream, "claimReader": "none"}).load()
         keys = df.where("claim is not null").select(
             f.col("claim.object_key").alias("referred_key"), f.lit(stream).alias("stream")
@@ -152,7 +155,9 @@ def _parse_source_address(source: OptionMap) -> ServerAddress:
 
 
 def _filter_readable(address: ServerAddress, streams: Sequence[str], *, streams_complete: bool) -> list[str]:
-    """The streams that can be read as tables. Of others the tasks ask message by message, where the facts name them."""
+    """Return the streams that can be read as tables. Tasks query the others message by message, if claim records name
+    them.
+    """
     readable = [stream for stream in streams if _is_readable(address, stream)]
     if streams_complete and len(readable) < len(streams):
         others = ", ".join(repr(stream) for stream in streams if stream not in readable)
@@ -171,7 +176,7 @@ def _is_readable(address: ServerAddress, stream: str) -> bool:
 
 
 def _join_objects(metadata: DataFrame, references: DataFrame, objects: DataFrame) -> DataFrame:
-    """One row a claim or object: what is known of it, where it is referred to, and its object."""
+    """Return one row per claim or object: its record, the streams that refer to it, and its object."""
     object_columns = objects.select("key", "size", "modified")
     with_objects = metadata.join(object_columns, metadata.object_key == object_columns.key, "full_outer")
     named = with_objects.select(
@@ -200,7 +205,7 @@ class _JoinedRow:
     referring: list[str] | None
 
     def entry(self, config: ClaimConfig) -> ClaimEntry:
-        """The facts of a claim, `Malformed` if they are none; for an object that nobody knows, what its key tells."""
+        """Return the claim record, or raise `MalformedRecord`; for an orphan, return what its key says."""
         if self.facts is not None:
             return decode_entry(self.subject or "", self.facts, self.revision or 0, 0)
         namespace, topic, _, _ = self.key.split("/")
@@ -212,9 +217,9 @@ class _JoinedRow:
 
 
 class _JoinedFloors(Floors):
-    """Floors as they are now, and the messages that the join found: a request a claim would take too long."""
+    """Current floors plus the messages that the join found: one request per claim would take too long."""
 
-    #: The streams that refer to the claim in question.
+    #: The streams that refer to the current claim.
     referring: frozenset[str] = frozenset()
 
     async def is_gone(self, stream: str, seq: int) -> bool:
@@ -293,7 +298,9 @@ class _CollectTask:
         floors: _JoinedFloors,
         sweeper: Sweeper,
     ) -> tuple[str, str]:
-        """(what becomes of a claim, why), and release it if nobody did; a claim that nobody can be asked about stays."""
+        """Return (action, reason) for a claim, and release it if nobody did. A claim whose need cannot be checked
+        stays.
+        """
         try:
             event, reason = await self._decide(row, entry, current, now_ns, floors)
             if event or not row.facts or not await sweeper.needs_release(entry, now_ns, floors):
@@ -312,7 +319,7 @@ class _CollectTask:
         now_ns: int,
         floors: _JoinedFloors,
     ) -> tuple[str, str]:
-        """(what becomes of a claim, why); "" when it stays."""
+        """Return (action, reason) for a claim; "" if it stays."""
         if row.facts is None:
             return self._decide_orphan(row, current, now_ns)
         if current is None or current.revision != entry.revision:
@@ -344,7 +351,7 @@ class _CollectTask:
 
 
 async def _flush_and_close(claims: Claims) -> None:
-    """The news of removals are sent without waiting: see to it that they have left."""
+    """Flush before closing: audit events are sent without waiting and must have left."""
     connection = claims.jetstream.connection
     try:
         await connection.flush()

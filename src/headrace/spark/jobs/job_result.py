@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 OptionMap = Mapping[str, Any]
-#: Told of every step, in a line.
+#: Called with one line for every step.
 Progress = Callable[[str], None]
 
 
 def no_progress(_: str) -> None:
-    """Progress that nobody wants to hear of."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)

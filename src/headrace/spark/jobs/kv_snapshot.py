@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.spark.jobs.job_result import OptionMap, Progress, Summary, no_progress
 
-#: Formats that are nothing but files: what replaces them is written beside and then takes their place.
+#: Formats that consist of plain files: the replacement is written beside the old table and then takes its place.
 _FILE_FORMATS = ("parquet", "orc", "json", "csv", "avro")
 
 
@@ -23,7 +23,7 @@ def snapshot_bucket(
     history: bool = False,
     progress: Progress = no_progress,
 ) -> Summary:
-    """Write a bucket's live keys (or its whole history) as a table, in place of the one that was there."""
+    """Write a bucket's live keys (or its whole history) to a table, replacing the previous one."""
     mode = "history" if history else "table"
     df = spark.read.format("headrace_kv").options(**{**source, "mode": mode}).load()
     replace_table(df.coalesce(1), target, table_format)
@@ -33,10 +33,10 @@ def snapshot_bucket(
 
 
 def replace_table(df: DataFrame, target: str, table_format: str) -> None:
-    """Write a table whole, then let it take the place of the old one.
+    """Write a complete table, then replace the old one.
 
-    Table formats do that themselves. Files of a folder of this machine are written beside and renamed; those of an
-    object store are overwritten by Spark, which is not one step.
+    Table formats do that themselves. Files in a local folder are written beside the old ones and renamed; files in an
+    object store are overwritten by Spark, which is not atomic.
     """
     is_local = "://" not in target
     if table_format not in _FILE_FORMATS or not is_local:
@@ -54,7 +54,7 @@ def replace_table(df: DataFrame, target: str, table_format: str) -> None:
 
 
 def _swap_folders(new_path: Path, target_path: Path, old_path: Path) -> None:
-    """Let one folder take the place of another, which is removed only when that has worked, and put back when not."""
+    """Replace one folder by another; the old one is removed only when that has worked, and restored if not."""
     try:
         if target_path.exists():
             target_path.rename(old_path)

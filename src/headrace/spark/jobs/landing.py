@@ -22,7 +22,7 @@ from headrace.spark.jobs.job_result import OptionMap, Progress, Summary, no_prog
 from headrace.spark.jobs.landing_log import has_started, ranges_folder, record_epochs
 from headrace.spark.offsets import resolve_bound
 
-#: How a landed table is divided into folders: by the day of a message, by its subject's first token, or by its subject.
+#: How a landed table is partitioned into folders: by day, by the subject's first token, or by subject.
 LAYOUTS = {"none": "", "day": "day", "topic": "topic", "subject": "subject_name"}
 _RECORD_INTERVAL_S = 60.0
 
@@ -69,8 +69,8 @@ def land(
 ) -> Summary:
     """Bring a table up to date with a stream (or, with kind `headrace_kv`, with a bucket's changes), exactly once.
 
-    `target` is a folder, or with `is_table` the name of a table in the session's catalog. `files` is how many files an
-    epoch makes in each folder; `maxMessagesPerTrigger` of the source says how large they are. `options` go to the writer.
+    `target` is a folder, or with `is_table` the name of a table in the session's catalog. `files` is the number of
+    files per folder and epoch; `maxMessagesPerTrigger` of the source determines their size. `options` go to the writer.
     """
     landing = Landing(
         source,
@@ -89,7 +89,7 @@ def land(
 
 
 def start_landing(spark: SparkSession, source: OptionMap, target: str, **settings: Any) -> StreamingQuery:
-    """The query behind `land`; with `every` ("1 minute") it does not end. Ranges are recorded by the next `land`."""
+    """Start the query of `land`; with `every` ("1 minute") it does not end. The next `land` records the ranges."""
     settings.setdefault("checkpoint", default_checkpoint(target))
     return _start_query(spark, Landing(source, target, **settings))
 
@@ -97,7 +97,7 @@ def start_landing(spark: SparkSession, source: OptionMap, target: str, **setting
 def run_forever(
     spark: SparkSession, landing: Landing, progress: Progress = no_progress, stop_s: float | None = None
 ) -> Summary:
-    """Land for ever, or for so long, and record ranges on the way."""
+    """Land without end, or for `stop_s` seconds, and record ranges on the way."""
     start_seq = _find_start_seq(spark, landing)
     return run_landing(spark, _start_query(spark, landing), landing, start_seq, progress, stop_s)
 
@@ -110,7 +110,7 @@ def run_landing(
     progress: Progress,
     stop_s: float | None = None,
 ) -> Summary:
-    """Follow a query to its end, tell of its epochs, and record what it landed."""
+    """Follow a query to its end, report its epochs, and record what it landed."""
     last_epoch, rows, batches = -1, 0, 0
     started = recorded_s = time.monotonic()
     ended = False
@@ -144,7 +144,7 @@ def _start_query(spark: SparkSession, landing: Landing) -> StreamingQuery:
 
 
 def _apply_layout(df: DataFrame, landing: Landing) -> DataFrame:
-    """Rows with the column that names their folder, brought together so that each folder gets few files."""
+    """Add the column that names a row's folder, and repartition so that each folder gets few files."""
     subject = "subject" if "subject" in df.columns else "key"
     layout_columns = {
         "day": f.to_date("time"),
@@ -156,8 +156,8 @@ def _apply_layout(df: DataFrame, landing: Landing) -> DataFrame:
     column = LAYOUTS[landing.layout]
     df = df.withColumn(column, layout_columns[landing.layout])
     if landing.layout == "day":
-        return df.coalesce(landing.files)  # nearly all of an epoch is of one day
-    # Each folder's rows go to one task (or a few), and many folders to many tasks.
+        return df.coalesce(landing.files)  # nearly all rows of an epoch are of one day
+    # Each folder's rows go to one task (or a few), and different folders to different tasks.
     if landing.files == 1:
         return df.repartition(column)
     return df.repartition(f.col(column), f.col(_get_sequence_column(df)) % landing.files)
@@ -168,7 +168,7 @@ def _get_sequence_column(df: DataFrame) -> str:
 
 
 def _find_start_seq(spark: SparkSession, landing: Landing) -> int:
-    """Where the first epoch begins; 0 when a landing has begun already, or nobody can say."""
+    """Return where the first epoch begins; 0 if a landing has started already, or if that is unknown."""
     if landing.kind == "headrace_kv" or has_started(spark, landing.checkpoint):
         return 0
     options = parse_read_options({name: str(value) for name, value in landing.source.items()})
@@ -181,6 +181,6 @@ def _find_start_seq(spark: SparkSession, landing: Landing) -> int:
 
 
 def default_checkpoint(target: str) -> str:
-    """Beside the table, under a name that table readers ignore."""
+    """Return the default checkpoint folder: beside the table, under a name that table readers ignore."""
     path = Path(target)
     return str(path.parent / f"_{path.name}.checkpoint")

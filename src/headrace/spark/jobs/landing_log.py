@@ -22,9 +22,9 @@ _RANGES_FOLDER = "_headrace"
 
 @dataclass(frozen=True)
 class Landed:
-    """One epoch of a landing: sequences from `first_seq` (included) to `end_seq` (not).
+    """One epoch of a landing: sequences from `first_seq` (included) to `end_seq` (excluded).
 
-    The first epoch begins at 0 if nobody knows any more where the stream began then.
+    The first epoch begins at 0 if it is no longer known where the stream began then.
     """
 
     epoch: int
@@ -35,19 +35,19 @@ class Landed:
 
 
 def ranges_folder(target: str, checkpoint: str, *, is_table: bool = False) -> str:
-    """Where the records of a landing are: with the files of a table, or with the checkpoint of one in a catalog."""
+    """Return where the records of a landing are: with the files of a table, or with the checkpoint of a catalog table."""
     return f"{(checkpoint if is_table else target).rstrip('/')}/{_RANGES_FOLDER}"
 
 
 def landed_ranges(spark: SparkSession, folder: str) -> list[Landed]:
-    """What is recorded, oldest first."""
+    """Return the recorded epochs, oldest first."""
     rows = _collect_rows(spark, lambda: spark.read.schema(_SCHEMA).json(folder))
     found = {row.epoch: Landed(*(row[name] for name in Landed.__dataclass_fields__)) for row in rows}
     return [found[epoch] for epoch in sorted(found)]
 
 
 def record_epochs(spark: SparkSession, folder: str, checkpoint: str, start_seq: int) -> list[Landed]:
-    """Write down the epochs that the checkpoint has finished and that are not recorded yet; all of them."""
+    """Record the epochs that the checkpoint has finished and that are not recorded yet; return all epochs."""
     known = landed_ranges(spark, folder)
     last = known[-1].epoch if known else -1
     end = known[-1].end_seq if known else start_seq
@@ -64,12 +64,12 @@ def record_epochs(spark: SparkSession, folder: str, checkpoint: str, start_seq: 
 
 
 def has_started(spark: SparkSession, checkpoint: str) -> bool:
-    """Whether a landing has planned anything already."""
+    """Return whether a landing has planned anything already."""
     return bool(_collect_rows(spark, lambda: spark.read.text(f"{checkpoint}/offsets", wholetext=True)))
 
 
 def _read_finished_epochs(spark: SparkSession, checkpoint: str) -> list[tuple[int, dict[str, Any]]]:
-    """(epoch, end) of the epochs that Spark has committed, as far back as it keeps them."""
+    """Return (epoch, end) of the epochs that Spark has committed, as far back as it keeps them."""
     committed_epochs = {epoch for epoch, _ in _read_spark_log(spark, f"{checkpoint}/commits")}
     planned = [
         (epoch, text)
@@ -80,7 +80,7 @@ def _read_finished_epochs(spark: SparkSession, checkpoint: str) -> list[tuple[in
 
 
 def _read_spark_log(spark: SparkSession, folder: str) -> list[tuple[int, str]]:
-    """The entries of one of Spark's logs, which is a file an epoch."""
+    """Read the entries of one of Spark's logs, which has one file per epoch."""
 
     def entries() -> Any:
         return spark.read.text(folder, wholetext=True).select("value", f.input_file_name().alias("file"))
@@ -90,7 +90,7 @@ def _read_spark_log(spark: SparkSession, folder: str) -> list[tuple[int, str]]:
 
 
 def _collect_rows(spark: SparkSession, make_df: Any) -> list[Any]:
-    """Rows of files; none if there is no such folder."""
+    """Collect the rows of files; none if there is no such folder."""
     try:
         return list(make_df().collect())
     except AnalysisException as error:

@@ -33,9 +33,9 @@ _PARALLEL = 32
 def list_objects(
     spark: SparkSession, configs: Sequence[ClaimConfig], *, table: str = "", table_format: str = "parquet"
 ) -> DataFrame:
-    """The objects of some namespaces: key, size, modified, namespace, topic, hour, claim_id.
+    """Return the objects of some namespaces: key, size, modified, namespace, topic, hour, claim_id.
 
-    `table` is an inventory that is there already, with columns key, size and modified (or last_modified).
+    `table` is an existing inventory with columns key, size and modified (or last_modified).
     """
     if table:
         found = spark.read.format(table_format).load(table)
@@ -69,12 +69,12 @@ def _list_in_tasks(spark: SparkSession, configs: Sequence[ClaimConfig]) -> DataF
 
 
 def _has_context(spark: SparkSession) -> bool:
-    """Whether this session has a context of its own; with Spark Connect it has none."""
+    """Return whether this session has a Spark context; with Spark Connect it has none."""
     return hasattr(spark, "_jsc")
 
 
 async def _list_prefixes(configs: Sequence[ClaimConfig]) -> list[tuple[int, str]]:
-    """(configuration, prefix) of every hour of every topic."""
+    """Return (configuration, prefix) of every hour of every topic."""
     semaphore = asyncio.Semaphore(_PARALLEL)
     found: list[tuple[int, str]] = []
     for config_index, config in enumerate(configs):
@@ -93,7 +93,7 @@ async def _list_prefixes(configs: Sequence[ClaimConfig]) -> list[tuple[int, str]
 
 @dataclass(frozen=True)
 class _ListTask:
-    """Lists prefixes where Spark wants it."""
+    """Lists prefixes in a Spark task."""
 
     configs: tuple[ClaimConfig, ...]
 

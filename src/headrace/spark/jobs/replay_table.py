@@ -22,9 +22,9 @@ def replay(
     is_table: bool = False,
     progress: Progress = no_progress,
 ) -> Summary:
-    """Send the rows of a table into a stream, in their order; begun again it adds only what is missing.
+    """Publish the rows of a table to a stream, in order; run again, it adds only what is missing.
 
-    `where` chooses rows and `subject` says where they go, both in SQL: "replace(subject, 'orders.', 'again.')".
+    `where` selects rows and `subject` gives their subject, both in SQL: "replace(subject, 'orders.', 'again.')".
     """
     table = spark.read.table(origin) if is_table else spark.read.format(table_format).load(origin)
     df = table.where(where).withColumn("subject", f.expr(subject))
@@ -34,7 +34,7 @@ def replay(
     send_columns = [name for name in ("subject", "data", "headers") if name in df.columns]
     rows = df.count()
     progress(f"{rows} rows to send")
-    # One task, because the order of a stream is the order of its writers.
+    # One task, because several would publish concurrently and mix up the order.
     ordered_df = df.coalesce(1).sortWithinPartitions(order).select(*send_columns)
     name = hashlib.sha256(f"{origin}|{where}|{subject}|{sink.get('stream')}".encode()).hexdigest()[:24]
     ordered_df.write.format("headrace").mode("append").options(**{"writeId": f"replay-{name}", **sink}).save()

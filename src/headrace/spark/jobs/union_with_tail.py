@@ -27,7 +27,7 @@ def read_with_tail(
     checkpoint: str = "",
     is_table: bool = False,
 ) -> DataFrame:
-    """A landed table and what the stream has behind it; `failOnDataLoss=false` in `source` accepts a gap."""
+    """Read a landed table and the rest of the stream after it; `failOnDataLoss=false` in `source` accepts a gap."""
     table = spark.read.table(target) if is_table else spark.read.format(table_format).load(target)
     folder = ranges_folder(target, checkpoint or default_checkpoint(target), is_table=is_table)
     ranges = landed_ranges(spark, folder)

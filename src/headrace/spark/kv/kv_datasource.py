@@ -55,7 +55,7 @@ KV_SCHEMA = StructType(
 )
 _STREAM_SCHEMA = StructType([field for field in schemas.STREAM_SCHEMA.fields if field.name in STREAM_COLUMNS])
 _WRITE_COLUMNS = {"key", "value", "operation", "ttl"}
-#: Columns of the source that a row may still carry; they speak of the entry that it was read from.
+#: Columns of the source that a row may still have; they describe the entry from which it was read.
 _IGNORED_COLUMNS = {"revision", "time", "expires_at"}
 _KEY = re.compile(r"[-/_=A-Za-z0-9]+(\.[-/_=A-Za-z0-9]+)*")
 _READ_MODES = ("table", "history")
@@ -63,7 +63,7 @@ _READ_MODES = ("table", "history")
 
 @dataclass(frozen=True)
 class KvReadOptions:
-    """The keys of a bucket that are wanted, what their subjects begin with, and the options of the stream that it is."""
+    """Selected keys of a bucket, the prefix of their subjects, and the read options of its stream."""
 
     prefix: str
     keys: str
@@ -72,7 +72,7 @@ class KvReadOptions:
 
 
 def parse_kv_read_options(raw: Mapping[str, str]) -> KvReadOptions:
-    """The options of a read; those of the stream source hold too, but for `stream` and `subject`."""
+    """Parse the options of a read; the stream source's apply too, except `stream` and `subject`."""
     options = o.normalize_names(raw)
     bucket = o.get_required(options, "bucket")
     mode = options.pop("mode", "table")
@@ -83,14 +83,16 @@ def parse_kv_read_options(raw: Mapping[str, str]) -> KvReadOptions:
             raise o.OptionError(f"there is no option `{name}` of a bucket; use `bucket` and `keys`")
     del options["bucket"]
     prefix, keys = make_key_prefix(bucket), options.pop("keys", ">")
-    # Older revisions leave a bucket all the time; that is no loss. And values are never claims.
+    # Buckets drop old revisions all the time, so that is no data loss. And values are never claims.
     defaults = {"failondataloss": "false", "claimreader": NO_READER}
     stream_options = {**defaults, **options, "stream": f"KV_{bucket}", "subject": prefix + keys}
     return KvReadOptions(prefix, keys, mode, o.parse_read_options(stream_options))
 
 
 def _with_key_prefix(kv_options: KvReadOptions) -> KvReadOptions:
-    """The same where its server has it: keys of a mirror have the subjects of the origin."""
+    """Return the options with the key prefix that the server reports: keys of a mirror have the subjects of its
+    upstream.
+    """
     prefix = find_key_prefix(kv_options.stream_options, open_source(kv_options.stream_options).get_info())
     return replace(
         kv_options,
@@ -100,11 +102,11 @@ def _with_key_prefix(kv_options: KvReadOptions) -> KvReadOptions:
 
 
 class KvBatchReader(DataSourceReader):
-    """A bucket as a table, or all that it still has of its history."""
+    """Reads a bucket as a table, or all that is left of its history."""
 
     def __init__(self, kv_options: KvReadOptions, schema: pa.Schema) -> None:
         if kv_options.mode == "table" and kv_options.stream_options.starting == o.LAST_PER_SUBJECT:
-            # A table is that anyway, and read so that keys which are rewritten meanwhile are not missed.
+            # A table is that anyway, and is read such that keys rewritten meanwhile are not missed.
             kv_options = replace(kv_options, stream_options=replace(kv_options.stream_options, starting=None))
         self.kv_options = kv_options
         self.schema = schema
@@ -123,11 +125,11 @@ class KvBatchReader(DataSourceReader):
         return [replace(first, end=last.end if first.pin else self._find_end(last.end))]
 
     def _find_end(self, planned: int) -> int:
-        """Where a read over the wire ends: keys that are rewritten meanwhile are found if they stay before the end."""
+        """Return where a read from a server ends: keys rewritten meanwhile are found if they stay below the end."""
         ending = self.kv_options.stream_options.ending
         if ending == o.LATEST or ending.time_ns > time.time_ns():
             return OPEN_END
-        # Beyond the newest message it is no end that a read could wait for: `read` leaves out what comes behind it.
+        # Beyond the newest message there is no end that a read could wait for: `read` drops what comes after it.
         return OPEN_END if ending.seq > planned else ending.seq or planned
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -143,7 +145,7 @@ class KvBatchReader(DataSourceReader):
 
 
 class KvMicroBatchReader(JetStreamMicroBatchReader):
-    """A bucket's changes as they come: put, delete, purge, expired."""
+    """Reads a bucket's changes as they arrive: put, delete, purge, expired."""
 
     def __init__(self, kv_options: KvReadOptions, schema: pa.Schema) -> None:
         super().__init__(kv_options.stream_options, schemas.make_arrow_schema(_STREAM_SCHEMA, _STREAM_SCHEMA))
@@ -166,7 +168,7 @@ def _read_entries(
 
 
 def _before(batches: Iterator[pa.RecordBatch], end: int) -> Iterator[pa.RecordBatch]:
-    """The entries below a sequence, of batches in the order of sequences."""
+    """Yield the entries below a sequence, from batches in sequence order."""
     for batch in batches:
         kept = int(np.searchsorted(batch["revision"].to_numpy(), end))
         yield batch.slice(0, kept)
@@ -176,7 +178,7 @@ def _before(batches: Iterator[pa.RecordBatch], end: int) -> Iterator[pa.RecordBa
 
 @dataclass(frozen=True)
 class KvWriteOptions:
-    """How a bucket is written. `operation` is what rows do that do not say it themselves."""
+    """How a bucket is written. `operation` applies to rows that do not name one themselves."""
 
     address: ServerAddress
     bucket: str
@@ -210,7 +212,7 @@ _WRITE_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def parse_kv_write_options(raw: Mapping[str, str], schema: StructType) -> KvWriteOptions:
-    """The options of a write; they, the columns and the bucket are checked."""
+    """Parse the options of a write; checks options, columns and bucket."""
     options = o.normalize_names(raw)
     options.pop("checkpointlocation", None)
     o.check_known(options, _WRITE_OPTIONS, also=("bucket",))
@@ -234,7 +236,7 @@ def parse_kv_write_options(raw: Mapping[str, str], schema: StructType) -> KvWrit
 
 
 class KvBatchWriter(DataSourceArrowWriter):
-    """Rows become puts, creates, deletes and purges; a repeated task repeats nothing within the duplicate window."""
+    """Writes rows as puts, creates, deletes and purges; a repeated task repeats nothing within the duplicate window."""
 
     def __init__(self, write_options: KvWriteOptions, schema: StructType) -> None:
         self.write_options = write_options
@@ -246,7 +248,7 @@ class KvBatchWriter(DataSourceArrowWriter):
 
 
 class KvMicroBatchWriter(DataSourceStreamArrowWriter):
-    """The same in a streaming query: a repeated epoch writes under the ids of the first."""
+    """The same in a streaming query: a repeated epoch writes with the ids of the first attempt."""
 
     def __init__(self, write_options: KvWriteOptions, schema: StructType) -> None:
         self.write_options = write_options
@@ -255,16 +257,16 @@ class KvMicroBatchWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None, "tasks have a context"
-        # `writeId` names a batch write: another query under it counts its epochs anew, and would write nothing.
+        # `writeId` names a batch write: a second query with it would count its epochs from 0 again, and write nothing.
         query = context.getLocalProperty("sql.streaming.queryId")
         epoch = context.getLocalProperty("streaming.sql.batchId") or 0
         return _write_partition(self.write_options, self.names, iterator, f"{query}:{epoch}")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is left to do: every change was stored when its task ended."""
+        """Do nothing: every change was stored when its task ended."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is undone: the epoch is repeated under the same ids."""
+        """Undo nothing: the epoch is repeated with the same ids."""
 
 
 def _write_partition(
@@ -297,7 +299,7 @@ class KvTaskCommitMessage(WriterCommitMessage):
 
 def _make_change(row: dict[str, Any], default: str) -> KvChange:
     operation = row.get("operation") or default
-    # A feed of changes may be written to another bucket: what ran out there is deleted here.
+    # A change feed may be written to another bucket: entries that expired in the source are deleted here.
     operation = "delete" if operation == "expired" else operation
     if operation not in OPERATIONS:
         raise SchemaError(f"operation {operation!r} is none of {', '.join(OPERATIONS)}")
@@ -311,7 +313,7 @@ def _make_change(row: dict[str, Any], default: str) -> KvChange:
 
 
 class KvDataSource(DataSource):
-    """A bucket, to be read and written."""
+    """A bucket as a data source, for reading and writing."""
 
     @classmethod
     def name(cls) -> str:

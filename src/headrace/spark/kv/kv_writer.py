@@ -34,12 +34,12 @@ _ATTEMPTS = 5
 
 
 class KvWriteError(HeadraceError):
-    """A bucket refuses a change."""
+    """A bucket rejects a change."""
 
 
 @dataclass(frozen=True)
 class KvTarget:
-    """Where changes go, and as whom: the same task of a repeated epoch has the same name."""
+    """Where changes go, and the identity of the task: the same task of a repeated epoch has the same name."""
 
     address: ServerAddress
     bucket: str
@@ -55,7 +55,7 @@ class KvTarget:
 
 @dataclass(frozen=True)
 class KvChange:
-    """What happens to a key."""
+    """A change of a key."""
 
     key: str
     operation: str = "put"
@@ -73,14 +73,16 @@ class KvWriter:
         self._target = target
 
     def publish(self, changes: Iterable[KvChange]) -> int:
-        """Publish them all, in order; how many were new."""
+        """Publish all changes in order; return how many were new."""
         bucket, done = self._target, 0
         for batch in _make_batches(enumerate(changes)):
             done += with_retry(bucket.address, bucket.reconnect_s, partial(self._send, batch))
         return done
 
     def _send(self, batch: list[NumberedChange], connection: BlockingConnection) -> int:
-        """A chunk at once. A key that has two changes in it gets them in this order, as a server takes them in it."""
+        """Send a chunk at once. Two changes of one key are applied in order, because a server processes messages in
+        order.
+        """
         pending = {}
         publishes = []
         for number, change in batch:
@@ -108,7 +110,7 @@ class KvWriter:
         raise ConnectionFailed("the acknowledgements ended")
 
     def _parse_ack(self, header: bytes, payload: bytes, change: KvChange) -> int | None:
-        """Whether a change was new (1) or there already (0); None when a key that was to be created exists."""
+        """Return 1 if a change was new, 0 if it was stored already; None if a key to be created exists."""
         bucket = self._target.bucket
         if header[:12] == b"NATS/1.0 503":
             raise KvWriteError(f"bucket {bucket!r} does not take key {change.key!r}: nobody answers")
@@ -123,7 +125,7 @@ class KvWriter:
         )
 
     def _resolve_conflict(self, connection: BlockingConnection, number: int, change: KvChange) -> int:
-        """A key that was to be created has something: our own value, a deletion, or somebody's value."""
+        """Handle a key to be created that exists: with our own value, a deletion, or somebody else's value."""
         for _ in range(_ATTEMPTS):
             seq, headers = self._get_last(connection, change)
             if b"Nats-Msg-Id: %s\r\n" % self._make_msg_id(number) in headers:
@@ -144,7 +146,7 @@ class KvWriter:
         )
 
     def _get_last(self, connection: BlockingConnection, change: KvChange) -> tuple[int, bytes]:
-        """Sequence and headers of what a key has; (0, b"") when it has nothing."""
+        """Return sequence and headers of a key's last entry; (0, b"") if it has none."""
         bucket = self._target
         request = {"last_by_subj": f"$KV.{bucket.bucket}.{change.key}"}
         response: dict[str, Any] = json.loads(
@@ -176,7 +178,7 @@ class KvWriter:
 
 
 def _make_batches(changes: Iterator[NumberedChange]) -> Iterator[list[NumberedChange]]:
-    """Changes in pieces of bounded number and size."""
+    """Group changes into chunks of bounded number and size."""
     while gathered := list(islice(changes, _BATCH_CHANGES_MAX)):
         start = size = 0
         for index, (_, change) in enumerate(gathered, 1):

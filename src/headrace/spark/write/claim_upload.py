@@ -32,14 +32,14 @@ from headrace.spark.claims.nats_connection import connect
 from headrace.spark.write.encode_rows import MessageColumns, find_header, get_offsets_and_bytes
 
 _PARALLEL = 8
-#: Room for what a publisher adds to a row's headers.
+#: Reserve for what a publisher adds to a row's headers.
 _HEADERS_ADDED = 256
 _TTL = b"Nats-TTL"
 
 
 @dataclass(frozen=True)
 class ClaimUploadConfig:
-    """Where payloads are put away; the same in every task. `timed` says that the stream takes TTLs."""
+    """Where payloads are uploaded; the same in every task. `timed` says whether the stream accepts TTLs."""
 
     address: ServerAddress
     claim_config: ClaimConfig
@@ -47,13 +47,13 @@ class ClaimUploadConfig:
     allows_ttl: bool
 
     def prepare(self) -> None:
-        """Make and check what claims need; on the driver, before anything is written."""
+        """Create and check what claims need; on the driver, before anything is written."""
         run_blocking(_prepare(self))
 
 
 @dataclass(frozen=True)
 class UploadedClaim:
-    """A claim that stands in for the payload of a row of a chunk."""
+    """A claim that replaces the payload of a row of a chunk."""
 
     row: int
     subject: str
@@ -71,7 +71,7 @@ class ClaimUploader:
     def upload(
         self, column_groups: list[MessageColumns], first: int
     ) -> tuple[list[MessageColumns], list[UploadedClaim]]:
-        """The same messages with references in the place of what is too large; `first` is the number of the first row."""
+        """Return the same messages with references instead of large payloads; `first` is the number of the first row."""
         producer = _claims_for(os.getpid(), self._config).producer
         limit = producer.inline_max - _HEADERS_ADDED
         replaced, uploaded, offset = [], [], 0
@@ -100,7 +100,8 @@ class ClaimUploader:
         async def upload_one(row: int) -> ClaimEntry:
             async with semaphore:
                 payload, subject = columns.payloads[row].as_py(), columns.subjects[row].as_py().decode()
-                # With the payload: a query that gives other rows when repeated must not find those of the first time.
+                # The payload is part of the id: a query that gives other rows when repeated must not find the earlier
+                # ones' claims.
                 row_id = f"{self._task_id}:{first + row}:{sha256(payload).hexdigest()}"
                 claim_id = references.make_claim_id(self._config.claim_config.namespace, row_id)
                 entry, is_new = await producer.upload(
@@ -113,7 +114,7 @@ class ClaimUploader:
         return list(await asyncio.gather(*(upload_one(row) for row in rows)))
 
     def confirm(self, stored: Iterable[tuple[UploadedClaim, str, int]]) -> None:
-        """The messages of these are stored, in which stream and under which sequence."""
+        """Record that the messages of these claims are stored, in which stream and with which sequence."""
         confirmed = list(stored)
         if confirmed:
             producer = _claims_for(os.getpid(), self._config).producer
@@ -127,11 +128,11 @@ class ClaimUploader:
             self._unconfirmed.pop(each.entry.claim_id, None)
 
     def abandon(self) -> None:
-        """The rows may be stored, perhaps with these claims: they are not ours to remove."""
+        """Keep the claims: the rows may be stored with them, so this attempt must not remove them."""
         self._unconfirmed.clear()
 
     def undo(self) -> None:
-        """The rows are refused for good: remove what was put away for them."""
+        """Remove the uploaded claims: the rows are rejected for good."""
         if self._unconfirmed:
             producer = _claims_for(os.getpid(), self._config).producer
             run_blocking(_gather(producer.cancel(entry) for entry in self._unconfirmed.values()))
@@ -143,7 +144,7 @@ async def _gather(work: Iterable[Awaitable[None]]) -> None:
 
 
 def _get_content_type(columns: MessageColumns, row: int) -> dict[str, str]:
-    """What of a row's headers the reference repeats, for readers restore it from there."""
+    """Return the header of a row that the reference repeats, because readers restore it from there."""
     header_lines = b"" if columns.header_lines is None else columns.header_lines[row].as_py()
     found = find_header(header_lines, references.CONTENT_TYPE.encode())
     return {} if found is None else {references.CONTENT_TYPE: found.decode()}
@@ -168,7 +169,7 @@ def _replace_with_references(
         payloads[row] = Reference(**(entry.reference or {})).encode()
         header_lines[row] += f"{references.CLAIM_HEADER}: true\r\n".encode()
         if config.allows_ttl and find_header(header_lines[row], _TTL) is None:
-            # Message and claim die together; the claim may be that of an attempt long before.
+            # Message and claim expire together; the claim may be from an attempt long ago.
             header_lines[row] += b"%s: %ds\r\n" % (_TTL, max(entry.expires_at - now_s, 1))
     return replace(
         columns, header_lines=pa.array(header_lines, pa.binary()), payloads=pa.array(payloads, pa.binary())
@@ -185,7 +186,7 @@ async def _prepare(config: ClaimUploadConfig) -> None:
 
 
 class _UploadConfigKey:
-    """A desk as a key: by what it says, since a configuration's mappings have no hash."""
+    """Makes an upload configuration hashable by its content, since its mappings are not."""
 
     def __init__(self, config: ClaimUploadConfig) -> None:
         self.config = config
@@ -203,7 +204,7 @@ class _UploadConfigKey:
 
 
 def _claims_for(pid: int, config: ClaimUploadConfig) -> Claims:
-    """This process's connection for the claims of a desk: Spark forks its workers and keeps them."""
+    """Return this process's connection for the claims of a configuration: Spark forks its workers and reuses them."""
     return _open_claims(pid, _UploadConfigKey(config))
 
 

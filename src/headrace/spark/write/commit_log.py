@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 WRONG_SEQUENCE = {10071, 10164}
 _NO_MESSAGE = 10037
-#: In the header of a record, so that nobody takes it for a message.
+#: Header of a record, so that nobody takes it for a message.
 PROGRESS_HEADER = b"Headrace-Progress: spark\r\n"
 
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """Where a task writes, and as whom. The same task of a repeated epoch has the same name and number.
+    """Where a task writes, and its identity. The same task of a repeated epoch has the same name and number.
 
-    `owner` is the id of a streaming query whose records go under a name that it was given.
+    `owner` is the id of a streaming query whose records are stored under a user-given name.
     """
 
     address: ServerAddress
@@ -56,11 +56,11 @@ class WriteTarget:
 
     @property
     def task_id(self) -> str:
-        """The task, in ids of its messages and claims."""
+        """Id of the task, used in the ids of its messages and claims."""
         return f"{self.owner or self.query}:{self.epoch}:{self.partition}"
 
     def make_claim_uploader(self) -> ClaimUploader | None:
-        """Who puts large payloads away; None where they stay in their messages."""
+        """Return the uploader for large payloads; None if they stay in their messages."""
         if self.claim_upload is None:
             return None
         from headrace.spark.write.claim_upload import ClaimUploader
@@ -70,7 +70,7 @@ class WriteTarget:
 
 @dataclass(frozen=True)
 class PartitionProgress:
-    """How far the task of a partition has come: in which epoch, how many rows, and what they were."""
+    """Progress of a partition's task: epoch, number of rows, and their checksum."""
 
     seq: int = 0
     epoch: int = -1
@@ -79,23 +79,23 @@ class PartitionProgress:
     owner: str = ""
 
     def encode(self) -> bytes:
-        """The record without its sequence, which the server gives."""
+        """Encode the record without its sequence, which the server assigns."""
         fields = {"epoch": self.epoch, "rows": self.rows, "crc": self.crc}
         return json.dumps({**fields, "owner": self.owner} if self.owner else fields).encode()
 
 
 def load_progress(connection: BlockingConnection, target: WriteTarget) -> PartitionProgress:
-    """What is on record of the target's partition."""
+    """Load the record of the target's partition."""
     return _load(connection, target, target.progress_subject)
 
 
 def load_committed_epoch(connection: BlockingConnection, target: WriteTarget) -> PartitionProgress:
-    """The last epoch of the target's query that is written as a whole."""
+    """Load the last completely written epoch of the target's query."""
     return _load(connection, target, target.commit_subject)
 
 
 def _load(connection: BlockingConnection, target: WriteTarget, subject: str) -> PartitionProgress:
-    """A record; read from the stream's leader, never from a copy."""
+    """Load a record, from the stream's leader and never from a copy."""
     api_subject, request = _make_request(target, subject)
     return _parse_progress(connection.request(api_subject, request).payload, target, subject)
 
@@ -117,7 +117,9 @@ def _parse_progress(payload: bytes, target: WriteTarget, subject: str) -> Partit
 
 
 def _check_owner(found: PartitionProgress, target: WriteTarget) -> None:
-    """Records of earlier versions do not say whose they are; one that is ahead of a named query is not its own."""
+    """Raise WriteError if a record belongs to another query. Records of earlier versions have no owner; one that is
+    ahead of a named query is not its own.
+    """
     is_foreign = (
         found.owner != target.owner if found.owner else bool(target.owner) and found.epoch > target.epoch
     )
@@ -130,7 +132,7 @@ def _check_owner(found: PartitionProgress, target: WriteTarget) -> None:
 
 
 def commit_epoch(target: WriteTarget, partitions: int) -> None:
-    """All tasks of an epoch are done, so many; from now on a repetition of it has nothing to do."""
+    """Record that all `partitions` tasks of an epoch are done; from now on a repetition has nothing to do."""
     with_retry(
         target.address, target.reconnect_s, lambda connection: _commit_epoch(connection, target, partitions)
     )
@@ -152,9 +154,9 @@ def _commit_epoch(connection: BlockingConnection, target: WriteTarget, partition
 
 
 def check_partitions(connection: BlockingConnection, target: WriteTarget, partitions: int) -> None:
-    """Refuse an epoch of which an earlier attempt wrote a partition that this one does not have.
+    """Reject an epoch if an earlier attempt wrote a partition that this one does not have.
 
-    A task sees what its own partition has on record, and nobody tells it how many there are; the driver knows at the end.
+    A task sees only the record of its own partition and does not know their number; the driver knows it at the end.
     """
     removed_partitions = [
         partition for partition in _list_recorded_partitions(connection, target) if partition >= partitions
@@ -173,7 +175,7 @@ def check_partitions(connection: BlockingConnection, target: WriteTarget, partit
 def _load_partitions(
     connection: BlockingConnection, target: WriteTarget, partitions: list[int]
 ) -> Iterator[tuple[int, PartitionProgress]]:
-    """What is on record of some partitions; asked at once, for a query may have had a thousand."""
+    """Load the records of some partitions, all at once, because a query may have had a thousand."""
     pending_targets = {
         connection.new_inbox(): replace(target, partition=partition) for partition in partitions
     }
@@ -196,7 +198,7 @@ def _load_partitions(
 
 
 def _list_recorded_partitions(connection: BlockingConnection, target: WriteTarget) -> list[int]:
-    """The partitions that have records, of whatever epoch."""
+    """Return the partitions that have records, of any epoch."""
     request = {"subjects_filter": f"{target.progress_prefix}.{target.query}.*"}
     state = call_api(connection, f"{target.api_prefix}.STREAM.INFO.{target.stream}", request)["state"]
     names = (subject.rpartition(".")[2] for subject in state.get("subjects") or ())

@@ -26,10 +26,10 @@ from pyspark.sql.types import (
 
 from headrace.spark.schema import SchemaError
 
-#: Columns of the source that a row may still carry; they speak of the message that it was read from.
+#: Columns of the source that a row may still have; they describe the message from which it was read.
 _IGNORED_COLUMNS = {"seq", "time", "expires_at", "claim"}
 _COLUMNS = {"subject", "data", "headers", "ttl", "msg_id"}
-#: Headers that a server interprets at publishing; those of a message that was read must not act again.
+#: Headers that a server interprets on publish; those of a message that was read must not take effect again.
 _RESERVED_HEADERS = ("nats-batch-", "nats-expected-", "nats-msg-id", "nats-ttl", "nats-rollup")
 
 _COLUMN_TYPES = {
@@ -44,14 +44,14 @@ BinaryColumn = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Which columns the rows have; `subject` is what all rows without one are sent to."""
+    """Which columns the rows have; `subject` applies to all rows without one."""
 
     names: tuple[str, ...]
     subject: str = ""
 
 
 def make_row_layout(schema: StructType, subject: str) -> RowLayout:
-    """The columns of what is to be written, checked."""
+    """Return the checked columns of what is to be written."""
     names = tuple(field.name for field in schema.fields)
     unknown = [name for name in names if name not in _COLUMNS | _IGNORED_COLUMNS]
     if unknown:
@@ -80,13 +80,13 @@ def _is_headers_type(data_type: DataType) -> bool:
     values = (
         data_type.valueType.elementType if isinstance(data_type.valueType, ArrayType) else data_type.valueType
     )
-    # Spark gives an empty map, and one of nulls, no type of its own.
+    # Spark gives an empty map, or one of nulls, no type of its own.
     return all(isinstance(each, (StringType, NullType)) for each in (data_type.keyType, values))
 
 
 @dataclass(frozen=True)
 class MessageColumns:
-    """Messages in columns, all of Arrow's `binary`; `lines` is None where no message has headers of its own."""
+    """Messages in columns, all of Arrow's `binary`; `header_lines` is None if no message has headers of its own."""
 
     subjects: pa.Array
     header_lines: pa.Array | None
@@ -96,12 +96,12 @@ class MessageColumns:
         return len(self.subjects)
 
     def slice(self, start: int, stop: int) -> MessageColumns:
-        """Some of them; nothing is copied."""
+        """Return some of the messages; nothing is copied."""
         header_lines = None if self.header_lines is None else self.header_lines[start:stop]
         return MessageColumns(self.subjects[start:stop], header_lines, self.payloads[start:stop])
 
     def to_buffers(self) -> tuple[BinaryColumn, BinaryColumn, BinaryColumn]:
-        """(offsets, bytes) of subjects, lines and payloads; () for lines that are not there."""
+        """Return (offsets, bytes) of subjects, header lines and payloads; () if there are no header lines."""
         header_lines: BinaryColumn = (
             () if self.header_lines is None else get_offsets_and_bytes(self.header_lines)
         )
@@ -109,26 +109,26 @@ class MessageColumns:
 
 
 def get_offsets_and_bytes(array: pa.Array) -> tuple[Any, Any]:
-    """What a `binary` array is made of: its offsets, and the bytes they refer to."""
+    """Return the buffers of a `binary` array: its offsets, and the bytes they refer to."""
     _, ends, data = array.buffers()
     offsets = np.frombuffer(ends, np.int32)[array.offset : array.offset + len(array) + 1]
     return offsets, np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
 
 
 def make_message_columns(messages: Sequence[RawMessage]) -> MessageColumns:
-    """Messages that came one by one, as columns."""
+    """Convert single messages to columns."""
     subjects, header_lines, payloads = zip(*messages, strict=True)
     return MessageColumns(*(pa.array(each, pa.binary()) for each in (subjects, header_lines, payloads)))
 
 
 def find_header(header_lines: bytes, name: bytes) -> bytes | None:
-    """The first value of a header among a row's lines; part of a line is no header."""
+    """Return the first value of a header in a row's lines; matches whole lines only."""
     start = b"%s: " % name
     return next((line[len(start) :] for line in header_lines.split(b"\r\n") if line.startswith(start)), None)
 
 
 def any_has_header(columns: MessageColumns, name: bytes) -> bool:
-    """Whether any of the messages has a header of its own by this name."""
+    """Return whether any message has a header of this name."""
     if columns.header_lines is None:
         return False
     is_first, is_later = (
@@ -139,7 +139,7 @@ def any_has_header(columns: MessageColumns, name: bytes) -> bool:
 
 
 def encode_batch(batch: pa.RecordBatch, layout: RowLayout) -> MessageColumns:
-    """The messages that the rows of a batch are."""
+    """Convert the rows of a batch to messages."""
     header_lines = _encode_headers(batch, layout)
     return MessageColumns(
         _get_subjects(batch, layout),
@@ -158,7 +158,7 @@ def _get_subjects(batch: pa.RecordBatch, layout: RowLayout) -> pa.Array:
 
 
 def _to_binary(column: pa.Array, default: bytes) -> pa.Array:
-    """A column of strings or bytes as bytes, without nulls."""
+    """Convert a column of strings or bytes to bytes, without nulls."""
     raw = column.cast(pa.binary())
     return pc.fill_null(raw, default) if raw.null_count else raw
 
@@ -168,7 +168,7 @@ def _get_column(batch: pa.RecordBatch, layout: RowLayout, name: str) -> list[Any
 
 
 def _encode_headers(batch: pa.RecordBatch, layout: RowLayout) -> list[bytes] | None:
-    """The headers of each row as lines; None when no row can have any."""
+    """Encode the headers of each row as lines; None if no row can have any."""
     maps = _get_column(batch, layout, "headers")
     ttls, ids = _get_column(batch, layout, "ttl"), _get_column(batch, layout, "msg_id")
     if maps is None and ttls is None and ids is None:
@@ -187,7 +187,7 @@ def _encode_header_lines(pairs: Any, ttl: Any, msg_id: str | int | None) -> byte
                 if value is not None:
                     found.append(f"{name}: {value}\r\n")
     if ttl is not None:
-        # The client's package brings much that a sink without TTLs does not need.
+        # Importing the client package is expensive, and a sink without TTLs does not need it.
         from headrace.client.durations import format_ttl
 
         found.append(f"Nats-TTL: {format_ttl(ttl)}\r\n")

@@ -54,7 +54,7 @@ _MSG_ID_HEADER = b"Nats-Msg-Id"
 def upload_large_rows(
     batch: WriteBatch, uploader: ClaimUploader | None
 ) -> tuple[WriteBatch, list[UploadedClaim]]:
-    """A chunk with claims in the place of large payloads. What is on record of it does not change by that."""
+    """Replace large payloads of a chunk with claims. The record of the chunk stays the same."""
     if uploader is None:
         return batch, []
     column_groups, uploaded = uploader.upload(batch.column_groups, batch.rows - len(batch))
@@ -63,11 +63,11 @@ def upload_large_rows(
 
 @contextmanager
 def undo_uploads_on_reject(uploader: ClaimUploader | None) -> Iterator[None]:
-    """Claims of rows that are refused are removed; where it is not known what became of rows, their timers run."""
+    """Remove the claims of rejected rows; if the outcome is unknown, leave them to their timers."""
     try:
         yield
     except WriteError as error:
-        # Of rows that changed an earlier attempt may have stored some, with the same claims.
+        # If rows changed, an earlier attempt may have stored some of them with the same claims.
         if uploader is not None and not isinstance(error, RowsChanged):
             uploader.undo()
         raise
@@ -75,7 +75,7 @@ def undo_uploads_on_reject(uploader: ClaimUploader | None) -> Iterator[None]:
 
 @contextmanager
 def keep_uploads_on_unknown(uploader: ClaimUploader | None) -> Iterator[None]:
-    """Messages whose answers are lost may be stored: what was put away for them is not ours to remove any more."""
+    """Keep the claims of messages whose replies were lost: the messages may be stored."""
     try:
         yield
     except ConnectionFailed:
@@ -89,7 +89,7 @@ class RowsChanged(WriteError):
 
 
 class AtomicWriter:
-    """Exactly once, without a time window."""
+    """Publishes exactly once, independent of a time window."""
 
     def __init__(self, target: WriteTarget) -> None:
         self._target = target
@@ -99,11 +99,11 @@ class AtomicWriter:
         self._progress = self._load_progress()
 
     def publish(self, messages: Iterable[RawMessage]) -> int:
-        """The same for messages that come one by one."""
+        """Like `publish_columns`, for single messages."""
         return self.publish_columns(gather_messages(messages))
 
     def publish_columns(self, column_groups: Iterable[MessageColumns]) -> int:
-        """Publish what earlier attempts have not; how many messages this one published."""
+        """Publish what earlier attempts have not; return the number of messages published now."""
         target, published, rows = self._target, 0, 0
         last_committed = with_retry(
             *self._retry_args, lambda connection: load_committed_epoch(connection, target)
@@ -123,7 +123,7 @@ class AtomicWriter:
         return with_retry(*self._retry_args, lambda connection: load_progress(connection, self._target))
 
     def _is_recorded(self, batch: WriteBatch) -> bool:
-        """Whether an earlier attempt stored this chunk; raises if it stored something else."""
+        """Return whether an earlier attempt stored this chunk; raise if it stored something else."""
         progress, target = self._progress, self._target
         if progress.epoch > target.epoch:
             return True
@@ -144,7 +144,7 @@ class AtomicWriter:
         )
 
     def _store_batch(self, batch: WriteBatch) -> int:
-        """Store a chunk with its record; how many messages, 0 if another attempt was first."""
+        """Store a chunk with its record; return the number of messages, 0 if another attempt was faster."""
         while True:
             rejection = self._try_send(batch)
             if rejection is None:
@@ -159,7 +159,9 @@ class AtomicWriter:
                 raise WriteError(self._explain_rejection(rejection))
 
     def _try_send(self, batch: WriteBatch) -> _PublishRejected | None:
-        """Send a chunk; None when it is stored, else a refusal after which looking again helps."""
+        """Send a chunk; return None if it is stored, otherwise a rejection that may be resolved by reading the record
+        again.
+        """
         try:
             with_retry(*self._retry_args, lambda connection: self._send(connection, batch))
         except _PublishRejected as rejection:
@@ -176,7 +178,7 @@ class AtomicWriter:
 
     def _send(self, connection: BlockingConnection, batch: WriteBatch) -> None:
         if self._outcome_unknown:
-            # The link broke while a batch was under way: look whether it arrived.
+            # The connection broke during a batch: check whether it was stored.
             self._progress, self._outcome_unknown = load_progress(connection, self._target), False
             if self._is_recorded(batch):
                 return
@@ -194,7 +196,7 @@ class AtomicWriter:
             ack["seq"], self._target.epoch, batch.rows, batch.crc, self._target.owner
         )
         if self._claim_uploader is not None:
-            # The messages of a batch follow each other, and the record is the last of them.
+            # The messages of a batch have consecutive sequences, and the record is the last of them.
             first = ack["seq"] - len(batch)
             self._claim_uploader.confirm((each, self._target.stream, first + each.row) for each in uploaded)
 
@@ -220,7 +222,7 @@ def _get_max_payload(connection: BlockingConnection) -> int:
 
 
 class _PublishRejected(Exception):
-    """A server's refusal."""
+    """The server rejected a publish."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(f"{error.get('description')} [{error.get('err_code')}]")
@@ -228,7 +230,9 @@ class _PublishRejected(Exception):
 
 
 def _has_same_payload(stored: bytes, sent: bytes) -> bool:
-    """Whether two messages carry the same payload. A claim's id follows from it, the rest of a reference does not."""
+    """Return whether two messages have the same payload. A claim's id is derived from it, the rest of a reference is
+    not.
+    """
     if stored == sent:
         return True
     try:
@@ -238,7 +242,7 @@ def _has_same_payload(stored: bytes, sent: bytes) -> bool:
 
 
 class IdempotentWriter:
-    """Once within the stream's duplicate window; for streams without atomic batches."""
+    """Publishes once within the stream's duplicate window; for streams without atomic batches."""
 
     def __init__(self, target: WriteTarget) -> None:
         self._target = target
@@ -246,11 +250,11 @@ class IdempotentWriter:
         self._claim_uploader = target.make_claim_uploader()
 
     def publish(self, messages: Iterable[RawMessage]) -> int:
-        """The same for messages that come one by one."""
+        """Like `publish_columns`, for single messages."""
         return self.publish_columns(gather_messages(messages))
 
     def publish_columns(self, column_groups: Iterable[MessageColumns]) -> int:
-        """Publish everything; the server drops what it has. How many messages were new."""
+        """Publish everything; the server drops what it has already. Return the number of new messages."""
         target, new = self._target, 0
         with undo_uploads_on_reject(self._claim_uploader):
             for batch in make_write_batches(column_groups, target.batch_messages):
@@ -265,7 +269,7 @@ class IdempotentWriter:
         header_prefix = b"Nats-Msg-Id: %s" % self._id_prefix.encode()
         if any(any_has_header(each, _MSG_ID_HEADER) for each in batch.column_groups):
             batch, header_prefix = self._add_msg_ids(batch, first), b""
-        # Refusals may overtake acknowledgements, so what stands for a claim is answered to an inbox of its own.
+        # Errors may overtake acks, so messages with claims have inboxes of their own.
         own_inboxes = {each.row: connection.new_inbox() for each in uploaded}
         with keep_uploads_on_unknown(self._claim_uploader):
             connection.send(batch.encode(reply, header_prefix, first, own_inboxes))
@@ -284,9 +288,9 @@ class IdempotentWriter:
         return sum(not ack.get("duplicate", False) for _, ack in acks)
 
     def _check_same_row(self, connection: BlockingConnection, batch: WriteBatch, seq: int) -> None:
-        """What is stored under a row's id must be that row: another one would be dropped, and be nowhere.
+        """Check that the message stored with a row's id is that row: a different row would be dropped and lost.
 
-        One of a chunk is looked at: rows that come in other partitions or in another order move together.
+        One row per chunk is checked: rows that move to other partitions or change their order move together.
         """
         target = self._target
         try:
@@ -294,7 +298,7 @@ class IdempotentWriter:
                 f"{target.api_prefix}.STREAM.MSG.GET.{target.stream}", {"seq": seq}
             ).payload
         except ServerRejected:
-            return  # who may only publish cannot compare
+            return  # a user who may only publish cannot compare
         message = json.loads(found).get("message", {})
         header_lines, stored = (base64.b64decode(message.get(name, "")) for name in ("hdrs", "data"))
         name, _, row_text = (find_header(header_lines, _MSG_ID_HEADER) or b"").rpartition(b":")
@@ -308,7 +312,7 @@ class IdempotentWriter:
             )
 
     def _add_msg_ids(self, batch: WriteBatch, first: int) -> WriteBatch:
-        """The same messages, each with an id: its own, else that of its place."""
+        """Return the same messages, each with an id: its own, or one derived from its place."""
         name, with_ids = self._id_prefix.encode(), []
         for each in batch.column_groups:
             header_lines = [b""] * len(each) if each.header_lines is None else each.header_lines.to_pylist()
@@ -325,7 +329,7 @@ class IdempotentWriter:
     def _receive_acks(
         self, connection: BlockingConnection, inboxes: set[bytes], count: int
     ) -> list[tuple[bytes, dict[str, Any]]]:
-        """All that was answered, and to which inbox."""
+        """Return all replies with the inbox that each was sent to."""
         found = []
         for message in connection.iter_messages(
             connection.address.timeout_s, f"messages for stream {self._target.stream!r}"

@@ -41,7 +41,7 @@ _BATCH_MAX = 1000
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """All options of the sink; `progress` is "" where messages carry ids instead."""
+    """All options of the sink; `progress` is "" if messages carry ids instead."""
 
     address: ServerAddress
     stream: str
@@ -62,7 +62,7 @@ class WriteOptions:
 
 @dataclass
 class TaskCommitMessage(WriterCommitMessage):
-    """What a task did, and as whom."""
+    """What a task did, and its identity."""
 
     messages: int
     query: str
@@ -100,7 +100,7 @@ _WRITE_OPTIONS: dict[str, tuple[str, Any]] = {
 
 
 def parse_write_options(raw: Mapping[str, str]) -> WriteOptions:
-    """The options of a write."""
+    """Parse the options of a write."""
     options = o.normalize_names(raw)
     options.pop("checkpointlocation", None)
     o.check_known(options, _WRITE_OPTIONS, also=("stream",))
@@ -110,7 +110,8 @@ def parse_write_options(raw: Mapping[str, str]) -> WriteOptions:
         **o.parse_options(options, _WRITE_OPTIONS),
     )
     if parsed.domain and parsed.claim_config:
-        # Claims are registered where the connection leads, and who collects them would not see the stream's consumers.
+        # Claims are registered on the server we connect to; its collectors would not see the consumers of a stream
+        # elsewhere.
         raise o.OptionError(
             "options `domain` and `claimConfig` do not go together: claims belong to the domain of the server that is "
             "written to. Give `servers` of that domain instead of `domain`"
@@ -119,7 +120,7 @@ def parse_write_options(raw: Mapping[str, str]) -> WriteOptions:
 
 
 def adapt_to_stream(options: WriteOptions) -> WriteOptions:
-    """Options that suit the stream as it is: whether batches are atomic, and where progress is recorded."""
+    """Adapt the options to the stream: whether batches are atomic, and where progress is recorded."""
     stream_info = fetch_stream_info(options.address, options.api_prefix, options.stream, options.reconnect_s)
     options = _with_claim_upload(options, stream_info)
     blocker = _find_atomic_blocker(stream_info)
@@ -140,11 +141,11 @@ def adapt_to_stream(options: WriteOptions) -> WriteOptions:
 
 
 def _find_atomic_blocker(stream_info: StreamInfo) -> str:
-    """Why batches with records cannot be written to a stream, and what to do; "" if they can."""
+    """Return why batches with records cannot be written to a stream, and what to do; "" if they can."""
     if not stream_info.config.get("allow_atomic"):
         return "takes no atomic batches: set allow_atomic"
     if stream_info.retention != "limits":
-        # Where interest decides what is kept, a record goes as soon as nobody waits for it.
+        # With interest retention a record is removed as soon as nobody waits for it.
         return (
             f"has retention {stream_info.retention}, so it does not keep a record of what was written: use one with "
             "limits"
@@ -153,7 +154,7 @@ def _find_atomic_blocker(stream_info: StreamInfo) -> str:
 
 
 def _with_claim_upload(options: WriteOptions, stream_info: StreamInfo) -> WriteOptions:
-    """Where large payloads are put away, made ready; nothing without a configuration of claims."""
+    """Add and prepare the upload of large payloads; does nothing without a claim configuration."""
     if not options.claim_config:
         return options
     from headrace.claims.errors import ConfigError
@@ -176,7 +177,9 @@ def _with_claim_upload(options: WriteOptions, stream_info: StreamInfo) -> WriteO
 
 
 def _find_progress_prefix(stream_info: StreamInfo) -> str:
-    """Where progress goes by default: to a subject of the stream that is there for it, else beside its messages."""
+    """Return the default subject prefix for progress: a subject of the stream meant for it, otherwise beside its
+    messages.
+    """
     subjects = stream_info.config.get("subjects") or []
     own_prefix = f"_progress.{stream_info.name}"
     if f"{own_prefix}.>" in subjects or "_progress.>" in subjects or ">" in subjects:
@@ -208,7 +211,7 @@ class JetStreamBatchWriter(DataSourceArrowWriter):
         return _write_partition(self.options, self.layout, iterator, self.name, 0)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What is repeated under a name must have been divided alike; who has no name is not repeated."""
+        """Check that a named write, if repeated, had the same partitions; a write without a name is not repeated."""
         if self.options.progress and self.options.write_id:
             mark_reachable(self.options.address)
             target, partitions = _make_target(self.options, self.name, 0), len(messages)
@@ -235,13 +238,13 @@ class JetStreamMicroBatchWriter(DataSourceStreamArrowWriter):
         return _write_partition(self.options, self.layout, iterator, name, epoch, owner)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """All rows are there: say so, for Spark may crash before it knows, and repeat the epoch divided otherwise."""
+        """Record that all rows are stored: Spark may crash before it knows, and repeat the epoch with other partitions."""
         done = next((each for each in messages if isinstance(each, TaskCommitMessage)), None)
         if self.options.progress and done is not None:
             commit_epoch(_make_target(self.options, done.query, batchId, owner=done.owner), len(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is undone: the epoch is repeated, and goes on where its records end."""
+        """Undo nothing: the epoch is repeated, and continues after its records."""
 
 
 def _write_partition(

@@ -31,17 +31,17 @@ else:
 
 _BATCH_BYTES_MAX = 4 << 20
 _GATHER_MESSAGES = 1000
-#: What the publishers' own headers take at most.
+#: Maximum size of the headers that publishers add.
 _HEADERS_ADDED = 200
 
 
 class WriteError(HeadraceError):
-    """Rows that could not be written, or not once."""
+    """Rows could not be written, or not exactly once."""
 
 
 @dataclass(frozen=True)
 class WriteBatch:
-    """Messages that are stored together, and where the task stands behind them."""
+    """Messages that are stored together, and the task's progress after them."""
 
     column_groups: list[MessageColumns]
     rows: int
@@ -51,7 +51,7 @@ class WriteBatch:
         return sum(len(each) for each in self.column_groups)
 
     def get_payload(self, row: int) -> bytes:
-        """That of the message at a place."""
+        """Return the payload of the message at `row`."""
         for each in self.column_groups:
             if row < len(each):
                 return bytes(each.payloads[row].as_py())
@@ -61,9 +61,9 @@ class WriteBatch:
     def encode(
         self, reply: bytes, header_prefix: bytes, first: int, own_inboxes: Mapping[int, bytes] | None = None
     ) -> bytearray:
-        """The publishes of all messages; each one's number completes the header that `mark` begins.
+        """Encode the publishes of all messages; each one's number completes the header that `header_prefix` begins.
 
-        Answers go to `reply`, or to the inbox that the message at a place has of its `own`.
+        Replies go to `reply`, or to the message's inbox in `own_inboxes`.
         """
         out = bytearray()
         for each, inbox in self._split_by_inbox(reply, own_inboxes or {}):
@@ -77,7 +77,7 @@ class WriteBatch:
     def _split_by_inbox(
         self, reply: bytes, own_inboxes: Mapping[int, bytes]
     ) -> Iterator[tuple[MessageColumns, bytes]]:
-        """Messages whose answers go to the same inbox, in order."""
+        """Yield groups of messages whose replies go to the same inbox, in order."""
         offset = 0
         for each in self.column_groups:
             indexes = [index - offset for index in own_inboxes if offset <= index < offset + len(each)]
@@ -88,14 +88,16 @@ class WriteBatch:
 
 
 def gather_messages(messages: Iterable[RawMessage]) -> Iterator[MessageColumns]:
-    """Messages that come one by one, gathered."""
+    """Gather single messages into columns."""
     pending = iter(messages)
     while gathered := list(islice(pending, _GATHER_MESSAGES)):
         yield make_message_columns(gathered)
 
 
 def make_write_batches(column_groups: Iterable[MessageColumns], size: int) -> Iterator[WriteBatch]:
-    """Messages in pieces that one atomic batch takes; the same messages make the same pieces, however they come."""
+    """Group messages into chunks that fit one atomic batch; the same messages make the same chunks, however they
+    arrive.
+    """
     pending: list[MessageColumns] = []
     rows = crc = count = length = 0
     for each in column_groups:
@@ -113,7 +115,7 @@ def make_write_batches(column_groups: Iterable[MessageColumns], size: int) -> It
 
 
 def _count_fitting(columns: MessageColumns, offset: int, rows: int, bytes_left: int) -> tuple[int, int]:
-    """How many messages from `at` on still fit, and their bytes; the one that fills the room fits too."""
+    """Return how many messages from `offset` on still fit, and their bytes; the one that fills the chunk still fits."""
     ends, _ = get_offsets_and_bytes(columns.payloads)
     next_ends = ends[offset + 1 : offset + 1 + rows]
     fit_count = min(int(np.searchsorted(next_ends, int(ends[offset]) + bytes_left)) + 1, len(next_ends))
@@ -121,7 +123,7 @@ def _count_fitting(columns: MessageColumns, offset: int, rows: int, bytes_left: 
 
 
 def _compute_crc(column_groups: list[MessageColumns], crc: int) -> int:
-    """What the messages were: their lengths and bytes, column by column."""
+    """Return the checksum of the messages: their lengths and bytes, column by column."""
     columns = [0] * 6
     for each in column_groups:
         for index, column in enumerate(each.to_buffers()):
@@ -133,7 +135,7 @@ def _compute_crc(column_groups: list[MessageColumns], crc: int) -> int:
 
 
 def check_size(batch: WriteBatch, limit: int) -> None:
-    """A message beyond the server's limit would end the connection."""
+    """Reject a message beyond the server's limit, which would end the connection."""
     largest = max(_find_largest(each) for each in batch.column_groups) + _HEADERS_ADDED
     if largest > limit:
         raise WriteError(
