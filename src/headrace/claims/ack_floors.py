@@ -32,11 +32,11 @@ class Floor:
     name: str
     filters: tuple[str, ...]
     ack_floor: int
-    #: Everything up to here was delivered, and nothing of it awaits an ack.
+    #: Everything up to here was delivered, and none of it awaits an ack.
     delivered_floor: int
-    #: The first sequence that it can have had; None when nobody knows.
+    #: The first sequence that it can have received; None if unknown.
     start_seq: int | None = None
-    #: When the first message was stored, at the earliest, that it can have had.
+    #: Earliest storage time of a message that it can have received.
     start_time_ns: int = 0
 
     def needs(self, subject: str, seq: int) -> bool:
@@ -46,7 +46,7 @@ class Floor:
         return not self.filters or any(matches(pattern, subject) for pattern in self.filters)
 
     def has_read(self, subject: str, seq: int, stored_ns: int) -> bool:
-        """Whether it had the message and needs it no more; who began behind it has not read it."""
+        """Return whether it received the message and no longer needs it; a consumer that began later has not read it."""
         could_have_read = (
             self.start_seq is not None and seq >= self.start_seq and stored_ns >= self.start_time_ns
         )
@@ -54,25 +54,26 @@ class Floor:
 
 
 class Floors:
-    """The floors of the streams asked about, read once each."""
+    """Floors of streams, each read once."""
 
     def __init__(self, jetstream: JetStreamClient, on_rejected: OnRejected = log_rejected) -> None:
         self._jetstream = jetstream
         self._on_rejected = on_rejected
         self._by_stream: dict[str, list[Floor] | None] = {}
-        #: Streams that cannot be asked: one request each is enough.
+        #: Streams that could not be queried: one request each is enough.
         self._failed: dict[str, RequestTimeout | RequestError] = {}
 
     async def get(self, stream: str) -> list[Floor] | None:
-        """The floors of a stream; None when the stream is gone."""
+        """Return the floors of a stream; None if the stream is gone."""
         if stream not in self._by_stream:
             self._by_stream[stream] = await self._asked(stream, self._load(stream))
         return self._by_stream[stream]
 
     async def find_blocking_consumer(self, stream: str, subject: str, seq: int, excluding: str = "") -> str:
-        """Who still needs the message, by name; "" when nobody does or it has left the stream.
+        """Return the name of a consumer or reader that still needs the message; "" if there is none or the message is
+        gone.
 
-        `excluding` is a consumer whose ack of this very message was confirmed, though its floor may lag behind.
+        `excluding` is a consumer whose ack of this very message was confirmed, although its floor may lag.
         """
         floors = await self.get(stream) or ()
         blocker = next(
@@ -81,7 +82,7 @@ class Floors:
         return "" if blocker and await self.is_gone(stream, seq) else blocker
 
     async def is_fully_read(self, stream: str, subject: str, seq: int, stored_ns: int) -> bool:
-        """Whether somebody has read the message, stored then or later, and nobody is left who needs it; or it is gone."""
+        """Return whether a message, stored at `stored_ns` or later, was read and nobody needs it any more; or is gone."""
         floors = await self.get(stream) or ()
         is_needed = any(item.needs(subject, seq) for item in floors)
         if not is_needed and any(item.has_read(subject, seq, stored_ns) for item in floors):
@@ -89,11 +90,11 @@ class Floors:
         return await self.is_gone(stream, seq)
 
     async def is_gone(self, stream: str, seq: int) -> bool:
-        """Whether a message has left its stream."""
+        """Return whether a message has left its stream."""
         return await self._asked(stream, self._jetstream.get_message(stream, seq)) is None
 
     async def _asked(self, stream: str, asking: Coroutine[Any, Any, _T]) -> _T:
-        """Ask about a stream; where that failed once it is not tried again, since each attempt may take seconds."""
+        """Query a stream; a failed query is not repeated, since each attempt may take seconds."""
         if stream in self._failed:
             asking.close()
             raise self._failed[stream]
@@ -122,10 +123,10 @@ class Floors:
         raise RequestTimeout(f"the consumers of {stream!r} change while they are listed")
 
     async def _list_all_pages(self, stream: str) -> list[Floor] | None:
-        """All pages of the list, which is in the order of names; None if it changed between two of them.
+        """Return all pages of the consumer list, which is ordered by name; None if it changed between two pages.
 
-        Each page but the first begins with the last name of the one before: where it does not, somebody was added or
-        deleted meanwhile, and others may have been passed over.
+        Each page but the first begins with the last name of the previous one: if not, a consumer was added or deleted
+        meanwhile, and others may have been skipped.
         """
         floors: dict[str, Floor] = {}
         total = 1
@@ -143,7 +144,7 @@ class Floors:
 
 
 def _parse_page(page: dict[str, Any]) -> dict[str, Floor]:
-    """The floors of a page, by name; who did not answer, or cannot now, may need everything."""
+    """Return the floors of a page, by name; consumers that did not answer, or are offline, may need everything."""
     unresponsive = [*(page.get("missing") or ()), *(page.get("offline") or ())]
     found = [parse_floor(info) for info in page.get("consumers") or ()]
     return {floor.name: floor for floor in (*found, *(Floor(name, (), 0, 0) for name in unresponsive))}
@@ -164,7 +165,7 @@ def parse_floor(info: dict[str, Any]) -> Floor:
 
 
 def _get_start_time_ns(info: dict[str, Any]) -> int:
-    """When the messages begin that a consumer can have had; where it began with the newest ones, its own time."""
+    """Return the storage time from which a consumer can have received messages; its creation if it began with new ones."""
     config = info["config"]
     if config.get("deliver_policy", "all") in ("all", "by_start_sequence"):
         return 0
@@ -182,10 +183,10 @@ async def register_reader(
     start: int | None = None,
     filters: Sequence[str] = (),
 ) -> None:
-    """Protect what a reader that does not ack has still to read: everything above `acked`, while the lease lasts.
+    """Protect what a reader that does not ack still has to read: everything above `acked`, while the lease lasts.
 
-    What it has read from `start` on counts as read, once nobody else needs it; without `start` nothing does. With
-    `filters` it reads these subjects only.
+    Messages from `start` to `acked` count as read, once nobody else needs them; without `start` none do. With `filters`
+    it reads these subjects only.
     """
     lease_body: dict[str, object] = {"acked": acked}
     if start is not None:
@@ -201,13 +202,13 @@ async def register_reader(
 async def list_reader_leases(
     jetstream: JetStreamClient, stream: str, on_rejected: OnRejected = log_rejected
 ) -> list[Floor]:
-    """The leases of a stream; a marker of one that ran out is none."""
+    """Return the leases of a stream; markers of expired leases are ignored."""
     leases = await jetstream.get_all(STREAM, f"$CLAIMS.reader.{stream}.*")
     return [await _parse_lease(item, on_rejected) for item in leases if item.data]
 
 
 async def _parse_lease(item: StreamMessage, on_rejected: OnRejected) -> Floor:
-    """The floor of a lease. A reader whose lease cannot be read may need everything, and has read nothing."""
+    """Return the floor of a lease. A reader whose lease is unreadable may need everything, and has read nothing."""
     name = f"reader {item.subject.rpartition('.')[2]}"
     try:
         lease = decode_lease(item.subject, item.data)
@@ -218,7 +219,7 @@ async def _parse_lease(item: StreamMessage, on_rejected: OnRejected) -> Floor:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a filter takes a subject."""
+    """Return whether a filter matches a subject."""
     return _matches(pattern.split("."), subject.split("."))
 
 

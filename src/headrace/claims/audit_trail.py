@@ -31,7 +31,7 @@ class ClaimEvent:
 
 
 class Audit:
-    """Writes and reads the trail; `enabled=False` writes nothing."""
+    """Writes and reads the audit trail; `enabled=False` writes nothing."""
 
     def __init__(self, jetstream: JetStreamClient, *, enabled: bool = True, retention_days: int = 30) -> None:
         self._jetstream = jetstream
@@ -57,7 +57,7 @@ class Audit:
             )
 
     async def events(self, namespace: str = "*", claim_id: str = "*") -> AsyncIterator[ClaimEvent]:
-        """What is known, oldest first."""
+        """Yield the known events, oldest first."""
         async for page in scan_subjects(self._jetstream, STREAM, f"$CLAIMS.audit.{namespace}.{claim_id}.*"):
             for item in page:
                 yield _parse_event(item)

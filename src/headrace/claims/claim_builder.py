@@ -19,7 +19,7 @@ from headrace.claims.streaming_upload import PayloadEncoder
 
 @dataclass(frozen=True, slots=True)
 class PendingClaim:
-    """A payload on its way; `size` is None where it is known only at the end."""
+    """A payload being uploaded; `size` is None if it is known only at the end."""
 
     config: ClaimConfig
     subject: str
@@ -37,7 +37,7 @@ class PendingClaim:
         return StaticAttributes(content_type=self.content_type, tags=tags, make_metadata=self.metadata)
 
     def metadata(self) -> dict[str, str]:
-        """As complete as it can be when the store asks."""
+        """Metadata as complete as it can be when the store asks for it."""
         encoder = self.encoder
         details = {
             "original-size": encoder.original_size if encoder.is_finished else self.size,
@@ -48,7 +48,7 @@ class PendingClaim:
         )
 
     def make_reference(self) -> Reference:
-        """What the message will carry; only when all of the payload has passed."""
+        """Make the reference for the message; only after the whole payload was read."""
         encoder = self.encoder
         return Reference(
             self.claim_id,

@@ -27,7 +27,7 @@ _LOG = logging.getLogger("headrace.claims")
 
 @dataclass(slots=True)
 class CollectReport:
-    """What a pass did, or in a dry run would do."""
+    """What a pass did or, in a dry run, would do."""
 
     collected: int = 0
     expired: int = 0
@@ -62,7 +62,7 @@ class CollectReport:
 
 
 class ClaimDeleter:
-    """Removes the claims of one namespace."""
+    """Deletes claims of one namespace."""
 
     def __init__(
         self, config: ClaimConfig, store: ObjectStore, registry: Registry, audit: Audit, metrics: Metrics
@@ -76,9 +76,9 @@ class ClaimDeleter:
     async def delete(
         self, to_delete: Sequence[tuple[ClaimEntry, str]], now_ns: int, report: CollectReport
     ) -> tuple[list[ClaimEntry], list[ClaimEntry]]:
-        """Remove claims (entry, event); those that are gone now and those that are not, because the store would not
-        delete their objects or somebody changed them meanwhile. Claims whose objects are not ours to delete are
-        reported and in neither list: their facts stay, and trying again would not help.
+        """Delete claims (entry, event). Returns those that are gone now, and those that are not, because the store did
+        not delete their objects or somebody changed them meanwhile. Claims whose objects are not ours are reported and
+        in neither list: their records stay, and a retry would not help.
         """
         to_delete = await self._owned(to_delete, report)
         events = {entry.object_key: event for entry, event in to_delete}
@@ -86,7 +86,7 @@ class ClaimDeleter:
         tombstones = {
             entry.object_key: tombstone for entry, tombstone in await self._registry.remove(entries)
         }
-        # An object whose time is over and that nobody knows goes in any case.
+        # An orphan whose time is over is deleted in any case.
         deletable = [entry for entry in entries if entry.object_key in tombstones or not entry.revision]
         deleted, failed = await self._delete_objects(deletable)
         await self._restore_entries(
@@ -104,7 +104,7 @@ class ClaimDeleter:
     async def _owned(
         self, to_delete: Sequence[tuple[ClaimEntry, str]], report: CollectReport
     ) -> list[tuple[ClaimEntry, str]]:
-        """Leave out, and report, what is not in the configured bucket or not of this namespace."""
+        """Filter out, and report, objects outside the configured bucket or namespace."""
         owned = [(entry, event) for entry, event in to_delete if self._objects.is_own(entry)]
         for entry, _ in to_delete if len(owned) < len(to_delete) else ():
             if not self._objects.is_own(entry):
@@ -125,7 +125,7 @@ class ClaimDeleter:
             )
 
     async def _restore_entries(self, removed: Sequence[tuple[ClaimEntry, int]], now_ns: int) -> None:
-        """Facts of what is still there; if that fails the key's hour ends it."""
+        """Restore the records of objects that still exist; if that fails, the hour in the key ends them."""
         for entry, tombstone in removed:
             ttl_s = metadata_ttl_s(entry, self._config.ttl.grace_period, now_ns)
             try:
@@ -142,7 +142,7 @@ class ClaimDeleter:
     async def _delete_objects(
         self, entries: Sequence[ClaimEntry]
     ) -> tuple[list[ClaimEntry], list[ClaimEntry]]:
-        """All at once; if the store refuses, one by one, to learn which."""
+        """Delete all at once; if the store refuses, one by one, to learn which ones fail."""
         if not entries:
             return [], []
         try:

@@ -36,7 +36,7 @@ _LOG = logging.getLogger("headrace.claims")
 
 
 class Claims:
-    """One namespace on one connection: `producer`, `consumer`, `collector`. The connection stays the caller's."""
+    """One namespace on one connection: `producer`, `consumer`, `collector`. The caller owns the connection."""
 
     wire = RenamedAttribute("jetstream")
 
@@ -85,9 +85,9 @@ class Claims:
         retry_s: float = 30.0,
         set_up: bool = True,
     ) -> Claims:
-        """Everything in place and checked; `streams` that carry the references are checked too, with warnings.
+        """Set up and check everything; `streams` that carry the references are checked too, with warnings.
 
-        With `set_up=False` nothing is created: for programs without the permissions to do so, where a collector has set
+        With `set_up=False` nothing is created: for programs without the permissions to do so, when a collector has set
         up the namespace before. The namespace's published configuration is compared with this one.
         """
         claims = cls(
@@ -108,7 +108,7 @@ class Claims:
         return claims
 
     async def check(self) -> None:
-        """Compare with what a collector has set up, by reading only; `ConfigConflict` if that cannot work."""
+        """Compare with what a collector has set up, by reading only; raise `ConfigConflict` if that cannot work."""
         for warning in await published_config.check(self.jetstream, self.config, required=True):
             _LOG.warning("%s", warning)
 
@@ -127,7 +127,7 @@ class Claims:
         return await lint(self.jetstream, self.config, self.store, streams)
 
     async def close(self) -> None:
-        """Let go of the store and the subscription; the connection is not closed."""
+        """Close the store and the subscription; the connection stays open."""
         await self.jetstream.close()
         await self.store.close()
 

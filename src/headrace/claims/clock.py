@@ -15,7 +15,7 @@ _FRACTION = re.compile(r"\.(\d{1,9})")
 
 
 class FakeClock:
-    """Time that stands still until it is moved; for tests of programs that use claims."""
+    """A clock that stands still until it is moved; for tests of programs that use claims."""
 
     def __init__(self, now_ns: int | None = None) -> None:
         self._now_ns = time.time_ns() if now_ns is None else now_ns
@@ -37,7 +37,7 @@ def format_rfc3339(time_ns: int) -> str:
 
 
 def parse_rfc3339_ns(text: str) -> int:
-    """Nanoseconds of a time as servers write it; one that a client gave them may be in another zone than UTC."""
+    """Parse a time as servers write it; a time from a client may be in a zone other than UTC."""
     moment = datetime.fromisoformat(text).replace(microsecond=0)
     fraction = _FRACTION.search(text)
     return int(moment.timestamp()) * SECOND_NS + (int(fraction[1].ljust(9, "0")) if fraction else 0)

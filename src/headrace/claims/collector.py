@@ -35,7 +35,7 @@ _RETRY_S = 30.0
 
 
 class Collector:
-    """Collects the claims of one namespace; `clock=None` asks the server for the time."""
+    """Collects the claims of one namespace; with `clock=None` it asks the server for the time."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Collector:
     async def ensure(self) -> None:
         """Create the shared consumer if it is missing.
 
-        The request names the filter, so that a permission for it is one for the markers of this namespace only.
+        The request names the filter, so that a permission for it covers the markers of this namespace only.
         """
         due = due_subject(self._config.namespace, "*")
         await self._jetstream.api_request(
@@ -79,7 +79,7 @@ class Collector:
         )
 
     async def collect(self, *, sweep: bool = True, dry_run: bool = False) -> CollectReport:
-        """Everything that is due now, and a sweep for what fell through."""
+        """Collect everything that is due now, and sweep for what was missed."""
         report = CollectReport()
         if not dry_run:
             report.add(await self.collect_due())
@@ -88,11 +88,11 @@ class Collector:
         return report
 
     async def collect_due(self, expires_s: float = 0) -> CollectReport:
-        """All markers that are there; with `expires_s`, those that come within that time."""
+        """Process all existing markers; with `expires_s`, also those that arrive within that time."""
         report = CollectReport()
         if expires_s:
             await self._process_markers(await self._pull(expires_s), report)
-        # Several at once: one is deleting while the server answers another.
+        # Several at once: one deletes while the server answers another.
         await asyncio.gather(*(self._drain(report) for _ in range(_CONCURRENT_DRAINS)))
         return report
 
@@ -101,7 +101,7 @@ class Collector:
             await self._process_markers(messages, report)
 
     async def watch(self, sweep_every_s: float = 300.0, poll_s: float = 5.0) -> None:
-        """Collect for ever. What fails now is tried again; the store or the server may come back."""
+        """Collect forever. Failures are retried; the store or the server may come back."""
         loop = asyncio.get_running_loop()
         next_sweep = loop.time()
         while True:
@@ -122,7 +122,7 @@ class Collector:
                 raise
         except RequestTimeout:
             _LOG.info("the consumer %s is gone; made anew", self._consumer_name)
-        await self.ensure()  # someone deleted it under us
+        await self.ensure()  # somebody deleted it meanwhile
         return await self._jetstream.pull(STREAM, self._consumer_name, _BATCH, expires_s)
 
     async def _process_markers(self, messages: Sequence[Msg], report: CollectReport) -> None:
@@ -144,7 +144,7 @@ class Collector:
         await self._ack_markers(messages, markers, waiting, [*failed, *unknown])
 
     async def _report_strange(self, markers: Mapping[str, Msg]) -> None:
-        """Report markers of what cannot be a claim. A `*` in a request would stand for every claim there is."""
+        """Report markers whose ids cannot be claims. A `*` in a request would match every claim."""
         for claim_id, message in markers.items():
             if not is_claim_id(claim_id):
                 seq = message.metadata.sequence.stream
@@ -154,8 +154,8 @@ class Collector:
     async def _decide(
         self, entries: Iterable[ClaimEntry], markers: dict[str, Msg]
     ) -> tuple[list[tuple[ClaimEntry, str]], list[tuple[ClaimEntry, float, int]], list[ClaimEntry]]:
-        """What may go, what has to wait, and what cannot be decided now: one stream that nobody may ask about, or that
-        does not answer, must not keep the other claims from being collected.
+        """Return the claims to delete, those that must wait, and those that cannot be decided now: a stream that may
+        not be queried, or does not answer, must not prevent other claims from being collected.
         """
         floors, now_ns = Floors(self._jetstream, self._registry.on_rejected), await self._now_ns()
         to_delete: list[tuple[ClaimEntry, str]] = []
@@ -182,7 +182,7 @@ class Collector:
         waiting: Sequence[tuple[ClaimEntry, float, int]],
         failed: Sequence[ClaimEntry],
     ) -> None:
-        """What failed comes back after a while; the rest is acknowledged, and markers dealt with are dropped."""
+        """NAK the markers of failed claims, so that they come back; ack the rest, and delete markers that are done."""
         failed_ids = {entry.claim_id for entry in failed}
         deferred_ids = {entry.claim_id for entry, _, _ in waiting}
         for message in messages:

@@ -25,7 +25,7 @@ Warn = Callable[[str], None]
 
 
 class CollectorService:
-    """The collectors of some namespaces; `options` are those of `nats.connect`."""
+    """Collectors of some namespaces; `options` are those of `nats.connect`."""
 
     def __init__(self, configs: Sequence[ClaimConfig], warn: Warn, **options: Any) -> None:
         self.metrics = Metrics()
@@ -36,17 +36,17 @@ class CollectorService:
         self._retry_s = 1.0
 
     def start(self) -> None:
-        """Begin; nothing is waited for, as nothing here may keep a server from starting."""
+        """Start without waiting: nothing here may keep a server from starting."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End, in the middle of whatever is under way: all of it can be done again."""
+        """Stop in the middle of any work: all of it can be repeated."""
         task, self._task = self._task, None
         if task is not None:
             await _cancel_and_wait(task)
 
     def export_metrics(self) -> bytes:
-        """The metrics, in the text format of Prometheus."""
+        """Return the metrics in Prometheus text format."""
         return generate_latest(self.metrics.registry)
 
     async def _run(self) -> None:
@@ -56,7 +56,7 @@ class CollectorService:
                 *(self._collect_forever(connection, config) for config in self._configs)
             )
         finally:
-            # Not flushed: the server may be gone already, and acks that were not sent mean another look.
+            # Not flushed: the server may be gone already, and unsent acks only cause a redelivery.
             await connection.close()
 
     async def _connect(self) -> Connection:
@@ -73,7 +73,7 @@ class CollectorService:
                 await self._warn_and_wait("no connection", error)
 
     async def _collect_forever(self, connection: Connection, config: ClaimConfig) -> None:
-        """Collect, whatever happens."""
+        """Collect, whatever fails."""
         while True:
             try:
                 async with Claims(connection, config, metrics=self.metrics) as claims:
@@ -89,11 +89,11 @@ class CollectorService:
         self._retry_s = min(self._retry_s * 2, _RETRY_S_MAX)
 
     async def _on_error(self, error: Exception) -> None:
-        """nats-py would write a trace of each; what matters shows in what we try."""
+        """Ignore the error: nats-py would print a traceback for each, and important ones surface in our own calls."""
 
 
 async def run_until_cancelled(*work: Awaitable[None]) -> None:
-    """Do things that go on until they are cancelled, and see to it that all of them end then."""
+    """Run awaitables that last until they are cancelled, and make sure that all of them end then."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION) if tasks else ((), ())
@@ -105,7 +105,7 @@ async def run_until_cancelled(*work: Awaitable[None]) -> None:
 
 
 async def _cancel_and_wait(task: asyncio.Future[Any]) -> None:
-    """Cancel until it has ended. A cancellation gets lost where an answer comes in the same moment (`asyncio.wait_for`
+    """Cancel until the task has ended. A cancellation is lost if a reply arrives at the same moment (`asyncio.wait_for`
     before 3.12).
     """
     while not task.done():

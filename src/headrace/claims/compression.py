@@ -28,7 +28,7 @@ class Compressor(Protocol):
 
 
 def make_compressor(name: str) -> Compressor | None:
-    """The compressor of that name; None compresses nothing."""
+    """Return the compressor of that name; None if the name means no compression."""
     if name == "none":
         return None
     if name == "gzip":
@@ -39,7 +39,7 @@ def make_compressor(name: str) -> Compressor | None:
 
 
 class Decompressor:
-    """Turns stored pieces into original ones; `size_max` is what the reference promised."""
+    """Decompresses stored pieces; `size_max` is the size in the reference."""
 
     def __init__(self, name: str, size_max: int) -> None:
         self._remaining = size_max
@@ -51,7 +51,7 @@ class Decompressor:
         }[name]()
 
     def feed(self, data: Chunk) -> Iterator[Chunk]:
-        """The original pieces that this stored one completes."""
+        """Yield the original pieces that this stored one completes."""
         for chunk in self._decode(data):
             self._remaining -= len(chunk)
             if self._remaining < 0:

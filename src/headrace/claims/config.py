@@ -26,8 +26,8 @@ class Ttl:
     """How long a claim lives, in seconds.
 
     `max_age` ends every claim; `delete_after_read` decides whether reading leads to deletion, `retention_after_read`
-    when (0 = at the confirmed ack). What nobody released is never collected younger than `grace_period`, and a claim
-    somebody still needs at `max_age` gets that much more time.
+    when (0 = at the confirmed ack). A claim that nobody released is never collected while younger than `grace_period`,
+    and one that somebody still needs at `max_age` gets that much more time.
     """
 
     max_age: int = _DAY_S
@@ -47,9 +47,9 @@ PRESETS: Mapping[str, Ttl] = {
 class ClaimConfig:
     """The claim check of one namespace.
 
-    `store` holds the backend's own settings (`path` of the folder, `endpoint`, `region`, credentials, ...). They are
-    never published. `dead_letter` is a subject that gets the messages whose claims are beyond help. With
-    `strict_subjects` consumers refuse references on subjects that they were not published to.
+    `store` has the backend's own settings (`path` of the folder, `endpoint`, `region`, credentials, ...). They are
+    never published. `dead_letter` is a subject that gets the messages whose claims can never be read. With
+    `strict_subjects` consumers reject references on subjects that they were not published to.
     """
 
     namespace: str
@@ -74,27 +74,27 @@ class ClaimConfig:
 
     @property
     def end_grace_s(self) -> int:
-        """How long after its expiry a claim that somebody needs stays. Its expiry is by the producer's clock, and
-        consumers allow for a difference of clocks: until then it must be there.
+        """How long after its expiry a claim that somebody needs is kept. The expiry is by the producer's clock, and
+        consumers allow for clock skew: until then the claim must exist.
         """
         return max(self.ttl.grace_period, self.clock_skew)
 
     @property
     def lifecycle_days(self) -> int:
-        """Whole days after which the bucket's own rule may remove what everybody else missed; at least one."""
+        """Whole days after which the bucket's own rule may remove what was missed otherwise; at least one."""
         return max(1, -(-(self.ttl.max_age + self.ttl.grace_period) // _DAY_S))
 
     published = RenamedAttribute("to_published")
 
     def to_published(self) -> dict[str, Any]:
-        """What other programs of this namespace must know; no credentials, no local paths."""
+        """Return what other programs of this namespace must know; no credentials, no local paths."""
         ttl = {item.name: getattr(self.ttl, item.name) for item in fields(Ttl)}
         keys = ("enabled", "required", "threshold", "bucket", "backend", "compression")
         return {"namespace": self.namespace, **{key: getattr(self, key) for key in keys}, "ttl": ttl}
 
 
 def preset(name: str, namespace: str, **settings: Any) -> ClaimConfig:
-    """A configuration with the `ttl` of a preset: aggressive, conservative or redelivery."""
+    """Return a configuration with the `ttl` of a preset: aggressive, conservative or redelivery."""
     if name not in PRESETS:
         raise ConfigError("claim_check.preset", f"{name!r} is none of {', '.join(PRESETS)}")
     return ClaimConfig(namespace, ttl=PRESETS[name], **settings)
@@ -140,7 +140,7 @@ def _checks(config: ClaimConfig) -> Iterable[tuple[str, bool, str]]:
 
 
 def from_mapping(document: Mapping[str, Any]) -> ClaimConfig:
-    """The configuration that a document with `namespace` and `claim_check` describes."""
+    """Return the configuration in a document with `namespace` and `claim_check`."""
     _check_known_keys(document, {"namespace", "claim_check"}, "")
     namespace = _check_type("namespace", document.get("namespace"), str)
     check = _check_type("claim_check", document.get("claim_check", {}), dict)
@@ -188,7 +188,7 @@ def _check_known_keys(given: Mapping[str, Any], allowed: set[str], prefix: str) 
 
 
 def load_all(path: str | Path) -> list[ClaimConfig]:
-    """The configurations of a YAML file, one a document."""
+    """Load the configurations of a YAML file, one per document."""
     import yaml
 
     try:
@@ -201,7 +201,7 @@ def load_all(path: str | Path) -> list[ClaimConfig]:
 
 
 def load(path: str | Path, namespace: str = "") -> ClaimConfig:
-    """The configuration of a namespace in a YAML file; without a name, the only one there is."""
+    """Load the configuration of a namespace from a YAML file; without a name, the only one in it."""
     found = [config for config in load_all(path) if namespace in ("", config.namespace)]
     if len(found) != 1:
         raise ConfigError(

@@ -34,7 +34,7 @@ class Finding:
 async def lint(
     jetstream: JetStreamClient, config: ClaimConfig, store: ObjectStore, streams: Sequence[str] = ()
 ) -> list[Finding]:
-    """Everything found about a namespace; `streams` are those that carry its references."""
+    """Return all findings about a namespace; `streams` are those that carry its references."""
     found = list(_lint_config(config))
     found += await _lint_published(jetstream, config)
     found += await _lint_store(config, store)
@@ -123,7 +123,7 @@ def _lint_consumer(info: dict[str, Any], config: ClaimConfig, about: str) -> Ite
 
 
 def max_redelivery_s(info: dict[str, Any]) -> float | None:
-    """How long a consumer may go on redelivering a message; None without a limit."""
+    """Return how long a consumer may keep redelivering a message; None if unlimited."""
     times = info.get("max_deliver", -1)
     if info.get("ack_policy") == "none":
         return 0

@@ -50,14 +50,14 @@ _ATTEMPTS = 3
 
 
 _RETRY_S = 5.0
-#: Where a dead letter came from.
+#: Original subject of a dead letter.
 _FIRST_SUBJECT = "Claim-Subject"
 _DROPPED_HEADERS = (references.CLAIM_HEADER, "Nats-TTL")
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message as it was before it was offloaded."""
+    """A message as it was before its payload became a claim."""
 
     subject: str
     data: bytes
@@ -88,11 +88,11 @@ class ClaimConsumer:
         self._audit = audit
         self._metrics = metrics
         self._clock = clock
-        #: Streams whose messages may have other subjects than they were published to.
+        #: Streams whose messages may have subjects other than those they were published to.
         self._copying: set[str] = set()
 
     def reference(self, message: Msg) -> Reference | None:
-        """The reference that a message carries, checked; None if the message is its own payload."""
+        """Return the checked reference that a message carries; None if it carries its payload itself."""
         if not references.is_claim(message.headers):
             return None
         reference = references.decode(message.data)
@@ -100,7 +100,7 @@ class ClaimConsumer:
         return reference
 
     async def read(self, message: Msg) -> Received:
-        """The payload, whole and verified. Raises `Expired`, `NotFound`, `ChecksumMismatch`, `TooLarge`, ..."""
+        """Return the complete, verified payload. Raises `Expired`, `ClaimNotFound`, `ChecksumMismatch`, `TooLarge`, ..."""
         data = b"".join([bytes(chunk) async for chunk in self.stream(message)])
         reference = references.decode(message.data) if references.is_claim(message.headers) else None
         headers = {
@@ -112,7 +112,7 @@ class ClaimConsumer:
         return Received(message.subject, data, headers, content_type, reference, message)
 
     async def stream(self, message: Msg) -> AsyncIterator[Chunk]:
-        """The payload in pieces, at constant memory. Only after the last piece is it known to be what was stored."""
+        """Yield the payload in pieces, at constant memory. It is verified only after the last piece."""
         started = time.perf_counter()
         try:
             reference = self.reference(message)
@@ -132,11 +132,11 @@ class ClaimConsumer:
         await self._audit.record(namespace, reference.claim_id, "retrieved", by=_get_consumer_name(message))
 
     async def _check_subject(self, reference: Reference, message: Msg) -> None:
-        """Refuse a reference on a subject that it was not published to, unless the message can be told to be a copy.
+        """Reject a reference on a subject that it was not published to, unless the message is known to be a copy.
 
-        Subjects change lawfully: in mirrors, sources and transforms, which the stream's configuration shows; by a
-        mapping of the server's, where the registry knows the very message; and in dead letters. Others, as messages
-        that were republished or forwarded, cannot be told from forged ones.
+        Subjects change legitimately in mirrors, sources and transforms, which the stream's configuration shows; by a
+        subject mapping, if the registry knows the very message; and in dead letters. Others, such as republished or
+        forwarded messages, cannot be distinguished from forged ones.
         """
         key = references.parse_key(reference.object_key)
         first = message.subject
@@ -156,7 +156,9 @@ class ClaimConsumer:
         )
 
     async def _is_copy(self, reference: Reference, message: Msg) -> bool:
-        """Whether this is the message that the producer noted, or its stream's messages may have other subjects."""
+        """Return whether this is the message that the producer recorded, or its stream's messages may have other
+        subjects.
+        """
         try:
             place = message.metadata
         except NatsError:
@@ -174,7 +176,9 @@ class ClaimConsumer:
         return place.stream in self._copying
 
     async def ack(self, message: Msg, timeout_s: float = 5.0) -> bool:
-        """Acknowledge, and release the claim when the server confirmed; False when it did not: expect redelivery."""
+        """Acknowledge, and release the claim once the server confirmed; return False if it did not: expect a
+        redelivery.
+        """
         try:
             await message.ack_sync(timeout=timeout_s)
         except (NatsError, TimeoutError) as error:
@@ -189,10 +193,10 @@ class ClaimConsumer:
         return True
 
     async def handle(self, message: Msg, handler: Callable[[Received], Awaitable[Any]]) -> bool:
-        """Read, hand over, acknowledge; whether all of it worked.
+        """Read the payload, call the handler, acknowledge; return whether all of it worked.
 
-        What can be repaired by waiting is redelivered; a claim beyond help goes to the dead letters and is
-        terminated. What the handler raises is raised, without an ack.
+        On errors that may pass the message is redelivered; a message whose claim can never be read goes to the dead
+        letters and is terminated. Exceptions of the handler are raised, without an ack.
         """
         try:
             received = await self.read(message)
@@ -219,7 +223,7 @@ class ClaimConsumer:
         )
 
     async def _dead_letter(self, message: Msg, error: ClaimFailure) -> None:
-        """The dead letter is stored before the message is given up."""
+        """Store the dead letter, then terminate the message."""
         if self._config.dead_letter:
             headers = {
                 **(message.headers or {}),
@@ -241,16 +245,16 @@ class ClaimConsumer:
         for _ in range(_ATTEMPTS):
             floors = Floors(self._jetstream, self._registry.on_rejected)
             lookup = self._registry.find(self._config.namespace, reference.claim_id)
-            # The floors are looked at only now, after the ack, and while the facts come.
+            # The floors are read only now, after the ack, and concurrently with the record.
             entry = (
                 await lookup
                 if retention_s
                 else (await asyncio.gather(lookup, floors.get(metadata.stream)))[0]
             )
             if entry is None or entry.object_key != reference.object_key or entry.shared:
-                return  # gone already, by its age or by someone else's ack; or its age ends it
+                return  # gone already, by its age or somebody else's ack; or only its age ends it
             if not self._objects.is_own(entry) or not _may_release(entry, message):
-                return  # its age ends it
+                return  # only its age ends it
             entry = entry.with_place(metadata.stream, metadata.sequence.stream, message.subject)
             if entry.state == "pending" and not await self._is_primary_stream(metadata.stream, entry.subject):
                 if await self._registry.compare_and_set(entry, self._metadata_ttl_s(entry)):
@@ -265,23 +269,25 @@ class ClaimConsumer:
                 return
 
     async def _is_primary_stream(self, stream: str, subject: str) -> bool:
-        """Whether messages are published to this stream, which is no copy then.
+        """Return whether messages are published to this stream, so that it is not a copy.
 
-        A producer whose note was lost has not said where its message is, and a copy is read while those who read the
-        original may still need it: such a claim is released by them, or ends by its age.
+        If a producer's update was lost, the position of its message is unknown, and a copy may be read while readers of
+        the original still need the claim: such a claim is released by them, or ends by its age.
         """
         found = await self._jetstream.api_request("STREAM.NAMES", {"subject": subject})
         return stream in (found.get("streams") or ())
 
     async def _mark_released(self, entry: ClaimEntry, timer_s: float) -> bool:
-        """Write down that it was read, and when to look again; False if the facts changed meanwhile."""
+        """Record that the claim was read, and when to check again; return False if the record changed meanwhile."""
         released = replace(entry, state="released", released_ns=self._clock.now_ns())
         return await self._registry.release(released, self._metadata_ttl_s(entry), timer_s)
 
     async def _delete_now(self, entry: ClaimEntry, read_from: str, consumer: str, floors: Floors) -> bool:
-        """At retention 0 the last reader deletes; False if it was not the last, or the facts changed meanwhile."""
+        """Delete as the last reader, with retention 0; return False if it was not the last, or the record changed
+        meanwhile.
+        """
         for stream, (seq, subject) in entry.places.items():
-            # Another stream's consumer may have the same name.
+            # A consumer of another stream may have the same name.
             if await floors.find_blocking_consumer(
                 stream, subject, seq, excluding=consumer if stream == read_from else ""
             ):
@@ -305,7 +311,7 @@ class ClaimConsumer:
     async def _restore_after_failed_delete(
         self, entry: ClaimEntry, tombstone: int, error: ObjectStoreError
     ) -> None:
-        """The store would not delete it: the collector tries again."""
+        """Restore the record after the store failed to delete the object: the collector tries again."""
         self._metrics.delete_failures.labels(entry.namespace).inc()
         _LOG.warning("claim %s could not be deleted, the collector tries again: %s", entry.claim_id, error)
         await self._audit.record(entry.namespace, entry.claim_id, "failed", step="delete", error=str(error))
@@ -318,7 +324,7 @@ class ClaimConsumer:
 
 
 async def fetch(store: ObjectStore, reference: Reference) -> AsyncIterator[Chunk]:
-    """The payload of a reference that was checked, in pieces; after the last one it is known to be what was stored."""
+    """Yield the payload of a checked reference in pieces; it is verified only after the last piece."""
     claim_id = reference.claim_id
     try:
         stored = await store.get(reference.object_key)
@@ -339,7 +345,7 @@ async def _map_store_errors(stored: AsyncIterator[Chunk], claim_id: str) -> Asyn
 
 
 async def _verify(reference: Reference, stored: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
-    """Stored bytes are hashed as they come, original ones as they leave; both must be what the reference says."""
+    """Hash stored bytes as they arrive and original bytes as they leave; both must match the reference."""
     claim_id = reference.claim_id
     stored_hash, original_hash = hashlib.sha256(), hashlib.sha256()
     is_uncompressed = reference.compression == "none"
@@ -368,11 +374,11 @@ async def _verify(reference: Reference, stored: AsyncIterator[Chunk]) -> AsyncIt
 
 
 def _may_release(entry: ClaimEntry, message: Msg) -> bool:
-    """Whether the ack of this message says that the claim was read.
+    """Return whether the ack of this message means that the claim was read.
 
-    Another message of a stream that is known to carry the claim is a copy that somebody published: those who read the
-    first one may still need it. While nobody knows where the first one is, only a message on the claim's own subject
-    may be it.
+    A different message of a stream that is known to carry the claim is a copy that somebody published: readers of the
+    first one may still need the claim. While the position of the first one is unknown, only a message on the claim's
+    own subject may be it.
     """
     place = message.metadata
     known = entry.places.get(place.stream)

@@ -32,7 +32,7 @@ class ClaimFailure(ClaimError):
     """An error about one claim."""
 
     retryable = False
-    #: The word for it in metrics, events and headers of dead letters.
+    #: Its name in metrics, events and headers of dead letters.
     reason = "failed"
 
     def __init__(self, text: str, claim_id: str = "") -> None:
@@ -41,13 +41,13 @@ class ClaimFailure(ClaimError):
 
 
 class Expired(ClaimFailure):
-    """The claim is past its `expires_at`; nobody keeps the bytes any more."""
+    """The claim is past its `expires_at`; its bytes are no longer kept."""
 
     reason = "expired"
 
 
 class ClaimNotFound(ClaimFailure):
-    """The object is not in the store: expired, collected, or removed by someone else."""
+    """The object is not in the store: expired, collected, or removed by somebody else."""
 
     reason = "not-found"
 
@@ -59,13 +59,13 @@ class ChecksumMismatch(ClaimFailure):
 
 
 class TooLarge(ClaimFailure):
-    """The claim is, or says it is, larger than this namespace allows."""
+    """The claim is larger, by its content or its reference, than this namespace allows."""
 
     reason = "too-large"
 
 
 class Forbidden(ClaimFailure):
-    """The reference points out of its namespace: another bucket, another prefix, another key."""
+    """The reference points outside of its namespace: another bucket, prefix or key."""
 
     reason = "forbidden"
 
@@ -77,27 +77,27 @@ class Corrupt(ClaimFailure):
 
 
 class StoreUnavailable(ClaimFailure):
-    """The store did not answer, refused the credentials or is full; later it may."""
+    """The store did not answer, rejected the credentials or is full; it may work later."""
 
     retryable = True
     reason = "unavailable"
 
 
 class PublishFailed(ClaimFailure):
-    """The server refused the reference; the object was removed again."""
+    """The server rejected the reference; the object was removed again."""
 
     reason = "publish-failed"
 
 
 class PublishUnknown(ClaimFailure):
-    """Nobody answered: the reference may be in the stream. The object stays; publish again with the same `msg_id`."""
+    """There was no reply: the reference may be in the stream. The object stays; publish again with the same `msg_id`."""
 
     retryable = True
     reason = "publish-unknown"
 
 
 class ConfigError(ClaimError):
-    """A configuration that cannot be used; `path` is the key, as in `claim_check.ttl.max_age`."""
+    """An invalid configuration; `path` is the key, as in `claim_check.ttl.max_age`."""
 
     def __init__(self, path: str, text: str) -> None:
         super().__init__(f"{path}: {text}")

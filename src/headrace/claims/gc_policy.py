@@ -20,7 +20,9 @@ RECHECK_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class GcDecision:
-    """`event` is expired or collected when the claim may go, else "": look again in `wait_s`, because of `reason`."""
+    """`event` is expired or collected if the claim may be deleted, otherwise "": check again in `wait_s`, because of
+    `reason`.
+    """
 
     event: str
     wait_s: float = 0
@@ -40,7 +42,7 @@ async def decide(entry: ClaimEntry, config: ClaimConfig, now_ns: int, floors: Fl
         blocker = await _find_blocker(entry, floors)
         if not blocker:
             return GcDecision("collected", reason="everybody has read it")
-        # Ever rarer looks: the consumer that is behind releases the claim itself if it is one of ours.
+        # Check less and less often: a consumer that lags releases the claim itself if it uses this package.
         pause_ns = max(round(RECHECK_S * SECOND_NS), now_ns - released_ns)
         limit_ns = entry.expires_ns if now_ns < entry.expires_ns else end_ns
         return _defer(min(pause_ns, max(limit_ns - now_ns, SECOND_NS)), f"{blocker} still needs it")

@@ -26,7 +26,7 @@ from headrace.errors import RequestError
 _LOG = logging.getLogger("headrace.claims")
 _NO_RESPONDERS = "503"
 _CONFLICT = "409"
-#: How the answers to a get of many end well: no more of them, or none at all.
+#: Statuses that end the replies to a batched get successfully: no more messages, or none at all.
 _END_STATUSES = ("204", "404")
 _MULTI_LAST_MAX = 500
 _NO_RESPONDERS_RESPONSE = {
@@ -40,18 +40,18 @@ STREAM_NAME_IN_USE = 10058
 
 
 class RequestTimeout(Exception):
-    """Nobody answered in time, or the connection was lost: the outcome is unknown."""
+    """There was no reply in time, or the connection was lost: the outcome is unknown."""
 
 
 class NoStreamResponse(RequestError):
-    """No stream takes this subject: certain, nothing was stored."""
+    """No stream has this subject: certainly nothing was stored."""
 
     def __init__(self, subject: str) -> None:
         super().__init__(503, 0, f"no stream takes {subject!r}, or JetStream is off")
 
 
 class ConsumerUnavailable(RequestError):
-    """The consumer is not there, or not as it was when it was asked."""
+    """The consumer does not exist, or changed while it was queried."""
 
     def __init__(self, stream: str, consumer: str) -> None:
         super().__init__(
@@ -61,7 +61,7 @@ class ConsumerUnavailable(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class StreamMessage:
-    """A message as a stream holds it."""
+    """A message as stored in a stream."""
 
     subject: str
     seq: int
@@ -78,7 +78,7 @@ class StreamMessage:
 
 
 class JetStreamClient:
-    """One connection's way to JetStream."""
+    """JetStream operations on one connection."""
 
     def __init__(self, connection: Connection, *, timeout_s: float = 5.0, prefix: str = "$JS.API") -> None:
         self.connection = connection
@@ -95,17 +95,17 @@ class JetStreamClient:
             self._subscription = None
 
     async def api_request(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer to an API request; `RequestError` when it is refused."""
+        """Send an API request and return the response; raise `RequestError` if it is an error."""
         response = await self._request(f"{self._prefix}.{call}", _encode_body(body))
         return raise_on_error(decode_json(response.data))
 
     async def api_request_nowait(self, call: str, body: Mapping[str, Any] | None = None) -> None:
-        """An API request whose answer nobody needs."""
+        """Send an API request whose response is not needed."""
         await self.publish_nowait(f"{self._prefix}.{call}", _encode_body(body))
 
     async def publish_nowait(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
-        """Publish without waiting: what is sent so may be lost, and whoever sends it has made sure that this is no
-        harm. So it never fails either.
+        """Publish without waiting. The message may be lost, so callers use this only where that does no harm; it never
+        raises.
         """
         try:
             await self.connection.publish(subject, data, headers=headers)
@@ -115,13 +115,13 @@ class JetStreamClient:
     async def publish(
         self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Store a message; `RequestError` if it was refused, `NoAnswer` if nobody knows."""
+        """Store a message; raise `RequestError` if it was rejected, `RequestTimeout` if the outcome is unknown."""
         return raise_on_error(decode_json((await self._request(subject, data, headers)).data))
 
     async def publish_all(
         self, messages: Iterable[tuple[str, bytes, dict[str, str]]]
     ) -> list[dict[str, Any] | None]:
-        """Store many; an answer for each, None where none came. Refusals are in the answers."""
+        """Store many messages; return a response for each, None if there was none. Errors are in the responses."""
         batch = list(messages)
         responses: list[dict[str, Any] | None] = [None] * len(batch)
         remaining = len(batch)
@@ -149,14 +149,14 @@ class JetStreamClient:
             if remaining:
                 await asyncio.wait_for(finished.wait(), self.timeout_s)
         except (TimeoutError, NatsError):
-            pass  # those without an answer are None
+            pass  # those without a response are None
         finally:
             for reply in positions:
                 self._reply_handlers.pop(reply, None)
         return responses
 
     async def get_last(self, stream: str, subject: str) -> StreamMessage | None:
-        """The newest message of a subject, as the stream's leader has it; None when there is none."""
+        """Return the newest message of a subject from the stream's leader; None if there is none."""
         try:
             response = await self._ask_leader(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
         except RequestError as error:
@@ -166,10 +166,10 @@ class JetStreamClient:
         return _fetched(response["message"])
 
     async def get_last_per_subject(self, stream: str, subjects: Sequence[str]) -> dict[str, StreamMessage]:
-        """The newest message of each subject, by subject; those without one are left out.
+        """Return the newest message of each subject, by subject; subjects without one are omitted.
 
-        What is decided by it must not depend on a replica or mirror that is behind: direct gets count if they are
-        answered by one who has all that the leader had before, else the leader is asked for each subject.
+        Decisions made from it must not depend on a replica or mirror that lags: direct gets count only if the server
+        that replies has everything that the leader had before; otherwise the leader is asked for each subject.
         """
         found: dict[str, StreamMessage] = {}
         for start in range(0, len(subjects), _MULTI_LAST_MAX):
@@ -182,9 +182,9 @@ class JetStreamClient:
         return found
 
     async def _last_direct(self, stream: str, subjects: list[str]) -> list[StreamMessage] | None:
-        """The newest messages by one direct get; None if the one who answers may be behind the leader.
+        """Return the newest messages by one direct get; None if the server that replied may lag behind the leader.
 
-        Without an upper end in the request, the answer's end has the last sequence of the one who gave it.
+        Without an upper bound in the request, the end of the reply has the last sequence of the server that sent it.
         """
         leader_seq = (await self._ask_leader(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
         body = _encode_body({"multi_last": subjects})
@@ -195,11 +195,11 @@ class JetStreamClient:
         return messages if is_whole and is_current and is_own else None
 
     async def get_all(self, stream: str, subject: str) -> list[StreamMessage]:
-        """The newest message of each subject under one with wildcards, however many there are, in sequence order."""
+        """Return the newest message of each subject that matches a wildcard, however many there are, in sequence order."""
         subjects: set[str] = set()
         total = 1
         while len(subjects) < total:
-            # Pages overlap by one: where they do not, subjects went meanwhile, and others may have been passed over.
+            # Pages overlap by one: if not, subjects were removed meanwhile, and others may have been skipped.
             wanted = {"subjects_filter": subject, "offset": max(len(subjects) - 1, 0)}
             response = await self._ask_leader(f"STREAM.INFO.{stream}", wanted)
             page, total = set(response["state"].get("subjects") or ()), response.get("total", 0)
@@ -210,7 +210,7 @@ class JetStreamClient:
         return sorted(found.values(), key=lambda message: message.seq)
 
     async def _ask_leader(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer to a request about a stream, which only its leader gives; `NoStream` when there is none."""
+        """Send a request that only a stream's leader answers; raise `NoStreamResponse` if there is none."""
         try:
             return await self.api_request(verb, body)
         except RequestError as error:
@@ -219,10 +219,10 @@ class JetStreamClient:
             raise
 
     async def pages(self, stream: str, subject: str, size: int) -> AsyncIterator[list[StreamMessage]]:
-        """Messages under a subject, which may have wildcards, in the order of their sequences.
+        """Yield pages of messages under a subject, which may have wildcards, in sequence order.
 
-        A replica that is behind holds a prefix of what the leader has, so only the end of its pages needs the leader's
-        confirmation. A mirror may lack messages: nothing of its pages counts.
+        A replica that lags has a prefix of the leader's messages, so only the end of its pages needs the leader's
+        confirmation. A mirror may lack messages: its pages are ignored.
         """
         seq = 1
         while True:
@@ -241,7 +241,7 @@ class JetStreamClient:
                 seq = following.seq + 1
 
     async def _next_at_leader(self, stream: str, subject: str, seq: int) -> StreamMessage | None:
-        """The first message under a subject from a sequence on, as the stream's leader has it."""
+        """Return the leader's first message under a subject from a sequence on."""
         try:
             response = await self._ask_leader(
                 f"STREAM.MSG.GET.{stream}", {"seq": seq, "next_by_subj": subject}
@@ -253,7 +253,7 @@ class JetStreamClient:
         return _fetched(response["message"])
 
     async def get_message(self, stream: str, seq: int) -> dict[str, Any] | None:
-        """A message of any stream by its sequence; None when it, or the stream, is gone."""
+        """Return a message of any stream by its sequence; None if it, or the stream, is gone."""
         try:
             response = await self.api_request(f"STREAM.MSG.GET.{stream}", {"seq": seq})
         except RequestError as error:
@@ -264,9 +264,10 @@ class JetStreamClient:
         return found
 
     async def pull(self, stream: str, consumer: str, count: int, expires_s: float = 0) -> list[Msg]:
-        """Up to `count` messages of a pull consumer; those that are there, or the first to come.
+        """Return up to `count` messages of a pull consumer: those that are waiting, or the first to arrive.
 
-        `ConsumerUnavailable` when there is none, or the server ended the request because of what became of it.
+        Raises `ConsumerUnavailable` if there is no consumer, or the server ended the request because the consumer
+        changed.
         """
         request: dict[str, Any] = {"batch": count, "no_wait": True}
         if expires_s:
@@ -307,13 +308,13 @@ class JetStreamClient:
         return received
 
     async def get_server_time_ns(self, stream: str) -> int:
-        """The server's clock, as it says in a stream's info."""
+        """Return the server's clock, as in a stream's info."""
         return parse_rfc3339_ns((await self.api_request(f"STREAM.INFO.{stream}"))["ts"])
 
     async def _direct_get_batch(
         self, subject: str, body: bytes
     ) -> tuple[list[StreamMessage], Mapping[str, str]]:
-        """The answers to a get of many, and the headers of what ended them."""
+        """Return the replies to a batched get, and the headers of the message that ended them."""
         received: list[StreamMessage] = []
         finished: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
 
@@ -369,7 +370,7 @@ class JetStreamClient:
         return reply
 
     async def _subscribe_replies(self) -> str:
-        """What subjects for answers begin with; from now on somebody listens there."""
+        """Subscribe to replies once; return the prefix of reply subjects."""
         if self._subscription is None:
             self._subscription = await self.connection.subscribe(f"{self._reply_prefix}.*", cb=self._on_reply)
         return f"{self._reply_prefix}."
@@ -381,12 +382,12 @@ class JetStreamClient:
 
 
 def encode_json(document: Any) -> bytes:
-    """A document as JSON."""
+    """Encode a document as JSON."""
     return msgspec.json.encode(document)
 
 
 def decode_json(data: bytes) -> Any:
-    """The document in some JSON."""
+    """Decode a JSON document."""
     return msgspec.json.decode(data)
 
 
@@ -395,7 +396,7 @@ def _encode_body(body: Mapping[str, Any] | None) -> bytes:
 
 
 def raise_on_error(response: dict[str, Any]) -> dict[str, Any]:
-    """An answer that is no refusal."""
+    """Return a response, or raise the error in it."""
     if "error" in response:
         error = response["error"]
         raise RequestError(error.get("code", 0), error.get("err_code", 0), error.get("description", ""))
@@ -403,9 +404,9 @@ def raise_on_error(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def _get_status(message: Msg) -> str:
-    """The status of an answer that is no message of a stream.
+    """Return the status of a reply; "" if it is a message of a stream.
 
-    A publisher may give its messages a header `Status`. Those of a consumer have a reply subject for their acks, and
+    A publisher may give its messages a header `Status`. Messages of a consumer have a reply subject for their acks, and
     those of a direct get the sequence that the server adds; statuses have neither.
     """
     headers = message.headers or {}
@@ -413,7 +414,7 @@ def _get_status(message: Msg) -> str:
 
 
 def _ended(end: Msg, subject: str) -> Mapping[str, str]:
-    """The headers of what ended some answers; a refusal is no end."""
+    """Return the headers of the message that ended some replies; raise if it is an error."""
     status, headers = _get_status(end), end.headers or {}
     if status == _NO_RESPONDERS:
         raise NoStreamResponse(subject)
@@ -423,7 +424,7 @@ def _ended(end: Msg, subject: str) -> Mapping[str, str]:
 
 
 def _fetched(found: Mapping[str, Any]) -> StreamMessage:
-    """A message as `STREAM.MSG.GET` gives it."""
+    """Convert a message returned by `STREAM.MSG.GET`."""
     lines = base64.b64decode(found.get("hdrs") or "").decode(errors="replace").split("\r\n")[1:]
     pairs = (line.partition(":") for line in lines if line)
     headers = {name.strip(): value.strip() for name, _, value in pairs}
@@ -432,7 +433,7 @@ def _fetched(found: Mapping[str, Any]) -> StreamMessage:
 
 
 def _is_readable(message: Msg) -> bool:
-    """Whether nats-py could read the headers; where it could not, it leaves out all of them."""
+    """Return whether nats-py could parse the headers; if not, it drops all of them."""
     if message.headers and "Nats-Sequence" in message.headers:
         return True
     _LOG.warning("a record with headers that are not UTF-8 is not used")

@@ -12,8 +12,9 @@ from nats.aio.client import Client
 
 
 class CollectorClient(Client):
-    """A client that is delivered subjects with replacement characters where they cannot be decoded, and no headers where
-    the header block cannot be read."""
+    """A client that receives subjects with replacement characters where they cannot be decoded, and no headers if the
+    header block cannot be parsed.
+    """
 
     async def _process_headers(self, headers: Any) -> Any:
         try:

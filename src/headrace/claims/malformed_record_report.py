@@ -15,7 +15,7 @@ _SEEN_MAX = 10_000
 
 
 class Rejections:
-    """Reports what one program rejects for a namespace."""
+    """Reports the records that one program rejects for a namespace."""
 
     def __init__(self, namespace: str, audit: Audit, metrics: Metrics) -> None:
         self._namespace = namespace
@@ -24,7 +24,7 @@ class Rejections:
         self._seen: set[tuple[str, int]] = set()
 
     async def report(self, rejected: RejectedRecord) -> None:
-        """Report a record; one that was reported before is not reported again."""
+        """Report a record, unless it was reported before."""
         if (rejected.subject, rejected.seq) in self._seen:
             return
         if len(self._seen) >= _SEEN_MAX:

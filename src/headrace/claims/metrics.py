@@ -17,7 +17,7 @@ _LABELS = ("namespace",)
 
 
 class Metrics:
-    """One set of metrics; give the registry that your program exports, or take `registry` from here."""
+    """One set of metrics; pass the registry that your program exports, or use `registry`."""
 
     introduce = RenamedAttribute("init_labels")
 
@@ -61,7 +61,7 @@ class Metrics:
         )
 
     def init_labels(self, namespace: str) -> None:
-        """Let every series start at zero: a rate needs a first sample before the first event."""
+        """Start every series at zero: a rate needs a first sample before the first event."""
         for metric in (self.created, self.retrieved, self.deleted, self.delete_failures, self.not_found):
             metric.labels(namespace)
         self.expired.labels(namespace)

@@ -12,7 +12,7 @@ from headrace.claims.registry import Registry
 
 
 async def collect_stats(jetstream: JetStreamClient) -> list[dict[str, Any]]:
-    """One mapping a namespace: claims and bytes that live, by state, and events so far."""
+    """Return one mapping per namespace: live claims and bytes, by state, and events so far."""
     found = []
     for config in await list_published(jetstream):
         namespace = config["namespace"]

@@ -20,14 +20,14 @@ class ForeignObject(ObjectStoreError):
 
 
 class ClaimObjects:
-    """The objects of one namespace, for those who delete them."""
+    """Deletes objects of one namespace."""
 
     def __init__(self, config: ClaimConfig, store: ObjectStore) -> None:
         self._config = config
         self._store = store
 
     def is_own(self, entry: ClaimEntry) -> bool:
-        """Whether an object is one of this namespace, in its bucket, and belongs to the claim."""
+        """Return whether an object is in this namespace and its bucket, and belongs to the claim."""
         namespace, bucket = self._config.namespace, self._config.bucket
         return (
             entry.namespace == namespace
@@ -36,7 +36,7 @@ class ClaimObjects:
         )
 
     async def delete(self, entries: Sequence[ClaimEntry]) -> None:
-        """Delete the objects of claims; `ForeignObject`, and nothing is deleted, if one of them is not ours."""
+        """Delete the objects of claims; raise `ForeignObject`, deleting nothing, if one of them is not ours."""
         for entry in entries:
             if not self.is_own(entry):
                 raise ForeignObject(

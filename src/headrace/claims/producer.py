@@ -51,7 +51,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Where a message is; `reference` is None when it carries its payload itself."""
+    """Position of a message; `reference` is None if it carries its payload itself."""
 
     stream: str
     seq: int
@@ -61,8 +61,8 @@ class Published:
 
 @dataclass(slots=True)
 class _PublishAttempt:
-    """A claim about to be published: stored by this attempt (`is_new`), and if the server calls the message a duplicate,
-    then no other one carries it (`is_sole`).
+    """A claim about to be published. `is_new`: this attempt stored it. `is_sole`: if the server reports a duplicate, no
+    other message carries the claim.
     """
 
     entry: ClaimEntry
@@ -71,7 +71,7 @@ class _PublishAttempt:
 
 
 class ClaimProducer:
-    """Publishes for one namespace."""
+    """Publishes messages of one namespace."""
 
     deposit = RenamedAttribute("upload")
     confirm = RenamedAttribute("confirm_published")
@@ -108,7 +108,9 @@ class ClaimProducer:
         msg_id: str = "",
         content_type: str = "",
     ) -> Published:
-        """Publish to a stream, offloading what is too large. Raises `PublishFailed`, `PublishUnknown`, `Unavailable`."""
+        """Publish to a stream, as a claim if it is too large. Raises `PublishFailed`, `PublishUnknown`,
+        `StoreUnavailable`.
+        """
         headers = dict(headers or {})
         msg_id = msg_id or headers.get(MSG_ID, "")
         if content_type:
@@ -129,32 +131,34 @@ class ClaimProducer:
     async def upload(
         self, subject: str, payload: Payload, claim_id: str, headers: Mapping[str, str] | None = None
     ) -> tuple[ClaimEntry, bool]:
-        """A payload stored and registered, for those who publish the reference themselves; whether it is new.
+        """Store and register a payload, for callers that publish the reference themselves; return the entry and whether
+        it is new.
 
-        The claim of an earlier attempt with this id is used again. `confirm` or `withdraw` must follow; until then,
+        The claim of an earlier attempt with this id is reused. `confirm_published` or `cancel` must follow; until then,
         and if neither does, its timer runs.
         """
         for _ in range(_ATTEMPTS):
             entry = await self._find_reusable(claim_id)
             if entry is None:
                 break
-            # So that the earlier attempt cannot withdraw it any more, and a reader of one message does not end it for both.
+            # Shared, so that the earlier attempt cannot cancel it any more, and a reader of one message does not end it
+            # for both.
             updated = await self._compare_and_set(replace(entry, shared=True))
             if updated is not None:
                 return updated, False
         return await self._store_and_register(subject, payload, headers or {}, claim_id, True), True
 
     async def confirm_published(self, entry: ClaimEntry, stream: str, seq: int, subject: str) -> None:
-        """The reference of a deposit is there."""
+        """Record that the reference of an uploaded claim was published."""
         await self._record_published(entry.with_place(stream, seq, subject), True)
 
     async def cancel(self, entry: ClaimEntry) -> None:
-        """The reference of a deposit was not published, and never will be."""
+        """Remove an uploaded claim whose reference was not published, and never will be."""
         await self._rollback(entry)
 
     @property
     def inline_max(self) -> int:
-        """Headers and payload of a message that is sent as it is."""
+        """Maximum bytes, headers included, of a message that is sent as it is."""
         server: int = self._jetstream.connection.max_payload
         return min(self._config.threshold, server) if self._config.enabled else server
 
@@ -184,7 +188,7 @@ class ClaimProducer:
         if published.duplicate and attempt.is_new and not await self._message_refers_to(published, reference):
             await self._rollback(
                 entry
-            )  # the message of the first attempt has a claim, or was done with long ago
+            )  # the message of the first attempt has its own claim, or was processed long ago
         else:
             shared = entry.shared and not (published.duplicate and attempt.is_sole)
             placed = replace(entry.with_place(published.stream, published.seq, subject), shared=shared)
@@ -194,16 +198,18 @@ class ClaimProducer:
     async def _find_earlier_attempt(
         self, claim_id: str, payload: Payload
     ) -> tuple[str, _PublishAttempt | None]:
-        """The claim of an earlier attempt, which from now on two messages may carry; else the id for a new one."""
+        """Return the claim of an earlier attempt, which two messages may carry from now on; otherwise the id for a new
+        one.
+        """
         for _ in range(_ATTEMPTS):
             found = await self._find_reusable(claim_id)
             if found is None:
                 return claim_id, None
             checksum = await compute_checksum(payload)
-            if checksum is None:  # it can be read only once: nobody knows beforehand whether it is the same
+            if checksum is None:  # it can be read only once, so it cannot be compared beforehand
                 return self._draw_id(), None
             if checksum != (found.reference or {}).get("checksum"):
-                # The id came again for another payload: a stream forgets ids. Both keep their objects and facts.
+                # The same id with another payload: a stream forgets ids. Both keep their objects and records.
                 claim_id = references.make_claim_id(self._config.namespace, checksum, subject=claim_id)
                 continue
             updated = await self._compare_and_set(replace(found, shared=True))
@@ -212,7 +218,7 @@ class ClaimProducer:
         return claim_id, None
 
     async def _find_reusable(self, claim_id: str) -> ClaimEntry | None:
-        """The claim of an earlier attempt, if it is whole and has time left."""
+        """Return the claim of an earlier attempt, if it is complete and not expired."""
         try:
             entry = await self._registry.find(self._config.namespace, claim_id)
             if entry is None or entry.reference is None or entry.doomed:
@@ -226,7 +232,7 @@ class ClaimProducer:
             raise StoreUnavailable(f"claim {claim_id}: {error}", claim_id) from error
 
     async def _compare_and_set(self, entry: ClaimEntry) -> ClaimEntry | None:
-        """Change the facts before anything is built on them; None if somebody else did meanwhile."""
+        """Change the record before anything relies on it; return None if somebody else changed it meanwhile."""
         try:
             return await self._registry.compare_and_set(entry, self._metadata_ttl_s(entry))
         except (RequestTimeout, RequestError) as error:
@@ -254,7 +260,7 @@ class ClaimProducer:
         started = time.perf_counter()
         encoded = await buffer_small(claim.encoder.encode(iter_chunks(payload)))
         if isinstance(encoded, bytes | bytearray | memoryview):
-            # All is known: the facts are on their way while the store writes.
+            # Everything is known: register the record while the store writes.
             put = partial(self._store.put, claim.key, encoded, claim.attributes, replace=replaces)
             registering = self._register(claim.make_entry())
             results = await asyncio.gather(
@@ -273,7 +279,7 @@ class ClaimProducer:
     async def _reconcile(
         self, entry: ClaimEntry, stored: BaseException | None, registered: ClaimEntry | BaseException
     ) -> ClaimEntry:
-        """What came of storing and registering at once; one without the other is undone."""
+        """Combine the results of storing and registering; if only one succeeded, undo it."""
         if isinstance(registered, PublishFailed) and stored is None:
             await self._rollback(entry)
         if isinstance(stored, StoreUnavailable) and isinstance(registered, ClaimEntry):
@@ -326,7 +332,7 @@ class ClaimProducer:
     async def _publish_reference(
         self, subject: str, reference: Reference, headers: dict[str, str], attempt: _PublishAttempt
     ) -> Published:
-        """Publish until somebody answers; the message id makes a repetition harmless, while the stream remembers it."""
+        """Publish until there is a reply; the message id makes a retry harmless as long as the stream remembers it."""
         is_unknown = False
         for _ in range(_ATTEMPTS):
             try:
@@ -351,23 +357,23 @@ class ClaimProducer:
         )
 
     async def _mark_shared(self, attempt: _PublishAttempt) -> bool:
-        """The message may be there already, and a stream may have forgotten its id: whether it can be sent again."""
+        """Mark the claim as shared before a retry: the message may be stored already, and the stream may have forgotten
+        its id. Returns whether it can be sent again.
+        """
         if attempt.entry.shared:
-            attempt.is_sole = (
-                False  # by now it may have been sent three times, and the stream forget in between
-            )
+            attempt.is_sole = False  # by now the stream may have it twice: it may forget ids between retries
         else:
             entry = replace(attempt.entry, shared=True)
             updated = await self._registry.compare_and_set(entry, self._metadata_ttl_s(entry))
             if updated is None:
-                return False  # it was read meanwhile, or another attempt has it
+                return False  # it was read meanwhile, or another attempt uses it
             attempt.entry = updated
         return True
 
     async def _publish_with_ttl(
         self, subject: str, reference: Reference, headers: dict[str, str]
     ) -> dict[str, Any]:
-        """Message and claim die together, where the stream allows it."""
+        """Publish with a TTL, if the stream allows it, so that message and claim expire together."""
         left_s = reference.expires_at - self._clock.now_ns() // SECOND_NS
         if subject not in self._subjects_without_ttl and TTL not in headers:
             try:
@@ -380,7 +386,7 @@ class ClaimProducer:
         return await self._jetstream.publish(subject, reference.encode(), headers)
 
     async def _message_refers_to(self, published: Published, reference: Reference) -> bool:
-        """Whether the message that was there already refers to the object just stored, as far as anybody can say."""
+        """Return whether the duplicate's original refers to the object just stored; True if that cannot be found out."""
         try:
             message = await self._jetstream.get_message(published.stream, published.seq)
         except (RequestTimeout, RequestError):
@@ -388,11 +394,11 @@ class ClaimProducer:
         return message is not None and b64decode(message.get("data", "")) == reference.encode()
 
     async def _rollback(self, entry: ClaimEntry) -> None:
-        """Nobody refers to this object: remove it, unless another attempt has found it meanwhile."""
+        """Remove an object that nothing refers to, unless another attempt has found it meanwhile."""
         try:
             entry = entry if entry.revision else await self._find_registered(entry)
         except (RequestTimeout, RequestError):
-            return  # its timer or its hour ends it
+            return  # its timer or the hour in its key ends it
         removed = await self._registry.remove([entry]) if entry.revision else []
         if entry.revision and not removed:
             return
@@ -408,12 +414,12 @@ class ClaimProducer:
         await self._audit.record(entry.namespace, entry.claim_id, "deleted", reason="not published")
 
     async def _find_registered(self, entry: ClaimEntry) -> ClaimEntry:
-        """The facts of a claim whose registration failed: a part of them may be there, and somebody may find them."""
+        """Return the record of a claim whose registration failed: it may exist in part, and others may find it."""
         found = await self._registry.find(entry.namespace, entry.claim_id)
         return found if found is not None and found.object_key == entry.object_key else entry
 
     async def _restore_entries(self, removed: Sequence[tuple[ClaimEntry, int]]) -> None:
-        """The store would not delete it: its timer runs, and the collector tries again."""
+        """Restore records whose objects the store did not delete: their timers run, and the collector tries again."""
         for entry, tombstone in removed:
             with suppress(RequestTimeout, RequestError):
                 await self._registry.restore(entry, tombstone, self._metadata_ttl_s(entry))
@@ -444,7 +450,7 @@ class ClaimProducer:
 
 
 def get_headers_size(headers: Mapping[str, str]) -> int:
-    """Bytes of a header block on the wire; they count towards the server's maximum."""
+    """Return the encoded size of a header block; it counts towards the server's maximum."""
     if not headers:
         return 0
     lines = sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())

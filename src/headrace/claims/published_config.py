@@ -25,13 +25,13 @@ def _config_subject(namespace: str) -> str:
 
 
 async def get_published(jetstream: JetStreamClient, namespace: str) -> dict[str, Any] | None:
-    """The configuration that others agree with; `Malformed` if what is published there is none."""
+    """Return the published configuration; raise `MalformedRecord` if what is published is invalid."""
     found = await jetstream.get_last(STREAM, _config_subject(namespace))
     return decode_config(found.subject, found.data) if found and found.data else None
 
 
 async def list_published(jetstream: JetStreamClient) -> list[dict[str, Any]]:
-    """Every namespace's configuration, but for those that cannot be read."""
+    """Return every namespace's configuration, except unreadable ones."""
     found = []
     async for page in scan_subjects(jetstream, STREAM, _config_subject("*")):
         for item in page:
@@ -43,12 +43,14 @@ async def list_published(jetstream: JetStreamClient) -> list[dict[str, Any]]:
 
 
 async def publish(jetstream: JetStreamClient, config: ClaimConfig) -> None:
-    """Make this the namespace's configuration, whatever was there."""
+    """Publish this as the namespace's configuration, whatever was there."""
     await jetstream.publish(_config_subject(config.namespace), json.dumps(config.to_published()).encode())
 
 
 async def check_published_config(jetstream: JetStreamClient, config: ClaimConfig) -> list[str]:
-    """Publish the configuration if there is none, else compare; the warnings. `ConfigConflict` if it cannot work."""
+    """Publish the configuration if there is none, otherwise compare; return warnings, raise `ConfigConflict` if it
+    cannot work.
+    """
     headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
     try:
         await jetstream.publish(
@@ -62,7 +64,7 @@ async def check_published_config(jetstream: JetStreamClient, config: ClaimConfig
 
 
 async def check(jetstream: JetStreamClient, config: ClaimConfig, *, required: bool = False) -> list[str]:
-    """Compare with the configuration that is published; the warnings. `ConfigConflict` if it cannot work."""
+    """Compare with the published configuration; return warnings, raise `ConfigConflict` if it cannot work."""
     try:
         published = await get_published(jetstream, config.namespace)
     except MalformedRecord as error:
@@ -86,7 +88,7 @@ async def check(jetstream: JetStreamClient, config: ClaimConfig, *, required: bo
 
 
 def compare_configs(published: dict[str, Any], own: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Where two configurations of a namespace differ: (errors, warnings)."""
+    """Return how two configurations of a namespace differ: (errors, warnings)."""
 
     def find_differences(section: str, keys: tuple[str, ...]) -> list[str]:
         left, right = (published.get("ttl", {}), own["ttl"]) if section else (published, own)

@@ -2,7 +2,7 @@
 
 Everybody who may publish below `$CLAIMS` can write anything there, so nothing that is read is trusted. A claim record
 must name the namespace and id of its subject, and an object key that a producer of this namespace makes for this claim,
-with its topic, hour and id. `Malformed` is the only error raised here. It knows no connection and no store.
+with its topic, hour and id. `MalformedRecord` is the only error raised here. It knows no connection and no store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.errors import ClaimError
 
 _LOG = logging.getLogger("headrace.claims")
 _INT_MAX = 2**63 - 1
-#: Streams that carry one reference. A record with more would make a collector send as many requests.
+#: Maximum number of streams that carry one reference. A record with more would make a collector send as many requests.
 _PLACES_MAX = 256
 _STREAM = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
 _SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f]+")
@@ -32,7 +32,7 @@ _Sequence = Annotated[int, msgspec.Meta(ge=1, le=_INT_MAX)]
 
 
 class MalformedRecord(ClaimError):
-    """A record that cannot be read, or that names what it may not: it is reported and left alone."""
+    """A record cannot be read, or names an object that it must not: it is reported and left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ OnRejected = Callable[[RejectedRecord], Awaitable[None]]
 
 
 async def log_rejected(rejected: RejectedRecord) -> None:
-    """Write it to the log, and nothing else: for those who have neither metrics nor an audit trail."""
+    """Only log a rejected record: for programs that have neither metrics nor an audit trail."""
     _LOG.warning("a %s record is not used: %s", rejected.kind, rejected.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimEntry:
-    """The facts of a claim. `state` is pending (not known to be published), live or released."""
+    """A claim record. `state` is pending (not known to be published), live or released."""
 
     claim_id: str
     namespace: str
@@ -68,14 +68,14 @@ class ClaimEntry:
     expires_at: int
     state: str = "pending"
     released_ns: int = 0
-    #: Where the reference is known to be: stream -> (sequence, subject there). Mirrors count.
+    #: Known positions of the reference: stream -> (sequence, subject there). Mirrors count.
     places: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     reference: Mapping[str, Any] | None = None
-    #: More than one message may carry it, or may come to: nobody's reading ends it, only its age.
+    #: More than one message carries the claim, or may come to: reading does not end it, only its age.
     shared: bool = False
-    #: Its deletion was tried, and a store may carry out later what it did not confirm: nothing new may refer to it.
+    #: A deletion was tried, and the store may still carry it out: nothing new may refer to the object.
     doomed: bool = False
-    #: The sequence of these facts in the registry, and when the server wrote them down; not part of them.
+    #: Sequence of this record in the registry, and when the server stored it; not part of the record.
     revision: int = 0
     updated_ns: int = 0
 
@@ -84,12 +84,12 @@ class ClaimEntry:
         return self.expires_at * SECOND_NS
 
     def with_place(self, stream: str, seq: int, subject: str) -> ClaimEntry:
-        """The same claim, known to be referred to from there as well."""
+        """Return the same claim with one more known position of its reference."""
         return replace(self, places={**self.places, stream: (seq, subject)})
 
 
 class _ClaimRecord(msgspec.Struct, frozen=True):
-    """An `Entry` as the registry holds it."""
+    """A `ClaimEntry` as stored in the registry."""
 
     claim_id: str
     namespace: str
@@ -108,7 +108,7 @@ class _ClaimRecord(msgspec.Struct, frozen=True):
     doomed: bool = False
 
 
-#: What of an entry is written down.
+#: Fields of an entry that are stored.
 FACTS = _ClaimRecord.__struct_fields__
 
 
@@ -155,7 +155,7 @@ def due_subject(namespace: str, claim_id: str) -> str:
 
 
 def decode_entry(subject: str, data: bytes, revision: int, updated_ns: int) -> ClaimEntry:
-    """Return the facts in a message of the registry; `Malformed` unless they are of the claim that `subject` names."""
+    """Decode a claim record; raise `MalformedRecord` unless it is of the claim that `subject` names."""
     try:
         facts = _FACTS_DECODER.decode(data)
         _check_facts(subject, facts)
@@ -168,7 +168,7 @@ def decode_entry(subject: str, data: bytes, revision: int, updated_ns: int) -> C
 
 
 def _check_facts(subject: str, facts: _ClaimRecord) -> None:
-    """Raise ValueError for facts that no program of their namespace has written for this claim."""
+    """Raise ValueError for a record that no program of its namespace can have written for this claim."""
     if subject != claim_subject(facts.namespace, facts.claim_id):
         raise ValueError(f"the facts are of claim {facts.claim_id!r} in namespace {facts.namespace!r}")
     key = parse_key(facts.object_key)
@@ -192,7 +192,7 @@ def _check_places(places: Mapping[str, tuple[int, str]]) -> None:
 
 
 def _check_reference(facts: _ClaimRecord) -> None:
-    """A retry publishes the reference again, so it must be the one of this claim."""
+    """Check the reference in a record: a retry publishes it again, so it must belong to this claim."""
     reference = facts.reference
     names = ("claim_id", "bucket", "object_key", "original_size", "stored_size", "expires_at")
     if reference is not None and any(getattr(reference, name) != getattr(facts, name) for name in names):
@@ -200,12 +200,12 @@ def _check_reference(facts: _ClaimRecord) -> None:
 
 
 def is_stream_name(text: str) -> bool:
-    """Whether a stream can have this name; anything else must not become part of a request's subject."""
+    """Return whether a stream can have this name; anything else must not become part of a request's subject."""
     return _STREAM.fullmatch(text) is not None
 
 
 def decode_lease(subject: str, data: bytes) -> Lease:
-    """Return a reader's lease; `Malformed` if it is none."""
+    """Decode a reader's lease; raise `MalformedRecord` if it is invalid."""
     try:
         return _LEASE_DECODER.decode(data)
     except _TROUBLE as error:
@@ -213,7 +213,7 @@ def decode_lease(subject: str, data: bytes) -> Lease:
 
 
 def decode_config(subject: str, data: bytes) -> dict[str, Any]:
-    """Return a namespace's published configuration, keys that are missing left out; `Malformed` if it is none."""
+    """Decode a namespace's published configuration, omitting missing keys; raise `MalformedRecord` if it is invalid."""
     try:
         found = _PUBLISHED_DECODER.decode(data)
     except _TROUBLE as error:
@@ -225,7 +225,7 @@ def decode_config(subject: str, data: bytes) -> dict[str, Any]:
 
 
 def decode_audit_event(data: bytes) -> dict[str, Any]:
-    """Return what an audit event says; an event that cannot be read says so."""
+    """Decode an audit event; an unreadable event is returned as such."""
     try:
         return dict(msgspec.json.decode(data or b"{}", type=dict[str, Any]))
     except _TROUBLE as error:

@@ -33,9 +33,9 @@ _KEY = re.compile(
     r"(?P<namespace>[\w-]+)/(?P<topic>[\w=~-]+)/(?P<hour>\d{10})/(?P<id>[\w-]+)(\.(?P<attempt>\w{1,8}))?",
     re.ASCII,
 )
-#: The same for engines that have no named groups, and search.
+#: The same for regex engines that have no named groups, and search.
 KEY_PATTERN = r"^[A-Za-z0-9_-]+/[A-Za-z0-9_=~-]+/[0-9]{10}/[A-Za-z0-9_-]+(\.[A-Za-z0-9_]{1,8})?$"
-#: The first second of the year 10000, which no date of Python's reaches.
+#: The first second of the year 10000, beyond every Python date.
 TIME_END = 253_402_300_800
 _HOUR = re.compile(r"\d{10}", re.ASCII)
 _TOPIC_LENGTH_MAX = 160
@@ -71,7 +71,7 @@ _DECODER = msgspec.json.Decoder(Reference)
 
 
 def decode(payload: bytes) -> Reference:
-    """The reference in a message; `Corrupt` when it is none."""
+    """Decode the reference in a message; raise `Corrupt` if there is none."""
     try:
         found = _DECODER.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -87,7 +87,7 @@ def is_claim(headers: Mapping[str, str] | None) -> bool:
 
 
 def check(reference: Reference, config: ClaimConfig, now_ns: int) -> None:
-    """Refuse what must not be fetched: a message decides neither which bucket nor which key is read."""
+    """Reject what must not be fetched: a message decides neither which bucket nor which key is read."""
     claim_id = reference.claim_id
     if reference.version != FORMAT_VERSION or reference.compression not in COMPRESSIONS:
         raise Corrupt(
@@ -124,9 +124,9 @@ def make_random_id() -> str:
 def make_claim_id(
     namespace: str, msg_id: str = "", make_random: Callable[[], str] = make_random_id, *, subject: str = ""
 ) -> str:
-    """A random id, or the one that belongs to a message id: a retry finds the claim of the first attempt.
+    """Return a random id, or the one derived from a message id: a retry finds the claim of the first attempt.
 
-    A message id is unique in its stream only, so those who have no better name for a message give its subject too.
+    A message id is unique in its stream only, so callers without a better name for a message also pass its subject.
     """
     if not msg_id:
         return make_random()
@@ -135,7 +135,7 @@ def make_claim_id(
 
 
 def encode_topic(subject: str) -> str:
-    """A subject as one segment of a key; what is too long ends in a digest."""
+    """Encode a subject as one segment of a key; long ones end in a digest."""
     text = _UNSAFE_CHARACTERS.sub(
         lambda match: "".join(f"={byte:02X}" for byte in match[0].encode()), subject
     )
@@ -149,13 +149,13 @@ def make_key(namespace: str, subject: str, expires_at: int, claim_id: str, attem
 
 
 def hour_of(expires_at: int) -> str:
-    """The hour of a key whose claim expires then."""
+    """Return the hour in the key of a claim that expires then."""
     return to_datetime(expires_at * SECOND_NS).strftime(_HOUR_FORMAT)
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The parts of a claim's object key; `attempt` is empty where the claim's id is random."""
+    """The parts of a claim's object key; `attempt` is empty if the claim's id is random."""
 
     namespace: str
     topic: str
@@ -181,7 +181,7 @@ def is_claim_id(text: str) -> bool:
 
 
 def parse_claim_id(key: str) -> str:
-    """The claim that a key belongs to."""
+    """Return the claim that a key belongs to."""
     return key.rpartition("/")[2].partition(".")[0]
 
 
@@ -191,7 +191,7 @@ def is_key_for(key: str, namespace: str, claim_id: str) -> bool:
 
 
 def parse_hour_end_ns(hour: str) -> int | None:
-    """When everything under an hour's prefix has expired; None if it is no hour of ours."""
+    """Return when everything under an hour's prefix has expired; None if it is no hour of ours."""
     if not _HOUR.fullmatch(hour):
         return None
     try:
@@ -204,7 +204,7 @@ def parse_hour_end_ns(hour: str) -> int | None:
 def make_object_metadata(
     namespace: str, created_ns: int, compression: str, details: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The object's metadata, for audit and recovery; facts not known yet are left out."""
+    """Make the object's metadata, for audit and recovery; values not known yet are omitted."""
     known = {f"prism-{name}": str(value) for name, value in details.items() if value is not None}
     return {
         "prism-namespace": namespace,

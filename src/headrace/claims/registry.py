@@ -40,12 +40,12 @@ from headrace.errors import RequestError
 STREAM = "CLAIMS"
 MARKER_REASON = "Nats-Marker-Reason"
 _MARKER_TTL_S = 7 * 86400
-#: Servers count a TTL in nanoseconds of 64 bits and refuse a longer one.
+#: Servers store a TTL as 64-bit nanoseconds and reject a longer one.
 _TTL_MAX_S = 9_000_000_000
 _EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
-#: What leaves no marker when it expires: servers place none after something that is one by its headers.
+#: Headers that prevent a marker on expiry: servers write none for a message that is itself a marker by its headers.
 NO_MARKER_HEADERS = {"KV-Operation": "PURGE"}
-#: Nothing to a reader, and soon gone.
+#: Ignored by readers, and soon gone.
 _TOMBSTONE_HEADERS = {**NO_MARKER_HEADERS, "Nats-TTL": "1s"}
 _SCAN_BATCH = 500
 
@@ -66,14 +66,14 @@ def make_entry(reference: Reference, namespace: str, subject: str, created_ns: i
 
 
 class Registry:
-    """The claims of one server (or account). What cannot be read is left out, and goes to `on_rejected`."""
+    """The claims of one server (or account). Unreadable records are skipped and passed to `on_rejected`."""
 
     def __init__(self, jetstream: JetStreamClient, on_rejected: OnRejected = log_rejected) -> None:
         self.jetstream = jetstream
         self.on_rejected = on_rejected
 
     async def ensure(self) -> None:
-        """Create the stream if it is missing; a stream of that name that is no registry is refused."""
+        """Create the stream if it is missing; raise if a stream of that name is no registry."""
         config = {
             "name": STREAM,
             "subjects": ["$CLAIMS.claim.*.*", "$CLAIMS.due.*.*", "$CLAIMS.reader.*.*", "$CLAIMS.namespace.*"],
@@ -88,7 +88,7 @@ class Registry:
         await ensure_stream(self.jetstream, config)
 
     async def register(self, entry: ClaimEntry, timer_s: float, ttl_s: float) -> ClaimEntry:
-        """Write down a claim before anybody can refer to it, and start its timer."""
+        """Store the record of a claim before anybody can refer to it, and start its timer."""
         due = due_subject(entry.namespace, entry.claim_id)
         timer = (due, entry.state.encode(), {"Nats-TTL": _format_ttl(timer_s)})
         metadata_ack, timer_ack = await self.jetstream.publish_all([self._make_update(entry, ttl_s), timer])
@@ -99,7 +99,7 @@ class Registry:
         return replace(entry, revision=int((metadata_ack or {})["seq"]))
 
     async def compare_and_set(self, entry: ClaimEntry, ttl_s: float) -> ClaimEntry | None:
-        """Replace the facts; None if someone else changed them meanwhile."""
+        """Replace the record; return None if somebody else changed it meanwhile."""
         try:
             ack = await self.jetstream.publish(*self._make_update(entry, ttl_s, entry.revision))
             return replace(entry, revision=int(ack["seq"]))
@@ -109,9 +109,9 @@ class Registry:
             raise
 
     async def release(self, entry: ClaimEntry, ttl_s: float, seconds: float) -> bool:
-        """Replace the facts and let the claim fall due in so many seconds; False if someone changed them meanwhile.
+        """Replace the record and set the claim's timer; return False if somebody changed the record meanwhile.
 
-        Both are sent at once: a timer beside facts that another reader changed is the one that reader set, or nearly.
+        Both are sent at once: if another reader changed the record, it set nearly the same timer.
         """
         due = due_subject(entry.namespace, entry.claim_id)
         timer = (due, entry.state.encode(), {"Nats-TTL": _format_ttl(seconds)})
@@ -127,15 +127,15 @@ class Registry:
         return True
 
     async def update_nowait(self, entry: ClaimEntry, ttl_s: float) -> None:
-        """Replace the facts without waiting; whoever changed them meanwhile knew better."""
+        """Replace the record without waiting; if somebody changed it meanwhile, their change wins."""
         await self.jetstream.publish_nowait(*self._make_update(entry, ttl_s, entry.revision))
 
     async def set_timer(self, entry: ClaimEntry, seconds: float) -> None:
-        """Let the claim fall due in so many seconds, whatever was planned before."""
+        """Set the claim's timer, whatever it was before."""
         await self._publish_timer(entry, seconds)
 
     async def reset_timers(self, entries: Iterable[tuple[ClaimEntry, float, int]]) -> None:
-        """Let claims fall due again (entry, seconds, sequence of the marker seen); a newer timer stays."""
+        """Set timers again (entry, seconds, sequence of the marker seen); a newer timer stays."""
         await self.jetstream.publish_all(
             (
                 due_subject(entry.namespace, entry.claim_id),
@@ -155,8 +155,8 @@ class Registry:
         return {entry.claim_id: entry for entry in found}
 
     async def remove(self, entries: Sequence[ClaimEntry]) -> list[tuple[ClaimEntry, int]]:
-        """Forget claims, before their objects are deleted; those that this call, and nobody else, removed, with the
-        sequences of their tombstones. Whoever changed a claim's facts meanwhile keeps it.
+        """Remove records before their objects are deleted; return those that this call removed, with the sequences of
+        their tombstones. A claim whose record somebody changed meanwhile stays.
         """
         acks = await self.jetstream.publish_all(
             (
@@ -173,31 +173,33 @@ class Registry:
         ]
 
     async def restore(self, entry: ClaimEntry, tombstone: int, ttl_s: float) -> ClaimEntry | None:
-        """Facts again, of a claim that was removed and whose object would not go; None if there are others now."""
+        """Restore the record of a removed claim whose object could not be deleted; return None if there is a newer
+        record.
+        """
         failed_entry = replace(entry, doomed=True, revision=tombstone)
-        # The tombstone may have run out meanwhile.
+        # The tombstone may have expired meanwhile.
         return await self.compare_and_set(failed_entry, ttl_s) or await self.compare_and_set(
             replace(failed_entry, revision=0), ttl_s
         )
 
     async def cancel_timers(self, entries: Iterable[ClaimEntry]) -> None:
-        """Nothing is due any more for claims that were removed before their time; a timer that goes on does no harm."""
+        """Cancel the timers of claims that were removed early; a timer that still runs does no harm."""
         for entry in entries:
             await self.jetstream.publish_nowait(
                 due_subject(entry.namespace, entry.claim_id), b"", _TOMBSTONE_HEADERS
             )
 
     async def delete_markers(self, sequences: Iterable[int]) -> None:
-        """Markers that were dealt with; left alone they would stay for days."""
+        """Delete markers that were processed; otherwise they would stay for days."""
         for seq in sequences:
             await self.jetstream.api_request_nowait(
                 f"STREAM.MSG.DELETE.{STREAM}", {"seq": seq, "no_erase": True}
             )
 
     async def scan(self, namespace: str) -> AsyncIterator[list[ClaimEntry]]:
-        """All claims of a namespace that are there now, oldest facts first, in pages.
+        """Yield pages of all existing claims of a namespace, oldest record first.
 
-        By direct gets: a consumer for each scan would take permissions for the consumers of every namespace.
+        Uses direct gets: a consumer for each scan would need permissions for the consumers of every namespace.
         """
         try:
             last = (await self.jetstream.api_request(f"STREAM.INFO.{STREAM}"))["state"]["last_seq"]
@@ -207,14 +209,16 @@ class Registry:
             raise
         async for page in self.jetstream.pages(STREAM, claim_subject(namespace, "*"), _SCAN_BATCH):
             yield await self._entries(page)
-            if page[-1].seq > last:  # facts that change meanwhile move to the end: it would never be reached
+            if (
+                page[-1].seq > last
+            ):  # records that change meanwhile move to the end, which would never be reached
                 return
 
     async def get_server_time_ns(self) -> int:
         return await self.jetstream.get_server_time_ns(STREAM)
 
     async def _entries(self, found: Iterable[StreamMessage]) -> list[ClaimEntry]:
-        """Decode facts; tombstones and the markers of facts that ran out are none."""
+        """Decode records; tombstones and markers of expired records are skipped."""
         entries: list[ClaimEntry] = []
         for item in found:
             if not item.data:
@@ -240,7 +244,7 @@ class Registry:
 
 
 def metadata_ttl_s(entry: ClaimEntry, grace_s: int, now_ns: int) -> float:
-    """How long facts stay if no collector ever comes: as long as a marker would."""
+    """Return how long a record stays if no collector ever runs: as long as a marker would."""
     return max((entry.expires_ns - now_ns) / SECOND_NS, 0) + grace_s + _MARKER_TTL_S
 
 
@@ -259,7 +263,7 @@ async def ensure_stream(jetstream: JetStreamClient, config: Mapping[str, Any]) -
 async def scan_subjects(
     jetstream: JetStreamClient, stream: str, subject: str
 ) -> AsyncIterator[list[StreamMessage]]:
-    """The messages under a subject that are there now, through a consumer that lasts as long as the scan."""
+    """Yield the existing messages under a subject, through a consumer that lasts as long as the scan."""
     try:
         created = await jetstream.api_request(
             f"CONSUMER.CREATE.{stream}",
@@ -298,7 +302,7 @@ async def scan_subjects(
     finally:
         await jetstream.api_request_nowait(
             f"CONSUMER.DELETE.{stream}.{name}"
-        )  # if that is lost it goes by itself
+        )  # if that is lost, the consumer expires by itself
 
 
 def _format_ttl(seconds: float) -> str:

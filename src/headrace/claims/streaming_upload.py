@@ -17,22 +17,22 @@ from headrace.claims.stores.object_store import CHUNK_BYTES, READ_BYTES, SINGLE_
 
 Payload = bytes | bytearray | memoryview | Path | AsyncIterable[Chunk]
 
-#: Smaller pieces are not worth a thread.
+#: Smaller pieces are processed without a thread.
 NO_THREAD_MAX_BYTES = 256 * 1024
-#: Pieces of a source that are at least this long pass as they are; smaller ones are joined.
+#: Pieces of at least this size are passed on as they are; smaller ones are joined.
 _JOIN_BELOW_BYTES = 1024 * 1024
 _T = TypeVar("_T")
 
 
 async def run_in_thread_if_large(size: int, work: Callable[[Chunk], _T], data: Chunk) -> _T:
-    """Work on a piece of that size: here if it is small, else in a thread, while the event loop goes on."""
+    """Process a piece: here if it is small, otherwise in a thread, so that the event loop is not blocked."""
     if size <= NO_THREAD_MAX_BYTES:
         return work(data)
     return await asyncio.get_running_loop().run_in_executor(None, work, data)
 
 
 class PayloadEncoder:
-    """Counts, hashes and compresses what passes; both sides of the compression are known at the end."""
+    """Counts, hashes and compresses the payload; sizes and checksums before and after compression are known at the end."""
 
     def __init__(self, compression: str) -> None:
         self.compression = compression
@@ -76,14 +76,14 @@ class PayloadEncoder:
 
 
 def get_payload_size(payload: Payload) -> int | None:
-    """How long a payload is, when that can be known beforehand."""
+    """Return the length of a payload, if it is known beforehand."""
     if isinstance(payload, Path):
         return payload.stat().st_size
     return len(payload) if isinstance(payload, bytes | bytearray | memoryview) else None
 
 
 async def compute_checksum(payload: Payload) -> str | None:
-    """What a payload's checksum will be; None when it can be read only once."""
+    """Return the checksum of a payload; None if it can be read only once."""
     if get_payload_size(payload) is None:
         return None
     digest = hashlib.sha256()
@@ -93,7 +93,7 @@ async def compute_checksum(payload: Payload) -> str | None:
 
 
 def iter_chunks(payload: Payload) -> AsyncIterator[Chunk]:
-    """A payload in chunks of useful size."""
+    """Yield a payload in chunks of useful size."""
     if isinstance(payload, Path):
         return prefetch(_iter_file(payload))
     if isinstance(payload, bytes | bytearray | memoryview):
@@ -104,7 +104,7 @@ def iter_chunks(payload: Payload) -> AsyncIterator[Chunk]:
 async def buffer_small(
     chunks: AsyncIterator[Chunk], limit: int = SINGLE_PUT_MAX_BYTES
 ) -> Chunk | AsyncIterator[Chunk]:
-    """All of it if it is at most `limit` bytes, else a stream that starts with what was read already."""
+    """Return all of it if it is at most `limit` bytes, otherwise a stream that starts with what was read already."""
     buffered: list[Chunk] = []
     size = 0
     async for chunk in chunks:
@@ -116,7 +116,7 @@ async def buffer_small(
 
 
 async def prefetch(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
-    """The same chunks, with the next one on its way while one is in use."""
+    """Yield the same chunks, fetching the next one while one is in use."""
 
     async def read_next() -> Chunk | None:
         return await anext(chunks, None)
@@ -168,6 +168,6 @@ async def _iter_joined(source: AsyncIterable[Chunk]) -> AsyncIterator[Chunk]:
 
 
 def _to_immutable(piece: Chunk) -> Chunk:
-    """A piece that stays what it is: bytes as they are (a copy costs as much as writing them), the rest copied."""
+    """Return a piece that cannot change: bytes as they are (a copy costs as much as writing them), others copied."""
     is_fixed = isinstance(piece, bytes) or (isinstance(piece, memoryview) and piece.readonly)
     return piece if is_fixed else bytes(piece)

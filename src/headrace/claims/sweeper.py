@@ -1,4 +1,4 @@
-"""Sweep: finds objects without a record, records without an object, and reads whose release was lost.
+"""Sweep: finds orphans, claims whose timers were missed, reads whose release was lost, and abandoned uploads.
 
 Objects are found by listing the prefixes of hours that have passed, never the whole bucket; nothing younger than the
 grace period, by the store's own clock, is touched. Records are read once from the registry, which also gives the
@@ -57,7 +57,7 @@ class Sweeper:
 
     async def _sweep_registry(self, now_ns: int, report: CollectReport, dry_run: bool) -> None:
         async for page in self._registry.scan(self._config.namespace):
-            # Asked anew for each page: who began to need a claim meanwhile is heeded.
+            # Read again for each page, so that a need that has arisen meanwhile is respected.
             floors = Floors(self._registry.jetstream, self._registry.on_rejected)
             to_delete: list[tuple[ClaimEntry, str]] = []
             for entry in page:
@@ -76,7 +76,7 @@ class Sweeper:
             await self._delete(to_delete, now_ns, report, dry_run)
 
     async def _look_at(self, entry: ClaimEntry, now_ns: int, floors: Floors) -> tuple[GcDecision, bool]:
-        """Judge a claim, and whether its release was lost; a claim whose streams cannot be asked about stays."""
+        """Decide about a claim, and whether its release was lost; a claim whose streams do not answer stays."""
         try:
             decision = await decide(entry, self._config, now_ns, floors)
             return decision, not decision.event and await self.needs_release(entry, now_ns, floors)
@@ -85,12 +85,12 @@ class Sweeper:
             return GcDecision(""), False
 
     async def needs_release(self, entry: ClaimEntry, now_ns: int, floors: Floors) -> bool:
-        """Whether everybody has read a claim that nobody released: the reader died between ack and release."""
+        """Return whether everybody has read a claim that nobody released: a reader died between ack and release."""
         ttl = self._config.ttl
         is_young = now_ns < entry.created_ns + ttl.grace_period * SECOND_NS
         if entry.state != "live" or entry.shared or is_young or not ttl.delete_after_read:
             return False
-        # By the server's clock the message was stored then at the earliest: the producer's may be ahead.
+        # Earliest time at which the server stored the message: the producer's clock may be ahead.
         stored_ns = entry.created_ns - self._config.clock_skew * SECOND_NS
         for stream, (seq, subject) in entry.places.items():
             if not await floors.is_fully_read(stream, subject, seq, stored_ns):
@@ -98,7 +98,7 @@ class Sweeper:
         return bool(entry.places)
 
     async def try_release(self, entry: ClaimEntry, now_ns: int) -> bool:
-        """Release a claim; False if the server refuses that or does not answer, and the next sweep tries again."""
+        """Release a claim; return False if the server refuses or does not answer: the next sweep tries again."""
         try:
             await self.release(entry, now_ns)
         except (RequestTimeout, RequestError) as error:
@@ -117,14 +117,16 @@ class Sweeper:
             ids = dict.fromkeys(parse_claim_id(info.key) for info in page)
             known = await self._registry.find_all(self._config.namespace, list(ids))
             to_delete = [(_make_entry_for(info, known, self._config), "expired") for info in page]
-            if dry_run:  # what has facts is counted with them, and would be gone by now
+            if dry_run:  # objects with a record were already counted by the registry sweep
                 to_delete = [(entry, event) for entry, event in to_delete if not entry.revision]
             report.orphans += len(to_delete)
             report.lines += [f"expired {entry.claim_id} {entry.object_key}: orphan" for entry, _ in to_delete]
             await self._delete(to_delete, now_ns, report, dry_run)
 
     async def _iter_due_objects(self, now_ns: int) -> AsyncIterator[list[ObjectInfo]]:
-        """Pages of objects whose hour and grace have passed; each topic is listed up to the first that is not due."""
+        """Yield pages of objects whose hour and grace period have passed; each topic is listed up to the first one not
+        due.
+        """
         grace_ns = self._config.end_grace_s * SECOND_NS
         for topic in await self._store.prefixes(f"{self._config.namespace}/"):
             async for page in self._store.list(topic):
@@ -135,7 +137,7 @@ class Sweeper:
                     break
 
     async def _sweep_uploads(self, now_ns: int, report: CollectReport, dry_run: bool) -> None:
-        """An upload that takes longer than a claim may live will not be completed."""
+        """Abort uploads that have taken longer than a claim may live: they will not be completed."""
         limit_ns = now_ns - self._config.ttl.max_age * SECOND_NS
         for upload in await self._store.uploads():
             if upload.initiated_ns > limit_ns or not upload.belongs_to(self._config.namespace):
@@ -163,14 +165,14 @@ def _is_hour_over(key: str, limit_ns: int) -> bool:
 
 
 def _is_due(info: ObjectInfo, limit_ns: int) -> bool:
-    """Expired by its key and old enough by the store's clock; keys that no producer makes are left alone."""
+    """Return whether an object is expired by its key and old enough by the store's clock; foreign keys are left alone."""
     key = parse_key(info.key)
     end_ns = parse_hour_end_ns(key.hour) if key is not None else None
     return end_ns is not None and end_ns <= limit_ns and info.modified_ns <= limit_ns
 
 
 def _make_entry_for(info: ObjectInfo, known: dict[str, ClaimEntry], config: ClaimConfig) -> ClaimEntry:
-    """The facts of an object; for one that nobody knows, what its key tells."""
+    """Return the record of an object; for an orphan, an entry made from its key."""
     namespace, topic, _, _ = info.key.split("/")
     claim_id = parse_claim_id(info.key)
     entry = known.get(claim_id)

@@ -47,7 +47,7 @@ __all__ = [
 
 
 def open_store(config: ClaimConfig, clock: Clock | None = None) -> ObjectStore:
-    """The store that a configuration names; nothing is connected or created yet."""
+    """Return the store that a configuration names; nothing is connected or created yet."""
     settings = config.store
     if config.backend == "memory":
         return MemoryStore(config.bucket, clock)

@@ -22,7 +22,9 @@ _MANAGEMENT_KEYS = ("subscription_id", "resource_group")
 
 
 def make_azure_store(bucket: str, settings: Mapping[str, Any]) -> AzureStore:
-    """`settings`: account, access_key, endpoint (of an emulator); the environment's credentials otherwise."""
+    """Make a store. `settings`: account, access_key, endpoint (of an emulator); otherwise credentials of the
+    environment.
+    """
     from obstore.store import AzureStore as Client
 
     endpoint = str(settings.get("endpoint", ""))
@@ -61,7 +63,7 @@ class AzureStore(CloudStore):
         await self.call_admin(lambda container: container.delete_container())
 
     async def call_admin(self, work: Callable[[Any], Any]) -> Any:
-        """One administrative call in a thread."""
+        """Make one administrative call in a thread."""
         from azure.core.exceptions import AzureError
 
         def run() -> Any:
@@ -94,7 +96,7 @@ class AzureStore(CloudStore):
 class AzureLifecycle:
     """The account's management policy. `policies` is `StorageManagementClient.management_policies`.
 
-    Documents go and come as Azure's API has them: the library's own classes differ from version to version.
+    Documents are passed as in Azure's REST API: the library's own classes differ between versions.
     """
 
     def __init__(self, policies: Any, settings: Mapping[str, Any], container: str) -> None:
@@ -163,12 +165,14 @@ def _make_default_credential() -> Any:
 
 
 def _get_raw_response(response: Any, *_: Any) -> Any:
-    """What the service answered, as it is."""
+    """Return the service's response as it is."""
     return json.loads(response.http_response.text())
 
 
 def _make_rule_name(namespace: str) -> str:
-    """Only letters and digits are allowed; what else a namespace has shows in a digest, so that no two are the same."""
+    """Make a rule name: only letters and digits are allowed, so other characters become part of a digest that keeps
+    names unique.
+    """
     plain = "".join(character for character in namespace if character.isalnum())
     digest = hashlib.sha256(namespace.encode()).hexdigest()[:8] if plain != namespace else ""
     return f"headraceClaims{plain}{digest}"

@@ -45,7 +45,7 @@ _SYNCED_FOLDERS_MAX = 10_000
 
 
 class FolderStore:
-    """A bucket that is the folder `root/bucket`; `sync=False` gives durability up for speed."""
+    """A bucket that is the folder `root/bucket`; `sync=False` trades durability for speed."""
 
     lifecycle = None
 
@@ -57,7 +57,7 @@ class FolderStore:
         self._system_folder = self._root / _SYSTEM_FOLDER
         self._sync = sync
         self._xattrs = xattrs and hasattr(os, "setxattr")
-        #: Folders in which all names are durable, with the time of the last change that is.
+        #: Folders in which all names are durable, with the time of their last durable change.
         self._synced_folders: dict[Path, int] = {}
 
     async def ensure_bucket(self) -> None:
@@ -120,7 +120,7 @@ class FolderStore:
             return ()
 
     async def uploads(self) -> Sequence[MultipartUpload]:
-        """Files of writers that were cut off, or are at work: then they may go while we look."""
+        """List the files of writers that were interrupted or are still writing; the latter may disappear meanwhile."""
         found: list[MultipartUpload] = []
         for path in self._system_folder.glob("*.part"):
             with contextlib.suppress(FileNotFoundError):
@@ -131,14 +131,14 @@ class FolderStore:
         await asyncio.to_thread(Path(upload.upload_id).unlink, missing_ok=True)
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is held open."""
 
     def _get_path(self, key: str) -> Path:
         self._check_key(key)
         return self._root / key
 
     def _check_key(self, key: str) -> None:
-        """Refuse what would leave the bucket or meet our own files."""
+        """Reject keys that would leave the bucket or collide with our own files."""
         parts = key.split("/")
         if not _FORBIDDEN_SEGMENTS.isdisjoint(parts) or parts[0] == _SYSTEM_FOLDER or "\0" in key:
             raise ObjectStoreError(f"{key!r} is no key: segments are neither empty nor dots")
@@ -158,7 +158,7 @@ class FolderStore:
             temporary.unlink(missing_ok=True)
 
     async def _write_stream(self, descriptor: int, chunks: AsyncIterator[Chunk], key: str) -> None:
-        """Write one chunk while the next is being made, and let the disk begin before the last one is written."""
+        """Write one chunk while the next is prepared, and let the disk start before the last one is written."""
         writing: asyncio.Future[None] | None = None
         loop = asyncio.get_running_loop()
         write = _write_and_flush if self._sync and hasattr(os, "posix_fadvise") else _write
@@ -175,7 +175,7 @@ class FolderStore:
     def _commit_file(
         self, descriptor: int, temporary: Path, key: str, attributes: Attributes, replace: bool
     ) -> None:
-        """Metadata, sync, and only then the name."""
+        """Write metadata, sync, and only then link the name."""
         path = self._get_path(key)
         with _map_errors(key):
             self._write_metadata(descriptor, key, attributes.metadata())
@@ -187,16 +187,16 @@ class FolderStore:
         while not self._try_link(temporary, path, replace):
             with contextlib.suppress(
                 FileExistsError, FileNotFoundError
-            ):  # a collector removes them meanwhile
+            ):  # a collector may remove them meanwhile
                 path.parent.mkdir(parents=True, exist_ok=True)
         if self._sync:
-            with contextlib.suppress(FileNotFoundError):  # deleted again meanwhile, with what was in it
+            with contextlib.suppress(FileNotFoundError):  # deleted again meanwhile, with its content
                 _sync_folder(path.parent)
                 self._sync_parents(path.parent)
 
     def _sync_parents(self, folder: Path) -> None:
-        """Make the names of folders durable. Also of those that were there: another writer may have made them a moment
-        ago, and not have synced them yet.
+        """Make the names of folders durable, including existing ones: another writer may have created them a moment ago
+        and not have synced them yet.
         """
         for parent in folder.parents:
             changed_ns = parent.stat().st_mtime_ns
@@ -207,14 +207,16 @@ class FolderStore:
                 return
 
     def _mark_synced(self, folder: Path, changed_ns: int) -> None:
-        """What was synced need not be again until it changes; a change within a tick of the clock could not be seen."""
+        """Record a synced folder, which needs no sync until it changes; a change within one clock tick could not be
+        detected.
+        """
         if SystemClock().now_ns() - changed_ns > SECOND_NS:
             if len(self._synced_folders) >= _SYNCED_FOLDERS_MAX:
                 self._synced_folders.clear()
             self._synced_folders[folder] = changed_ns
 
     def _try_link(self, temporary: Path, path: Path, replace: bool) -> bool:
-        """Give the file its name; False when the folder for it is missing."""
+        """Link the file to its name; return False if its folder is missing."""
         try:
             if replace:
                 temporary.replace(path)
@@ -233,13 +235,13 @@ class FolderStore:
                 os.setxattr(descriptor, _XATTR_NAME, text)
                 return
             except OSError:
-                self._xattrs = False  # this file system has none; a file beside serves as well
+                self._xattrs = False  # this file system has none; use a second file instead
         sidecar = self._get_sidecar_path(key)
         sidecar.parent.mkdir(parents=True, exist_ok=True)
         sidecar.write_bytes(text)
 
     def _read_metadata(self, key: str) -> Metadata:
-        """What was kept with an object; nothing where it cannot be read any more, as nobody depends on it."""
+        """Return an object's metadata; empty if it is no longer readable, because nothing depends on it."""
         if hasattr(os, "getxattr"):
             with contextlib.suppress(OSError):
                 return _parse_metadata(os.getxattr(self._get_path(key), _XATTR_NAME))
@@ -268,7 +270,7 @@ class FolderStore:
             self._remove_empty_folders(self._root / folder)
 
     def _remove_empty_folders(self, folder: Path) -> None:
-        """Folders of passed hours go; one that a writer fills meanwhile stays, as rmdir refuses it."""
+        """Remove folders of past hours; one that a writer fills meanwhile stays, because rmdir fails on it."""
         while folder != self._root:
             try:
                 folder.rmdir()
@@ -277,7 +279,7 @@ class FolderStore:
             folder = folder.parent
 
     def _walk(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        """Depth first in key order: `a/b` sorts before `a0`, as `/` does."""
+        """Walk depth first in key order: `a/b` sorts before `a0`, as `/` does."""
         folder = self._root / prefix
         try:
             with os.scandir(folder) as entries:
@@ -331,7 +333,7 @@ def _write(descriptor: int, data: Chunk) -> None:
 
 
 def _write_and_flush(descriptor: int, data: Chunk) -> None:
-    """Write, and have the kernel start on it: a hint that it is not needed makes Linux write it back at once."""
+    """Write, and start write-back: the hint that the data is not needed makes Linux write it back at once."""
     _write(descriptor, data)
     end = os.lseek(descriptor, 0, os.SEEK_CUR)
     os.posix_fadvise(descriptor, end - len(data), len(data), os.POSIX_FADV_DONTNEED)
@@ -344,7 +346,7 @@ async def _iter_chunks(file: FileIO) -> AsyncIterator[Chunk]:
         while remaining > 0:
             chunk = await asyncio.to_thread(file.read, min(READ_BYTES, remaining))
             if not chunk:
-                return  # cut short meanwhile; whoever reads it counts
+                return  # truncated meanwhile; readers check the length
             remaining -= len(chunk)
             yield chunk
 

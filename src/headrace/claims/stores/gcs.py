@@ -13,8 +13,8 @@ from headrace.claims.stores.obstore_backend import CloudStore, make_client_optio
 
 
 def make_gcs_store(bucket: str, settings: Mapping[str, Any]) -> GcsStore:
-    """`settings`: service_account_path, project, endpoint (of an emulator, without credentials; `admin_endpoint` where
-    its JSON API has another address).
+    """Make a store. `settings`: service_account_path, project, endpoint (of an emulator, without credentials;
+    `admin_endpoint` if its JSON API has another address).
     """
     from obstore.store import GCSStore as Client
 
@@ -55,7 +55,7 @@ class GcsStore(CloudStore):
         await self.call_admin(lambda admin: admin.get_bucket(self.bucket).delete())
 
     async def call_admin(self, work: Callable[[Any], Any]) -> Any:
-        """One administrative call in a thread."""
+        """Make one administrative call in a thread."""
         from google.api_core.exceptions import GoogleAPIError
 
         try:
@@ -70,7 +70,7 @@ class GcsStore(CloudStore):
 
 
 class GcsLifecycle:
-    """The rules of a bucket. They have no names here: a rule is ours if it covers exactly our prefix."""
+    """The rules of a bucket. They have no names in GCS: a rule is ours if it covers exactly our prefix."""
 
     def __init__(self, store: GcsStore) -> None:
         self._store = store

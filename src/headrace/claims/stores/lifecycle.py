@@ -23,14 +23,14 @@ class Lifecycle(Protocol):
         """Replace all rules of the bucket."""
 
     def make_rules(self, namespace: str, days: int) -> list[LifecycleRule]:
-        """The rules a namespace needs: expiry, and one of its own for abandoned uploads where the vendor has it."""
+        """Return the rules a namespace needs: expiry, and a separate one for abandoned uploads if the vendor has it."""
 
     def is_own_rule(self, rule: LifecycleRule, namespace: str) -> bool:
-        """Whether a rule was written by us for this namespace."""
+        """Return whether a rule was written by us for this namespace."""
 
 
 async def ensure_rules(lifecycle: Lifecycle, namespace: str, days: int) -> bool:
-    """Have the namespace's rules in place; whether anything had to be written."""
+    """Make sure that the namespace's rules exist; return whether anything had to be written."""
     if await has_required_rules(lifecycle, namespace, days):
         return False
     other_rules = [rule for rule in await lifecycle.read() if not lifecycle.is_own_rule(rule, namespace)]
@@ -44,7 +44,7 @@ async def ensure_rules(lifecycle: Lifecycle, namespace: str, days: int) -> bool:
 
 
 async def has_required_rules(lifecycle: Lifecycle, namespace: str, days: int) -> bool:
-    """Whether the bucket has exactly the rules that the namespace needs."""
+    """Return whether the bucket has exactly the rules that the namespace needs."""
     own_rules = [rule for rule in await lifecycle.read() if lifecycle.is_own_rule(rule, namespace)]
     required = lifecycle.make_rules(namespace, days)
     return len(own_rules) == len(required) and all(
@@ -53,7 +53,7 @@ async def has_required_rules(lifecycle: Lifecycle, namespace: str, days: int) ->
 
 
 def _contains(actual: Any, expected: Any) -> bool:
-    """Vendors add fields of their own to what they return; what was written must be in it."""
+    """Return whether `actual` contains `expected`: vendors add fields of their own to what they return."""
     if isinstance(expected, dict):
         return isinstance(actual, dict) and all(
             _contains(actual.get(key), item) for key, item in expected.items()

@@ -115,7 +115,7 @@ class MemoryStore:
         raise ObjectMissing(f"no upload of {upload.key!r} is under way")
 
     async def close(self) -> None:
-        """Nothing to close; the objects stay for whoever holds the store."""
+        """Do nothing; the objects stay as long as the store is referenced."""
 
     async def run_lifecycle(self) -> None:
         """Apply the bucket's rules now."""

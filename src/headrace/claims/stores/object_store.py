@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 Metadata = Mapping[str, str]
 Chunk = bytes | memoryview
 
-#: What is uploaded in one piece, with everything known beforehand; larger payloads are streamed.
+#: Payloads up to this size are uploaded in one piece, with everything known beforehand; larger ones are streamed.
 SINGLE_PUT_MAX_BYTES = 8 * 1024 * 1024
 CHUNK_BYTES = 5 * 1024 * 1024
-#: What is read from a file at once. Each thread that reads keeps about two of these; larger ones are no faster.
+#: Bytes read from a file at once. Each reading thread uses about two of these; larger ones are no faster.
 READ_BYTES = 2 * 1024 * 1024
-#: Chunks under way at once; with CHUNK it bounds the memory that an upload of any size takes.
+#: Chunks in flight; with CHUNK it bounds the memory of an upload of any size.
 CHUNKS_IN_FLIGHT = 3
 
 
 class ObjectStoreError(ClaimError):
-    """The store did not do what was asked; it may later."""
+    """The store failed; it may work later."""
 
 
 class ObjectMissing(ObjectStoreError):
@@ -41,11 +41,11 @@ class BucketMissing(ObjectStoreError):
 
 
 class BucketAlreadyExists(ObjectStoreError):
-    """A bucket of that name belongs to someone else."""
+    """A bucket of that name belongs to somebody else."""
 
 
 class ObjectAlreadyExists(ObjectStoreError):
-    """An object of that key exists already."""
+    """An object with that key exists already."""
 
 
 class AccessDenied(ObjectStoreError):
@@ -66,7 +66,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class MultipartUpload:
-    """A multipart upload that nobody completed; `key` is empty where a store does not know it."""
+    """A multipart upload that was not completed; `key` is empty if a store does not know it."""
 
     key: str
     upload_id: str
@@ -77,8 +77,8 @@ class MultipartUpload:
 
 
 class Attributes(Protocol):
-    """What goes with an object. Called late, `metadata` knows more: checksum and size of a stream are known at its
-    end, and stores that can attach metadata then do.
+    """Attributes of an object. The later `metadata` is called, the more it has: checksum and size of a stream are known
+    at its end, and stores that can attach metadata then do so.
     """
 
     def metadata(self) -> Metadata: ...
@@ -108,10 +108,10 @@ class ObjectStore(Protocol):
 
     @property
     def lifecycle(self) -> Lifecycle | None:
-        """The bucket's own expiry rules; None where a store has none and our sweeper does all the work."""
+        """The bucket's own expiry rules; None if the store has none and our sweeper does all the work."""
 
     async def ensure_bucket(self) -> None:
-        """Create the bucket if it is missing; ObjectStoreError when that is impossible."""
+        """Create the bucket if it is missing; raise ObjectStoreError if that is impossible."""
 
     async def bucket_exists(self) -> bool: ...
 
@@ -119,32 +119,32 @@ class ObjectStore(Protocol):
         """Remove the bucket, which must be empty."""
 
     async def put(self, key: str, data: Chunk, attributes: Attributes, *, replace: bool = False) -> None:
-        """Store an object; `ObjectAlreadyExists` if there is one already, unless it may be replaced."""
+        """Store an object; raise `ObjectAlreadyExists` if it exists, unless it may be replaced."""
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Chunk], attributes: Attributes) -> None:
-        """Store an object at constant memory; when `chunks` raises, nothing is left behind."""
+        """Store an object at constant memory; if `chunks` raises, nothing is left."""
 
     async def get(self, key: str) -> AsyncIterator[Chunk]:
-        """The object's bytes as they come; `ObjectMissing` at once."""
+        """Return the object's bytes as they arrive; raise `ObjectMissing` at once."""
 
     async def head(self, key: str) -> ObjectInfo:
-        """Size, time and metadata, without the bytes."""
+        """Return size, time and metadata, without the bytes."""
 
     async def exists(self, key: str) -> bool: ...
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; those that are missing are no error."""
+        """Delete objects; missing ones are no error."""
 
     def list(self, prefix: str, start_after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
-        """Pages of what is there under a prefix that ends in `/`, in the order of keys; without metadata."""
+        """Yield pages of the objects under a prefix that ends in `/`, in key order; without metadata."""
 
     async def prefixes(self, prefix: str) -> Sequence[str]:
-        """The prefixes one level below, each with its closing `/`."""
+        """Return the prefixes one level below, each with its closing `/`."""
 
     async def uploads(self) -> Sequence[MultipartUpload]:
-        """Multipart uploads under way or abandoned."""
+        """List unfinished or abandoned multipart uploads."""
 
     async def abort(self, upload: MultipartUpload) -> None:
-        """Give up a multipart upload; its parts are freed."""
+        """Abort a multipart upload; its parts are freed."""
 
     async def close(self) -> None: ...

@@ -39,7 +39,7 @@ class CloudStore:
     """One bucket, through obstore."""
 
     lifecycle: Lifecycle | None = None
-    #: Names of metadata as the vendor allows them, and back.
+    #: Conversion of metadata names to the vendor's allowed form, and back.
     to_vendor: Callable[[str], str] = staticmethod(str)
     from_vendor: Callable[[str], str] = staticmethod(str)
     supports_tags = True
@@ -87,7 +87,7 @@ class CloudStore:
                     **self._make_put_options(attributes),
                 )
         except ObjectStoreError:
-            if failed:  # obstore wraps what the source raised; the caller wants the original
+            if failed:  # obstore wraps the source's exception; the caller wants the original
                 raise failed[0] from None
             raise
 
@@ -120,7 +120,7 @@ class CloudStore:
             with map_errors(keys[0]):
                 await obstore.delete_async(self._client, keys)
         except ObjectMissing:
-            # Vendors that report missing objects may have stopped there: one by one, each for itself.
+            # Vendors that report missing objects may have stopped there: delete one by one.
             for key in keys:
                 with contextlib.suppress(ObjectMissing), map_errors(key):
                     await obstore.delete_async(self._client, key)
@@ -149,7 +149,7 @@ class CloudStore:
         raise ObjectMissing(f"no upload of {upload.key!r} is known")
 
     async def close(self) -> None:
-        """obstore closes its connections itself."""
+        """Do nothing: obstore closes its connections itself."""
 
     def _make_put_options(self, attributes: Attributes) -> dict[str, Any]:
         vendor_metadata = {self.to_vendor(name): value for name, value in attributes.metadata().items()}
@@ -162,7 +162,7 @@ class CloudStore:
 
 
 def make_client_options(settings: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
-    """How patient the client is; plain HTTP only for an endpoint that says so."""
+    """Return the client's timeouts and retries; plain HTTP is allowed only for an `http` endpoint."""
     options: dict[str, Any] = {
         "timeout": timedelta(seconds=settings.get("timeout", 300)),
         "connect_timeout": timedelta(seconds=settings.get("connect_timeout", 5)),
@@ -177,7 +177,7 @@ def make_client_options(settings: Mapping[str, Any], endpoint: str) -> dict[str,
 
 @contextlib.contextmanager
 def map_errors(target: str) -> Iterator[None]:
-    """obstore's errors as ours."""
+    """Translate obstore's errors to ours."""
     try:
         yield
     except FileNotFoundError as error:
@@ -206,7 +206,7 @@ async def _capture_error(chunks: AsyncIterator[Chunk], failed: list[BaseExceptio
     try:
         async for chunk in chunks:
             yield chunk
-    except GeneratorExit:  # the store gave up first: that is its failure, not the source's
+    except GeneratorExit:  # the store failed first: not an error of the source
         raise
     except BaseException as error:
         failed.append(error)

@@ -28,7 +28,9 @@ _AMAZON_DOMAIN = "amazonaws.com"
 
 
 def make_s3_store(bucket: str, settings: Mapping[str, Any]) -> S3Store:
-    """`settings`: endpoint, region, access_key_id, secret_access_key, session_token; the environment's otherwise."""
+    """Make a store. `settings`: endpoint, region, access_key_id, secret_access_key, session_token; otherwise the
+    environment's.
+    """
     from obstore.store import S3Store as Client
 
     endpoint = str(settings.get("endpoint", ""))
@@ -98,7 +100,7 @@ class S3Store(CloudStore):
             await asyncio.to_thread(self._admin_client.close)
 
     async def call_admin(self, operation: str, missing: tuple[str, ...] = (), **arguments: Any) -> Any:
-        """One administrative call of boto3 in a thread; None when it answers with a code of `missing`."""
+        """Make one administrative boto3 call in a thread; return None if the error code is in `missing`."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         def work() -> Any:
@@ -115,8 +117,8 @@ class S3Store(CloudStore):
             raise ObjectStoreError(f"{operation} on {self.bucket!r}: {error}") from error
 
     def _bucket_configuration(self) -> dict[str, Any]:
-        """What Amazon wants to hear of a bucket's region, and refuses to hear of its first one; others have regions of
-        their own kind.
+        """Return the region parameter for a new bucket: Amazon requires it, except for its first region, where it
+        rejects it; other vendors have regions of their own.
         """
         host = urlsplit(str(self._settings.get("endpoint", ""))).hostname or _AMAZON_DOMAIN
         if self._region == _DEFAULT_REGION or _AMAZON_DOMAIN not in host:
@@ -177,7 +179,7 @@ class S3Lifecycle:
 
 
 def _next_page_markers(response: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Where a list of uploads goes on; a server tells a thousand at once."""
+    """Return where a list of uploads continues; a server returns a thousand at once."""
     if not response.get("IsTruncated"):
         return None
     return {"KeyMarker": response["NextKeyMarker"], "UploadIdMarker": response["NextUploadIdMarker"]}
