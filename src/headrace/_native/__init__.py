@@ -58,9 +58,10 @@ _missing: set[str] = set()  # compiled forms that could not be loaded
 
 
 def load_native(name: str) -> ModuleType:
-    """A kernel module by its plain name: compiled if possible and not declined, else pure."""
+    """Load a native module by its plain name: compiled if available and not disabled, otherwise pure."""
     module = _load(name)
-    # Now, not on demand: importing a module has just put it here under its own name, which may be a function's too.
+    # Set now, not on demand: importing a module has just added it here under its own name, which may also be a
+    # function's.
     globals().update((exported, getattr(module, exported)) for exported in _EXPORTS.get(name, ()))
     return module
 
@@ -89,14 +90,14 @@ def describe_core() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: what belongs to streams needs numpy, which takes longer to load than all the rest of a broker.
+    # Loaded on first use: stream modules need numpy, which takes longer to import than all the rest of a broker.
     for home, exported in _EXPORTS.items():
         if name in exported:
             return getattr(load_native(home), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-#: What the key of a Route stands for: one subject, all children of a prefix, everything below two tokens.
+#: What the key of a Route covers: one subject, all children of a prefix, everything below two tokens.
 KEY_EXACT, KEY_PARENT, KEY_TWO_TOKENS = 0, 1, 2
-#: Whether the hot path is the compiled one.
+#: Whether the compiled core is in use.
 COMPILED = not load_native("parser").__name__.endswith("_pure")

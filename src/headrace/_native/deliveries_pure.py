@@ -16,7 +16,7 @@ _ACK = b"$JS.ACK."
 
 
 def iter_records(view: memoryview) -> Iterator[tuple[int, int, bytes, bytes, bytes]]:
-    """Sequence, time, subject, header and payload of every whole record."""
+    """Yield sequence, time, subject, header and payload of every complete record."""
     at, end = 0, len(view)
     while end - at >= _RECORD.size:
         size, subject_size, _, header_size, _, seq, time_ns = _RECORD.unpack_from(view, at)
@@ -63,12 +63,12 @@ def encode_deliveries(
     bytes_max: int,
     strict: bool,
 ) -> tuple[int, int]:
-    """Write records of `view`, those in `seqs` from index `at` on, at most `most`, to targets taking turns.
+    """Write the records of `view` that are in `seqs` from index `at` on, at most `most`, to the targets in turn.
 
-    A target is a list of subscriptions that all get a message. `ack` is the acknowledgement subject up to the
-    stream sequence; `pending` counts the messages before this run. Sizes are reply, header and payload plus
-    `base`, or plus the subject when `base` is negative; the run ends before `bytes_max` is exceeded if
-    `strict`, after it otherwise (negative: no limit). Returns how many were written and their size.
+    A target is a list of subscriptions that all get a message. `ack` is the ack subject up to the stream sequence;
+    `pending` is the number of pending messages before this run. Sizes are reply, header and payload plus `base`, or
+    plus the subject if `base` is negative; the run ends before `bytes_max` is exceeded if `strict`, after it otherwise
+    (negative: no limit). Returns how many were written and their size.
     """
     if at < 0:
         raise IndexError(at)
@@ -102,10 +102,10 @@ def _parse_number(token: bytes) -> int:
 
 
 def split_ack_subject(subject: bytes) -> tuple[bytes, int, int, int] | None:
-    """Who an acknowledgement is for and what it speaks of: key, delivery count, stream and consumer sequence.
+    """Parse an ack subject: key, delivery count, stream sequence and consumer sequence.
 
-    The key is `stream.consumer`, or `domain.account.stream.consumer` in the second form; a number that is
-    none is -1. None when it is not the subject of an acknowledgement.
+    The key is `stream.consumer`, or `domain.account.stream.consumer` in the second form; an invalid number is -1. None
+    if it is not an ack subject.
     """
     if not subject.startswith(_ACK):
         return None
@@ -121,7 +121,7 @@ def split_ack_subject(subject: bytes) -> tuple[bytes, int, int, int] | None:
 
 
 def collect_subjects(view: memoryview, last: int, found: set[bytes]) -> int:
-    """Add the subjects of the records in `view` up to sequence `last`; the sequence to go on with."""
+    """Add the subjects of the records in `view` up to sequence `last`; return the sequence to continue with."""
     seq = last
     for seq, _, subject, _, _ in iter_records(view):
         if seq > last:

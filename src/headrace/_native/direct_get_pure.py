@@ -14,7 +14,7 @@ _EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 
 
 def _format_time(time_ns: int) -> bytes:
-    """RFC 3339 in UTC with up to nine digits, trailing zeros trimmed."""
+    """Format as RFC 3339 in UTC with up to nine digits, trailing zeros trimmed."""
     second, fraction = divmod(time_ns, _SECOND_NS)
     days, rest = divmod(second, 86_400)
     date = datetime.date.fromordinal(days + _EPOCH_DAY).isoformat()
@@ -27,14 +27,14 @@ def _format_time(time_ns: int) -> bytes:
 def _encode_headers(
     seq: int, time_ns: int, subject: bytes, header: bytes, fixed: bytes, more: bytes = b""
 ) -> bytes:
-    """The stored headers with the record's whereabouts, and `more`."""
+    """Return the stored headers plus those that describe the record, and `more`."""
     stored = header[:-2] if header else b"NATS/1.0\r\n"
     where = b"\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n" % (seq, _format_time(time_ns))
     return b"".join((stored, fixed, subject, where, more, b"\r\n"))
 
 
 def encode_reply(data: bytes | bytearray | memoryview, at: int, fixed: bytes) -> tuple[bytes, bytes]:
-    """Header block and payload of the answer that is the record at a place; `fixed` goes before its subject."""
+    """Return header block and payload of the reply for the record at `at`; `fixed` goes before its subject."""
     found = next(iter_records(memoryview(data)[at:]), None) if at >= 0 else None
     if found is None:
         raise ValueError("no record there")
@@ -43,9 +43,9 @@ def encode_reply(data: bytes | bytearray | memoryview, at: int, fixed: bytes) ->
 
 
 def encode_last_by_subject(log: Any, subject: bytes, skip: int, fixed: bytes) -> tuple[bytes, bytes] | None:
-    """The answer that is the newest message of a subject, which is given behind `skip` bytes of something else.
+    """Return the reply with the newest message of a subject, which starts after `skip` bytes of `subject`.
 
-    None where the message has to be looked for: a wildcard, no such message, or one that is not in the active segment.
+    None if the message must be searched for: a wildcard, no such message, or one that is not in the active segment.
     """
     if skip < 0:
         raise IndexError(skip)
@@ -75,11 +75,11 @@ def encode_replies(
     pending: int,
     last: int,
 ) -> tuple[int, int]:
-    """Add the records of `view` that are in `seqs` from index `at` on, as answers to `reply`, at most `most` and no
-    more once `bytes_max` is reached.
+    """Add the records of `view` that are in `seqs` from index `at` on as replies to `reply`, at most `most` and none
+    after `bytes_max` is reached.
 
-    `fixed` is None for payloads alone; `pending` counts the messages before these, `last` is the sequence of the one
-    sent before. Returns how many were added and their size, which is that of subjects, stored headers and payloads.
+    `fixed` is None for payloads alone; `pending` is the number of pending messages before these, `last` the sequence
+    sent before. Returns how many were added and their size: that of subjects, stored headers and payloads.
     """
     if at < 0:
         raise IndexError(at)

@@ -14,8 +14,8 @@ _ID_BYTES_MAX = 65_535
 
 
 def parse_nats_headers(block: bytes) -> dict[bytes, bytes]:
-    """The first value of every header whose name begins with `Nats-`; names are case-sensitive. Neither the first line nor
-    one without a colon is a header.
+    """Return the first value of every header whose name begins with `Nats-`; names are case-sensitive. The first line,
+    and lines without a colon, are not headers.
     """
     found: dict[bytes, bytes] = {}
     for line in block.split(b"\r\n")[1:]:
@@ -27,9 +27,9 @@ def parse_nats_headers(block: bytes) -> dict[bytes, bytes]:
 
 
 class DedupWindow:
-    """Ids of messages, with their sequences, for `window_ns` after they were stored.
+    """Message ids with their sequences, for `window_ns` after the messages were stored.
 
-    `_order` holds them as they were added; the last `_unsaved` of them have not been taken yet.
+    `_order` has them in the order they were added; the last `_unsaved` of them have not been drained yet.
     """
 
     __slots__ = ("_order", "_seen", "_unsaved", "window_ns")
@@ -46,14 +46,14 @@ class DedupWindow:
         return len(self._seen)
 
     def find(self, message_id: bytes, now_ns: int) -> int:
-        """The sequence of the message stored under this id within the window; 0 if there is none."""
+        """Return the sequence of the message stored with this id within the window; 0 if there is none."""
         order = self._order
         if order and order[0][0] <= now_ns - self.window_ns:
             self.expire(now_ns)
         return self._seen.get(message_id, 0)
 
     def add(self, message_id: bytes, seq: int, time_ns: int) -> None:
-        """Remember a message just admitted."""
+        """Add a message that was just admitted."""
         if len(message_id) > _ID_BYTES_MAX:
             raise ValueError("an id has at most 65,535 bytes")
         self._seen[message_id] = seq
@@ -71,13 +71,13 @@ class DedupWindow:
         self._unsaved = min(self._unsaved, len(order))
 
     def drain_unsaved(self) -> bytes:
-        """What was added since this was called last, as it is to be written down."""
+        """Return what was added since the last call, encoded for storage."""
         fresh = islice(self._order, len(self._order) - self._unsaved, None)
         self._unsaved = 0
         return b"".join(_pack_entry(*each) for each in fresh)
 
     def restore(self, block: bytes) -> None:
-        """Add what was written down."""
+        """Add stored entries."""
         at = 0
         while at + _ENTRY.size <= len(block):
             seq, time_ns, length = _ENTRY.unpack_from(block, at)
@@ -90,7 +90,7 @@ class DedupWindow:
             at += length
 
     def snapshot(self) -> bytes:
-        """All that was taken and is still known, as it is to be written down."""
+        """Return everything that was drained and is still known, encoded for storage."""
         taken = islice(self._order, len(self._order) - self._unsaved)
         return b"".join(_pack_entry(*each) for each in taken if self._seen.get(each[2]) == each[1])
 
@@ -100,7 +100,7 @@ def _pack_entry(time_ns: int, seq: int, message_id: bytes) -> bytes:
 
 
 class ByteBudget:
-    """Bytes that all batches of a server have staged together, and how many may be."""
+    """Bytes that all open batches of a server use together, and their limit."""
 
     __slots__ = ("bytes", "bytes_max")
 
@@ -110,7 +110,7 @@ class ByteBudget:
 
 
 class OpenBatch:
-    """An open batch: what it has so far, how much it may have, and until when it waits for more."""
+    """An open atomic batch: its members, its limits, and how long it waits for more."""
 
     __slots__ = ("budget", "bytes", "deadline_ns", "max_members", "members", "name", "open", "timeout_ns")
 
@@ -124,7 +124,7 @@ class OpenBatch:
         self.open = True
 
     def accepts(self, name: bytes, position: int, size: int) -> bool:
-        """Whether a member of this name, position and size is the next one and may be staged."""
+        """Return whether a member of this name, position and size is the next one and fits."""
         return (
             self.open
             and position == len(self.members) + 1
@@ -134,7 +134,7 @@ class OpenBatch:
         )
 
     def add(self, member: Any, size: int) -> None:
-        """Stage one more."""
+        """Add a member."""
         self.members.append(member)
         self.bytes += size
         self.budget.bytes += size

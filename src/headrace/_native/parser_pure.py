@@ -25,9 +25,9 @@ FREE_VERBS = (b"CONNECT", b"PING", b"PONG", b"+OK")
 VERBS = FREE_VERBS + BLANK_VERBS
 ARGLESS = (b"PING", b"PONG", b"+OK")
 DENIED_PREFIXES = (b"$NRG.", b"_GR_.")
-#: Payloads of this size on are not copied for each of several receivers.
+#: Payloads of at least this size are not copied for each of several receivers.
 SHARED_MIN = 16384
-LINE_BYTES = 24  # what a line needs beside subject and reply, about
+LINE_BYTES = 24  # approximate size of a line without subject and reply
 RESERVED_REPLY_PREFIXES = (b"_R_.", b"_GR_.", b"$JS.ACK.", b"$JS.API.")
 DIGITS_MAX = 9
 VERB_MAX = 8
@@ -37,29 +37,31 @@ Publication = tuple[bytes, bytes, bytes, bytes, int, int]
 
 
 def split_args(line: bytes) -> list[bytes]:
-    """The words of a line. Blanks are space, tab and carriage return; `split` alone would part words at two more."""
+    """Split a line into words at space, tab and carriage return; `split` alone would also split at two other
+    characters.
+    """
     if b"\x0b" in line or b"\x0c" in line:
         return [word for word in line.translate(_TO_SPACES).split(b" ") if word]
     return line.split()
 
 
 def parse_digits(digits: bytes) -> int:
-    """The value of one to nine decimal digits, or -1."""
+    """Return the value of one to nine decimal digits, or -1."""
     return int(digits) if len(digits) <= DIGITS_MAX and digits.isdigit() else -1
 
 
 def is_well_formed(subject: bytes) -> bool:
-    """Whether no token between dots is empty."""
+    """Return whether no token between dots is empty."""
     return b"" not in subject.split(b".")
 
 
 def is_reserved_reply(reply: bytes) -> bool:
-    """Whether a reply belongs to the server itself."""
+    """Return whether a reply subject belongs to the server itself."""
     return reply.startswith(RESERVED_REPLY_PREFIXES) and reply not in RESERVED_REPLY_PREFIXES
 
 
 def pattern_affects_key(pattern: list[bytes], key: list[bytes], kind: int) -> bool:
-    """Whether a pattern matches some subject that a cached key stands for."""
+    """Return whether a pattern matches some subject that a cached key covers."""
     for position, token in enumerate(pattern):
         more = position < len(key)
         if token == b">":
@@ -72,12 +74,12 @@ def pattern_affects_key(pattern: list[bytes], key: list[bytes], kind: int) -> bo
 
 
 class ClientState:
-    """What the kernel knows of one client: its output, its settings, its counters.
+    """What the parser and the fan-out know about one client: its output, its settings, its counters.
 
-    `buffer` may be appended to by anyone who then calls `mark_dirty()`. What stands before it, `chunk_bytes` bytes in all,
-    are the payloads that several peers share and what was written between them. A subclass brings the control operations.
-    `table` may be exchanged for one that shares its list of dirty peers. `fanout_bytes` counts roughly what its messages
-    added to the outputs of all who received them.
+    Anyone may append to `buffer` and then call `mark_dirty()`. The `chunks` before it, `chunk_bytes` bytes in all, are
+    payloads shared with other clients and what was written between them. A subclass implements the control operations.
+    `table` may be replaced by one that shares its list of dirty clients. `fanout_bytes` counts roughly what its
+    messages added to the outputs of all receivers.
     """
 
     __slots__ = (
@@ -110,7 +112,7 @@ class ClientState:
         self.in_msgs = self.in_bytes = self.out_msgs = self.out_bytes = self.fanout_bytes = 0
 
     def mark_dirty(self) -> None:
-        """Note that `buffer` holds something to flush."""
+        """Record that `buffer` has something to flush."""
         if not self.dirty:
             self.dirty = True
             self.table.add_dirty(self)
@@ -121,7 +123,7 @@ class ClientState:
         self.mark_dirty()
 
     def drain(self) -> bytearray:
-        """Hand over the output; what comes next goes into a new one."""
+        """Return the output and start a new one."""
         if self.chunk_bytes:
             return bytearray().join(self.drain_chunks())
         buffer, self.buffer = self.buffer, bytearray()
@@ -129,21 +131,21 @@ class ClientState:
         return buffer
 
     def drain_chunks(self) -> list[bytes | bytearray]:
-        """The same without putting the chunks together."""
+        """Like `drain`, without joining the chunks."""
         chunks = [*self.chunks, self.buffer]
         self.buffer, self.chunks, self.chunk_bytes = bytearray(), [], 0
         self.dirty = False
         return chunks
 
     def append_shared(self, payload: bytes) -> None:
-        """Go on with a payload that others are sent, too."""
+        """Append a payload that is shared with other clients."""
         self.chunks += (self.buffer, payload)
         self.chunk_bytes += len(self.buffer) + len(payload)
         self.buffer = bytearray()
 
 
 class Subscription:
-    """One client's interest: deliveries carry `sid`; `max_msgs` is how many there are in all (0: any number)."""
+    """One client's subscription: deliveries carry `sid`; `max_msgs` is the total number of deliveries (0: unlimited)."""
 
     __slots__ = ("client", "closed", "delivered", "max_msgs", "needs_check", "pattern", "queue", "sid")
 
@@ -157,7 +159,9 @@ class Subscription:
 
 
 class Route:
-    """Who receives a subject. When interest changes it is dropped (not `valid`, nobody on it) and made anew."""
+    """The receivers of a subject. When interest changes the route is invalidated (not `valid`, no receivers) and built
+    again.
+    """
 
     __slots__ = (
         "empty",
@@ -188,17 +192,17 @@ class Route:
         self.valid = True
 
     def invalidate(self) -> None:
-        """It is dropped: keep nobody alive who may have gone."""
+        """Drop all receivers, so that the route keeps no closed client alive."""
         self.valid, self.empty = False, True
         self.subscribers, self.queue_groups, self.internal_subscribers = [], [], []
 
 
 class RouteTable:
-    """Routes by subject, at most `size_max` of them; a miss asks `resolve`.
+    """Cached routes by subject, at most `size_max`; a miss calls `resolve`.
 
-    Keys: a subject; `prefix.` for all its children; `one.two. ` (with a blank) for all below two tokens.
-    `dirty` lists the peers whose output became non-empty; `wakeup` is called when the first one is noted.
-    Tables may share one such list.
+    Keys: a subject; `prefix.` for all its children; `one.two. ` (with a blank) for all below two tokens. `dirty` lists
+    the clients whose output became non-empty; `wakeup` is called when the first one is added. Tables may share one such
+    list.
     """
 
     __slots__ = ("_routes", "_size_max", "dirty", "resolve", "wakeup")
@@ -224,10 +228,10 @@ class RouteTable:
         return key in self._routes
 
     def lookup(self, subject: bytes) -> Route | None:
-        """The cached route of a subject, or None."""
+        """Return the cached route of a subject, or None."""
         route = self._routes.get(subject)
         if route is not None:
-            # `a.b.` as a subject is not well-formed; as a key it stands for the children of `a.b`.
+            # `a.b.` as a subject is not well-formed; as a key it covers the children of `a.b`.
             return route if route.kind == KEY_EXACT else None
         dot = subject.rfind(b".")
         if dot <= 0 or dot == len(subject) - 1:
@@ -242,7 +246,7 @@ class RouteTable:
         return route if route is not None and is_well_formed(subject[second + 1 :]) else None
 
     def find(self, subject: bytes) -> Route:
-        """The route of a subject that is whole."""
+        """Return the route of a well-formed subject."""
         route = self.lookup(subject)
         if route is None:
             route = self.resolve(subject)
@@ -252,49 +256,49 @@ class RouteTable:
         return route
 
     def drop(self, key: bytes) -> None:
-        """Forget one key."""
+        """Drop one key."""
         route = self._routes.pop(key, None)
         if route is not None:
             route.invalidate()
 
     def drop_matching(self, pattern: bytes) -> None:
-        """Forget every key that stands for a subject the pattern matches."""
+        """Drop every key that covers a subject the pattern matches."""
         tokens = pattern.split(b".")
         for route in list(self._routes.values()):
             if pattern_affects_key(tokens, route.key[: len(route.key) - route.kind].split(b"."), route.kind):
                 self.drop(route.key)
 
     def clear(self) -> None:
-        """Forget every route."""
+        """Drop every route."""
         for route in self._routes.values():
             route.invalidate()
         self._routes.clear()
 
     def publish(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
-        """Send from inside the server to all who match; how many received it."""
+        """Publish from inside the server to all receivers; return their number."""
         return self.publish_for(None, subject, reply, header, payload)
 
     def publish_for(
         self, source: ClientState | None, subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> int:
-        """Send what a client published to all who match; how many received it."""
+        """Publish a client's message to all receivers; return their number."""
         if not is_well_formed(subject):
             return 0
         return self._publish_on_route(self.find(subject), source, subject, reply, header, payload)
 
     def publish_many(self, messages: Iterable[tuple[bytes, bytes, bytes, bytes]]) -> None:
-        """`publish` for each (subject, reply, header, payload)."""
+        """Call `publish` for each (subject, reply, header, payload)."""
         failure: Exception | None = None
         for subject, reply, header, payload in messages:
             try:
                 self.publish(subject, reply, header, payload)
-            except Exception as error:  # one receiver's trouble is not another's
+            except Exception as error:  # an error of one receiver must not affect others
                 failure = failure or error
         if failure is not None:
             raise failure
 
     def deliver(self, route: Route, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
-        """Send along a route, showing this subject; how many received it."""
+        """Send along a route with this subject; return the number of receivers."""
         return self._publish_on_route(route, None, subject, reply, header, payload)
 
     def _publish_on_route(
@@ -315,7 +319,7 @@ class RouteTable:
     def fan_out(
         self, route: Route, source: ClientState | None, pub: Publication, header: bytes, payload: bytes
     ) -> int:
-        """Write a message to everybody on a route."""
+        """Write a message to all receivers of a route."""
         received = 0
         muted = source if source is not None and not source.echo else None
         subscribers, queue_groups, internal_subscribers = (
@@ -343,7 +347,7 @@ class RouteTable:
     def _write_to(
         self, sub: Subscription, pub: Publication, header: bytes, payload: bytes, shared: bool
     ) -> int:
-        """Write a message into one receiver's output: MSG, or HMSG if it has headers and they are wanted."""
+        """Write a message to one receiver's output: MSG, or HMSG if it has headers and the client wants them."""
         client = sub.client
         subject, reply, header_digits, total_digits, header_size, total = pub
         if sub.needs_check and not client.may_deliver(sub, subject, reply):
@@ -370,10 +374,10 @@ class RouteTable:
 
 
 class Parser:
-    """Turns one client's bytes into operations: publishes go straight along their routes, the rest to the client.
+    """Parses one client's bytes: publishes go straight along their routes, other operations to the client.
 
-    Between two chunks it holds an unfinished control line (at most `line_max` of arguments) or an unfinished
-    payload (at most `payload_max`), never more. After a ProtocolError it is not to be fed again.
+    Between two chunks it keeps an unfinished control line (at most `line_max` of arguments) or an unfinished payload
+    (at most `payload_max`), never more. It must not be fed after a ProtocolError.
     """
 
     __slots__ = ("_body", "_line", "_line_max", "_pub", "_skipped_verb", "client", "payload_max")
@@ -389,11 +393,11 @@ class Parser:
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes are kept until more arrive."""
+        """Number of bytes kept until more arrive."""
         return len(self._line) + len(self._body)
 
     def feed(self, data: bytes | bytearray | memoryview, size: int = -1) -> None:
-        """Take the next chunk (`size` bytes of `data`); raises ProtocolError when the client has to go."""
+        """Parse the next chunk (`size` bytes of `data`); raise ProtocolError if the client must be disconnected."""
         if size > len(data):
             raise ValueError("a chunk has no more bytes than it has")
         chunk = bytes(data) if size < 0 else bytes(memoryview(data)[:size])
@@ -419,7 +423,7 @@ class Parser:
             self._operation(line)
 
     def _buffer_line(self) -> None:
-        """Keep an unfinished line as far as it may become a good one and is short enough."""
+        """Keep an unfinished line if it may still become valid and is short enough."""
         line = self._line
         start = bytes(line[:VERB_MAX]).upper()
         verb = next((verb for verb in VERBS if start.startswith(verb)), None)
@@ -434,7 +438,7 @@ class Parser:
 
     @staticmethod
     def _blank_after(verb: bytes, line: bytes) -> bytes:
-        """The blank that ends a verb; it must be there for most."""
+        """Return the blank after a verb; most verbs require it."""
         found = line[len(verb) : len(verb) + 1]
         if found in (b"", b" ", b"\t"):
             return found
@@ -443,14 +447,14 @@ class Parser:
         return b""
 
     def _arguments(self, verb: bytes, line: bytes | bytearray) -> bytes:
-        """What follows the blanks after a verb, of bounded length."""
+        """Return what follows the blanks after a verb, of bounded length."""
         args = bytes(line[len(verb) :].lstrip(b" \t"))
         if len(args) - args.endswith(b"\r") > self._line_max:
             raise ProtocolError(TOO_LONG)
         return args
 
     def _operation(self, line: bytes) -> None:
-        """One whole control line, without its line feed."""
+        """Process one complete control line, without its line feed."""
         start = line[:VERB_MAX].upper()
         verb = next((verb for verb in VERBS if start.startswith(verb)), None)
         if verb is None or (verb in BLANK_VERBS and not self._blank_after(verb, line)):
@@ -465,7 +469,7 @@ class Parser:
             self._control(verb, args)
 
     def _control(self, verb: bytes, args: bytes) -> None:
-        """Let the client act on a control operation."""
+        """Pass a control operation to the client."""
         if verb == b"PING":
             self.client.on_ping()
         elif verb == b"PONG":
@@ -491,7 +495,7 @@ class Parser:
             raise ProtocolError(None)
 
     def _parse_publish(self, words: list[bytes], headed: bool) -> None:
-        """`subject [reply] [header-size] size` of PUB or HPUB; the payload comes next."""
+        """Parse `subject [reply] [header-size] size` of PUB or HPUB; the payload comes next."""
         fixed = 3 if headed else 2
         if len(words) not in (fixed, fixed + 1) or (headed and not self.client.headers):
             raise ProtocolError(None)
@@ -507,7 +511,7 @@ class Parser:
         self._pub = (words[0], reply, words[-2] if headed else b"", words[-1], header, total)
 
     def _read_payload(self, pub: Publication, chunk: bytes, at: int) -> int:
-        """Go on with a payload; where the next operation starts."""
+        """Continue with a payload; return where the next operation starts."""
         total = pub[5]
         body = self._body
         until = at + total + 2 - len(body)
@@ -522,7 +526,7 @@ class Parser:
         return until
 
     def _publish(self, pub: Publication, header: bytes, payload: bytes) -> None:
-        """A whole message has arrived: check it, find its route, hand it on."""
+        """Process a complete message: check it, find its route, fan it out."""
         client = self.client
         subject, reply = pub[0], pub[1]
         client.in_msgs += 1

@@ -14,7 +14,7 @@ HEADER_BYTES_MAX = 65_535
 
 _MSG_ID, _TTL = b"Nats-Msg-Id", b"Nats-TTL"
 _CHEAP_HEADERS = frozenset((_MSG_ID, _TTL))
-#: The headers of a member of a batch, in either spelling.
+#: The headers of a batch member, in either spelling.
 _BATCH_HEADERS = [
     {name, position}
     for name in (b"Nats-Batch-Id", b"Nats-Batch-ID")
@@ -24,12 +24,12 @@ _DIGITS_MAX = 9
 
 
 def is_storable(header: bytes) -> bool:
-    """Whether a header block carries no status and is of a size that can be stored."""
+    """Return whether a header block has no status and is small enough to be stored."""
     return header.startswith(b"NATS/1.0\r\n") and len(header) <= HEADER_BYTES_MAX
 
 
 class PendingReplies:
-    """What waits for the frame under construction: (subject, reply, header, payload), in the order it was decided."""
+    """Replies that wait for the open frame to commit: (subject, reply, header, payload), in order."""
 
     __slots__ = ("messages",)
 
@@ -38,17 +38,17 @@ class PendingReplies:
 
 
 class PublishFastPath:
-    """The sink of one stream.
+    """Internal subscriber of one stream's subjects; stores simple messages without the slow path.
 
-    `append` stores a message, `on_slow_path(session, ...)` decides about everything unusual, `on_fast_ingest(session,
-    ...)` takes members of fast batches, which are known by their reply subject, `on_store_error(reply, failure)`
-    answers when the store takes nothing, `on_first_change()` says that the stream has its first change in this frame.
-    `enabled` is whether messages that ask for nothing need no look.
+    `append` stores a message. `on_slow_path(session, ...)` handles everything unusual. `on_fast_ingest(session, ...)`
+    gets members of fast-ingest batches, recognised by their reply subject. `on_store_error(reply, failure)` replies
+    when the store rejects a message. `on_first_change()` is called on the stream's first change in a frame. `enabled`
+    is whether messages without special headers may take the fast path.
 
-    What has to follow a message: `after_append(subject, seq, time_ns, ttl_s)`, or None and, for one with a lifetime,
-    `note(seq, time_ns, ttl_s)`. `lifetime(text)` are the seconds that a `Nats-TTL` means here (-1: ask `on_slow_path`);
-    `expire(now_ns)` comes before a message with a lifetime. `dedup` are the ids seen lately, `batch` is the batch that
-    was added to last.
+    After each message `after_append(subject, seq, time_ns, ttl_s)` is called or, if that is None and the message has a
+    TTL, `track_ttl(seq, time_ns, ttl_s)`. `parse_ttl(text)` returns the seconds of a `Nats-TTL` (-1: use
+    `on_slow_path`); `expire_until(now_ns)` is called before a message with a TTL is stored. `dedup` has the ids seen
+    recently, `open_batch` is the batch that was added to last.
     """
 
     __slots__ = (
@@ -92,10 +92,10 @@ class PublishFastPath:
         self.after_append = self.dedup = self.open_batch = None
 
     def reset_ttl_cache(self) -> None:
-        """What a `Nats-TTL` means may have changed."""
+        """Forget parsed TTLs: the meaning of `Nats-TTL` may have changed. The pure version has no cache."""
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
-        """A publish on one of the stream's subjects."""
+        """Handle a publish on one of the stream's subjects."""
         if reply.endswith(b".$FI"):
             self.on_fast_ingest(session, subject, reply, header, payload)
         elif not self.enabled:
@@ -106,7 +106,7 @@ class PublishFastPath:
             self.on_slow_path(session, subject, reply, header, payload)
 
     def _publish_with_headers(self, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> bool:
-        """A message with headers; False if it needs a decision, and then nothing has happened yet."""
+        """Store a message with headers; return False, without any effect, if it needs the slow path."""
         if not is_storable(header):
             return False
         found = parse_nats_headers(header)
@@ -131,7 +131,7 @@ class PublishFastPath:
     def _add_to_batch(
         self, subject: bytes, reply: bytes, header: bytes, payload: bytes, found: dict[bytes, bytes]
     ) -> bool:
-        """The next member of the batch that was added to last; False if it is anything else."""
+        """Add the next member of the batch that was added to last; return False if it is anything else."""
         name = found.get(b"Nats-Batch-Id", found.get(b"Nats-Batch-ID", b""))
         text = found.get(b"Nats-Batch-Sequence", found.get(b"Nats-Batch-Seq", b""))
         size = len(header) + len(payload)
@@ -156,7 +156,7 @@ class PublishFastPath:
         ttl_s: int,
         message_id: bytes,
     ) -> None:
-        """Store a message and answer."""
+        """Store a message and queue its reply."""
         try:
             seq = self.append(subject, header, payload, time_ns, ttl_s)
             ack = b"%b%d}" % (self.ack_prefix, seq)

@@ -34,7 +34,8 @@ _U16 = struct.Struct("<H")
 _RECORDS, _REMOVALS, _TRIM, _ADVANCE = 2, 4, 5, 6
 _DELTA_MAX = 0xFFFFFFFF
 _SEGMENT_HEAD = 512
-# Above are bounds (BOUND_ONLY_BIT); a log ends far below. A record that says otherwise was not written by a store.
+# Values above are bounds (BOUND_ONLY_BIT); a log ends far below. A record with a higher sequence was not written by a
+# store.
 _SEQ_END = (1 << 63) - 1
 _RECORD_MAX = 0x7FFFFFFF
 
@@ -59,7 +60,7 @@ def _grow_array(array: Array, used: int, capacity: int) -> Array:
 
 
 def _holds(view: memoryview, at: int, end: int) -> bool:
-    """Whether a whole record begins at a place, and ends before `end`."""
+    """Return whether a complete record begins at `at` and ends by `end`."""
     if end - at < RECORD_HEADER_BYTES:
         return False
     size, sl, _, hl, _, seq, _ = _RECORD_HEADER.unpack_from(view, at)
@@ -79,7 +80,7 @@ def _matches_pattern(pattern: list[bytes], subject: bytes) -> bool:
 
 
 class OpenFrame:
-    """What all appenders of a store share: the frame under construction and how much still fits."""
+    """What all log writers of a store share: the open frame and how much still fits into it."""
 
     def __init__(self, on_full: Callable[[int], None] | None = None) -> None:
         self.closed = False
@@ -93,7 +94,7 @@ class OpenFrame:
 class SubjectIndex:
     """Stream-wide subject ids: bytes <-> id; per id its count, first and last live sequence, filter class.
 
-    A first or last with the BOUND_ONLY_BIT bit is a bound only: the true one lies after (first) or before (last) it.
+    A first or last with BOUND_ONLY_BIT set is only a bound: the true one is after (first) or before (last) it.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,9 @@ class SubjectIndex:
         return b"".join(_U16.pack(len(name)) + name for name in self._names[lo:hi])
 
     def load(self, data: Any, expected: int = -1) -> bool:
-        """Adds what `dump` made; False, and nothing is added, where it is something else or not as many as `expected`."""
+        """Add subjects encoded by `dump`; return False, adding nothing, if the data is invalid or does not have
+        `expected` subjects.
+        """
         raw, at = bytes(data), 0
         names = []
         while at < len(raw):
@@ -193,17 +196,17 @@ class SubjectIndex:
         self._lasts[sid] = seq
 
     def clear(self) -> None:
-        """No subject has a live message any more."""
+        """Reset all counts: no subject has a live message any more."""
         self._counts[:] = 0
         self._firsts[:] = 0
         self._lasts[:] = 0
         self.alive = 0
 
     def drop_empty(self) -> Array:
-        """Forgets the subjects without a live message; the new id of each old one, 0 for those that are gone."""
+        """Drop subjects without a live message; return the new id of each old one, 0 for dropped ones."""
         keep = np.flatnonzero(self.counts)
         if not len(keep):
-            keep = np.arange(min(len(self), 1))  # so that the id of dead rows, 0, is one that there is
+            keep = np.arange(min(len(self), 1))  # dead rows have id 0, which must exist
         moved = np.zeros(len(self), np.uint32)
         moved[keep] = np.arange(len(keep), dtype=np.uint32)
         self._names = [self._names[sid] for sid in keep.tolist()]
@@ -226,7 +229,7 @@ class SubjectIndex:
         if self._firsts[sid] == seq:
             self._firsts[sid] = seq | BOUND_ONLY_BIT
         if self._counts[sid] == 1:
-            # One is left: a bound that is exact on one side is exact on both.
+            # One message is left: an exact bound on one side is exact on both.
             if not int(self._lasts[sid]) & BOUND_ONLY_BIT:
                 self._firsts[sid] = self._lasts[sid]
             elif not int(self._firsts[sid]) & BOUND_ONLY_BIT:
@@ -237,7 +240,7 @@ _KINDS = (np.uint64, np.uint32, np.uint32, np.uint32, np.uint32, np.uint16)
 
 
 class SegmentIndex:
-    """One row a record of a segment, dead ones too: where it lies, what it is about, whether it lives."""
+    """One row per record of a segment, dead ones included: its position, its subject, whether it is live."""
 
     def __init__(self, base: int = 0) -> None:
         self.base = base
@@ -262,7 +265,7 @@ class SegmentIndex:
         flags: Array,
         delta: Array | None = None,
     ) -> SegmentIndex:
-        """SegmentIndex over arrays that exist, all live; they are only read."""
+        """Make a SegmentIndex over existing arrays, all live; they are only read."""
         self = SegmentIndex(base)
         self.time, self.offset, self.size, self.subject = time, offset, size, subject
         self.ttl, self.flags, self.delta = ttl, flags, delta
@@ -277,9 +280,10 @@ class SegmentIndex:
         return self
 
     def is_sound(self, subjects: int, end: int) -> bool:
-        """Whether every row can be one of a segment that ends at `end` and knows so many subjects.
+        """Return whether every row can belong to a segment that ends at `end` and has this many subjects.
 
-        Rows ascend, each record lies within the segment and after the one before, and each subject has an id.
+        Rows must ascend, each record must be within the segment and after the previous one, and each subject must have
+        an id.
         """
         if not self.rows:
             return True
@@ -297,7 +301,7 @@ class SegmentIndex:
         )
 
     def seal(self) -> None:
-        """Takes no more rows; of a column in which every row has the same value only that is kept."""
+        """Stop accepting rows; a column with the same value in every row is reduced to that value."""
         n = self.rows
         if not n:
             return
@@ -380,12 +384,12 @@ class SegmentIndex:
         return True
 
     def tombstone_all(self) -> None:
-        """Every row is dead."""
+        """Mark every row as dead."""
         self.live = np.zeros(max(self._capacity, self.rows), np.uint8)
         self.alive = self.alive_bytes = 0
 
     def remap_subjects(self, new_ids: Array) -> None:
-        """Subjects have other ids now: `moved` has the new one of each old one."""
+        """Replace subject ids: `new_ids` has the new id of each old one."""
         subject = np.zeros(len(self.subject), np.uint32)
         subject[: self.rows] = new_ids[self.subject[: self.rows]]
         self.subject = subject
@@ -492,10 +496,10 @@ class SegmentIndex:
     def index_block(
         self, subjects: SubjectIndex, data: Any, start: int, length: int, place: int, expected: int = -1
     ) -> int:
-        """Adds a row for each record of a block that lies at `start` of `data`, and at `place` of its segment.
+        """Add a row for each record of a block that is at `start` of `data` and at `place` of its segment.
 
-        Returns how many; -1, and no row is added, where the bytes are not records in ascending order, or not as many
-        as `expected`.
+        Returns their number; -1, adding no row, if the bytes are not records in ascending order, or not `expected` of
+        them.
         """
         view = memoryview(data)
         if start < 0 or length < 0 or start + length > len(view) or place + length > _DELTA_MAX:
@@ -510,7 +514,7 @@ class SegmentIndex:
         return len(places)
 
     def _records(self, view: memoryview, at: int, end: int) -> list[int] | None:
-        """Where the records of a block start_segment, if they are records and follow the rows so far."""
+        """Return where the records of a block start; None if they are invalid or do not follow the rows so far."""
         places: list[int] = []
         last, base = (self.seq(self.rows - 1), self.base) if self.rows else (0, -1)
         while at < end:
@@ -539,7 +543,7 @@ class SegmentIndex:
 
 
 class RecordBlock:
-    """Records that lie together: cut from a tail, or about to be. Its bytes do not change any more."""
+    """Contiguous records, finished or about to be. Its bytes do not change any more."""
 
     def __init__(
         self, offset: int, data: bytearray, used: int, first_seq: int, records: int, direct: bool
@@ -553,7 +557,7 @@ class RecordBlock:
 
 
 class BlockBuilder:
-    """Packs records into blocks and rows into columns; the base of an appender, and what compaction uses."""
+    """Packs records into blocks and rows into columns; the base of `LogWriter`, also used by compaction."""
 
     def __init__(self, subjects: SubjectIndex, block_bytes: int, start: int = 512) -> None:
         self.subject_index = subjects
@@ -575,10 +579,10 @@ class BlockBuilder:
             capacity = max(min(max(len(self.tail) * 4, 1024), self.block_max), self.tail_used + size)
             fresh = bytearray(capacity)
             fresh[: self.tail_used] = self.tail[: self.tail_used]
-            self.tail = fresh  # views of the old one keep it alive and unchanged
+            self.tail = fresh  # existing views keep the old one alive and unchanged
 
     def finish_block(self, direct: bool = False) -> RecordBlock | None:
-        """The tail becomes a block of its own; nothing happens when it is empty."""
+        """Turn the tail into a block; does nothing if it is empty."""
         if self.tail_used == 0:
             return None
         first = self.columns.seq(self.tail_row)
@@ -591,10 +595,10 @@ class BlockBuilder:
         return block
 
     def on_block_finished(self, block: RecordBlock) -> None:
-        """For those who want to know."""
+        """Hook for subclasses."""
 
     def start_segment(self, start: int = 512) -> None:
-        """A new segment: empty columns, blocks from `start` on. The tail must be empty."""
+        """Start a new segment: empty columns, blocks from `start` on. The tail must be empty."""
         if self.tail_used:
             raise ValueError("cut the tail first")
         self.columns = SegmentIndex()
@@ -610,7 +614,7 @@ class BlockBuilder:
         self.tail_used += size
 
     def copy_rows(self, source: SegmentIndex, lo: int, hi: int, data: Any, place: int) -> None:
-        """Takes over the live rows lo..hi of other columns; `data` holds their records, from `place` on."""
+        """Copy the live rows lo..hi of other columns; `data` has their records, from `place` on."""
         view = memoryview(data)
         source.check_span(lo, hi)
         for i in range(lo, hi):
@@ -626,7 +630,7 @@ class BlockBuilder:
             self._add_record(view[offset - place : offset - place + size], sid)
 
     def _is_row(self, seq: int, sid: int, record: memoryview) -> bool:
-        """What is copied replaces what was there, so a row must be that of its record."""
+        """Return whether a row matches its record: the copy replaces the original, so it must."""
         if not _holds(record, 0, len(record)) or sid >= len(self.subject_index):
             return False
         size, sl, _, _, _, own, _ = _RECORD_HEADER.unpack_from(record)
@@ -635,7 +639,7 @@ class BlockBuilder:
 
 
 class LogWriter(BlockBuilder):
-    """One stream's growing end: gives sequences, packs records, keeps the counts; the base class of a log."""
+    """The growing end of one stream: assigns sequences, packs records, updates counts; the base class of a log."""
 
     def __init__(
         self,
@@ -676,7 +680,7 @@ class LogWriter(BlockBuilder):
         return self.last_seq + 1 - self.first_seq - self.messages
 
     def mark_dirty(self) -> None:
-        """This log has a change in the frame under construction."""
+        """Record that this log has a change in the open frame."""
         if not self.dirty:
             self.dirty = True
             self.open_frame.dirty_logs.append(self)
@@ -685,7 +689,7 @@ class LogWriter(BlockBuilder):
     def append(
         self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int = 0, flags: int = 0
     ) -> int:
-        """Admits a message into the frame under construction; returns its sequence."""
+        """Add a message to the open frame; return its sequence."""
         size = RECORD_HEADER_BYTES + len(subject) + len(header) + len(payload)
         open_frame = self.open_frame
         if self.journaled and (open_frame.closed or open_frame.pending_bytes + size > open_frame.max_bytes):
@@ -698,13 +702,13 @@ class LogWriter(BlockBuilder):
     def append_large(
         self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int, flags: int
     ) -> int:
-        """A message above the `large` limit; a log that keeps those apart overrides this."""
+        """Add a message of at least `large_bytes`; a log that stores those separately overrides this."""
         return self.append_unchecked(subject, header, payload, time_ns, ttl_s, flags)
 
     def append_unchecked(
         self, subject: bytes, header: bytes, payload: bytes, time_ns: int, ttl_s: int = 0, flags: int = 0
     ) -> int:
-        """`append` without asking the open_frame and without looking at the size."""
+        """Like `append`, without checking the open frame's limit or the message's size."""
         seq = self.last_seq + 1
         size = RECORD_HEADER_BYTES + len(subject) + len(header) + len(payload)
         if size > _RECORD_MAX:
@@ -735,7 +739,7 @@ class LogWriter(BlockBuilder):
         flags: int = 0,
         step_ns: int = 0,
     ) -> int:
-        """Admits (subject, header, payload) after each other, each `step_ns` later; returns the first sequence."""
+        """Append (subject, header, payload) one after the other, each `step_ns` later; return the first sequence."""
         first = self.last_seq + 1
         for subject, header, payload in messages:
             self.append(subject, header, payload, time_ns, ttl_s, flags)
@@ -755,7 +759,7 @@ class LogWriter(BlockBuilder):
         self.last_time_ns = time_ns
 
     def split_segment(self) -> None:
-        """Called when a sequence lies too far for the columns: a log starts a new segment."""
+        """Start a new segment; called when a sequence is too far from the first for the columns."""
         self.finish_block()
         self.start_segment()
 
@@ -766,13 +770,13 @@ class LogWriter(BlockBuilder):
         return super().finish_block(direct)
 
     def reference_block(self, entry: bytes) -> None:
-        """Puts an encoded entry into the frame, after the records so far: a large message's place."""
+        """Add an encoded entry to the frame after the records so far: the position of a large message."""
         self._parts.append(entry)
 
     def load(self, data: Any) -> int:
-        """Takes records as they are (replay): those not above the last sequence are known. Not for a frame.
+        """Add existing records (replay), skipping those up to the last sequence. They do not become part of a frame.
 
-        Returns how many were taken; -1 where the bytes are not records.
+        Returns how many were added; -1 if the bytes are not records.
         """
         self._replaying = True
         try:
@@ -803,7 +807,7 @@ class LogWriter(BlockBuilder):
         return found
 
     def add_segment_counts(self, columns: SegmentIndex) -> None:
-        """Counts the live rows of a segment that was there before (recovery); segments in ascending order."""
+        """Count the live rows of an existing segment (recovery); segments must come in ascending order."""
         for i in range(columns.rows):
             if columns.is_live(i):
                 _, size, sid, _, _, flags = columns.row(i)
@@ -825,12 +829,12 @@ class LogWriter(BlockBuilder):
         return True
 
     def subtract_rows(self, columns: SegmentIndex, lo: int, hi: int) -> int:
-        """Kills the rows lo..hi and takes them out of the counts; returns how many lived."""
+        """Tombstone the rows lo..hi and subtract them from the counts; return how many were live."""
         columns.check_span(lo, hi)
         return sum(self._subtract_row(columns, i) for i in range(lo, hi))
 
     def subtract_seqs(self, columns: SegmentIndex, seqs: Array) -> int:
-        """Kills the rows of ascending sequences (u64), notes them for the frame; returns how many lived."""
+        """Tombstone the rows of ascending sequences (u64) and record them for the frame; return how many were live."""
         found = 0
         for seq in seqs.tolist():
             i = columns.find_row(seq)
@@ -840,7 +844,7 @@ class LogWriter(BlockBuilder):
         return found
 
     def cached_last_seq(self, subject: bytes) -> int:
-        """The last sequence of a subject; 0 if it has none, -1 when it has to be looked for."""
+        """Return the last sequence of a subject; 0 if it has none, -1 if it must be searched for."""
         sid = self.subject_index.find(subject)
         if sid < 0:
             return 0
@@ -848,9 +852,9 @@ class LogWriter(BlockBuilder):
         return -1 if last & BOUND_ONLY_BIT else last
 
     def trim_oldest(self, subject: bytes, most: int) -> int:
-        """Removes the oldest message of a subject that has more than `most`, where it lies at hand.
+        """Remove the oldest message of a subject that has more than `most`, if it is in the active segment.
 
-        Returns its sequence, 0 when there is nothing to remove, -1 when it has to be looked for.
+        Returns its sequence, 0 if there is nothing to remove, -1 if it must be searched for.
         """
         sid = self.subject_index.find(subject)
         if sid < 0 or int(self.subject_index.counts[sid]) <= most:
@@ -870,7 +874,7 @@ class LogWriter(BlockBuilder):
         return first
 
     def record_removals(self, first: int, last: int) -> None:
-        """The frame says that these sequences were removed."""
+        """Record in the frame that these sequences were removed."""
         if not self.journaled:
             return
         if self._removed_ranges and self._removed_ranges[-1][1] + 1 == first:
@@ -880,15 +884,15 @@ class LogWriter(BlockBuilder):
             self.open_frame.pending_bytes += 16
 
     def record_trim(self, seq: int) -> None:
-        """The frame says that everything below was removed."""
+        """Record in the frame that everything below was removed."""
         self._trim_to = max(self._trim_to, seq)
 
     def record_advance(self, seq: int) -> None:
-        """The frame says that the last sequence is at least this."""
+        """Record in the frame that the last sequence is at least this."""
         self._advance_to = max(self._advance_to, seq)
 
     def collect_changes(self) -> list[Any]:
-        """This log's entries for the frame."""
+        """Return this log's entries for the frame."""
         found: list[Any] = []
         for part in self._parts:
             if isinstance(part, bytes):
@@ -909,7 +913,7 @@ class LogWriter(BlockBuilder):
         return found
 
     def reset_changes(self) -> None:
-        """Drops what this log has for the frame: it was poured, or the log deleted."""
+        """Drop this log's changes: they were collected for the frame, or the log was deleted."""
         self._parts = []
         self._collected_until = self.tail_used
         self._removed_ranges = []
@@ -919,9 +923,9 @@ class LogWriter(BlockBuilder):
 
 
 def map_file(fd: int, length: int) -> memoryview:
-    """A read-only view of an open file's first bytes, which outlives the descriptor.
+    """Return a read-only view of an open file's first bytes, which outlives the descriptor.
 
-    `mmap.mmap` would keep a descriptor of its own for each map, of which there may be thousands.
+    `mmap.mmap` would keep a descriptor for each map, of which there may be thousands.
     """
     if not length:
         return memoryview(b"")
@@ -929,13 +933,13 @@ def map_file(fd: int, length: int) -> memoryview:
     if address in (None, _MAP_FAILED):
         raise OSError(ctypes.get_errno(), "the file cannot be mapped")
     mapped = (ctypes.c_char * length).from_address(address)
-    # Not at the end of the process: somebody may still look at it then.
+    # Not at process exit: the view may still be in use then.
     weakref.finalize(mapped, _LIBC.munmap, address, length).atexit = False
     return memoryview(mapped).cast("B").toreadonly()
 
 
 def build_frame_body(logs: list[LogWriter]) -> tuple[list[Any], bytes]:
-    """(body in pieces, watermarks): the entries of all these logs for a frame; they start the next one clean."""
+    """Return (body in pieces, watermarks): the entries of these logs for a frame; resets their changes."""
     pieces: list[Any] = []
     watermarks = bytearray()
     for log in logs:
@@ -947,13 +951,13 @@ def build_frame_body(logs: list[LogWriter]) -> tuple[list[Any], bytes]:
 
 
 def mark_committed(logs: list[LogWriter]) -> None:
-    """The frame that `build_frame_body` made of these logs is durable."""
+    """Mark logs as committed: the frame that `build_frame_body` made of them is durable."""
     for log in logs:
         log.committed_seq = log.sealed_seq
 
 
 def decode_record(data: Any, at: int) -> tuple[int, bytes, bytes, bytes, int]:
-    """(time_ns, subject, header, payload, ttl_s) of the record at a place; the bytes are verified ones."""
+    """Return (time_ns, subject, header, payload, ttl_s) of the record at `at`; the bytes must be verified."""
     view = memoryview(data)
     if at < 0 or at + RECORD_HEADER_BYTES > len(view):
         raise ValueError("no record there")

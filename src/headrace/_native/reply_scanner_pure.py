@@ -11,9 +11,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-#: How many numbers `ReplyScanner.packed_rows` has for each message.
+#: Numbers per message in `ReplyScanner.packed_rows`.
 FIELDS_PER_MESSAGE = 8
-#: What a server adds to the headers of a stored message, last line first.
+#: Headers that a server adds to a stored message, last line first.
 _NAMES = (
     b"Nats-Last-Sequence: ",
     b"Nats-Num-Pending: ",
@@ -27,7 +27,7 @@ _LENGTHS = 24
 _SPACE = 32
 _RETURN = 13
 _DIGITS_MAX = 18
-#: Up to the last whole year that 63 bits of nanoseconds reach.
+#: Up to the last complete year that 63 bits of nanoseconds can represent.
 _TIME = re.compile(
     r"((?:19[7-9][0-9]|2[01][0-9]{2}|22[0-5][0-9]|226[01])-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?Z"
 )
@@ -36,7 +36,7 @@ BinaryColumn = tuple[Any, ...]
 
 
 class ReplyScanner:
-    """The messages of one request's answers, found in a buffer that is still being filled."""
+    """Finds the messages of one request's replies in a buffer that is still being filled."""
 
     def __init__(self, reply: bytes) -> None:
         self.position = 0
@@ -46,7 +46,7 @@ class ReplyScanner:
         self._rows = array("q")
 
     def scan(self, buffer: bytearray) -> bool:
-        """Go on as far as there are whole frames; True once the answer that ends the block was found."""
+        """Scan complete messages; return True once the reply that ends the block was found."""
         line, skip = self._line, len(self._line)
         while self.position + skip < len(buffer) and buffer.startswith(line, self.position):
             begin = self.position + skip
@@ -72,7 +72,7 @@ class ReplyScanner:
         return False
 
     def _add_row(self, buffer: bytearray, at: int, head: int, total: int) -> None:
-        """Read the lines that the server added, from the last one back."""
+        """Parse the lines that the server added, from the last one backwards."""
         end = at + head - 4
         found = {}
         for name in _NAMES:
@@ -91,18 +91,19 @@ class ReplyScanner:
         self.count += 1
 
     def packed_rows(self) -> bytes:
-        """Eight numbers a message: where its header begins, the length of that and of all, sequence, time in nanoseconds,
-        where the subject is and its length, and where the headers end that were stored with it."""
+        """Return eight numbers per message: where its header begins, the header's length and the total length,
+        sequence, time in nanoseconds, position and length of the subject, and where the stored headers end.
+        """
         return self._rows.tobytes()
 
 
 def _number(text: bytearray) -> int:
-    """The number that these digits are; -1 if they are none."""
+    """Return the number; -1 if the text is not all digits."""
     return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else -1
 
 
 def _parse_time_ns(text: str) -> int:
-    """A server's time; -1 if it is written otherwise."""
+    """Parse a server's time; -1 if it has another format."""
     match = _TIME.fullmatch(text)
     if match is None:
         return -1
@@ -120,9 +121,9 @@ def _parse_seconds(text: str) -> int:
 def encode_publishes(
     subjects: BinaryColumn, lines: BinaryColumn, payloads: BinaryColumn, reply: bytes, mark: bytes, first: int
 ) -> bytearray:
-    """An HPUB frame for each row. A column is (offsets, bytes), as Arrow has it; `lines` are headers of its own, or ().
+    """Encode an HPUB for each row. A column is (offsets, bytes), as in Arrow; `lines` are the rows' own headers, or ().
 
-    `mark` is a header's beginning that a number, counting from `first`, completes; b"" adds none.
+    `mark` is the beginning of a header that a number, counting from `first`, completes; b"" adds none.
     """
     if first < 0:
         raise ValueError("numbers count from 0 on")

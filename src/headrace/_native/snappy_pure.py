@@ -28,7 +28,7 @@ _TABLE = _make_table()
 
 
 def crc32c(data: bytes | bytearray | memoryview) -> int:
-    """The Castagnoli checksum."""
+    """Return the Castagnoli checksum."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
@@ -36,7 +36,7 @@ def crc32c(data: bytes | bytearray | memoryview) -> int:
 
 
 def decompress(block: bytes, size_max: int) -> bytes:
-    """What a block holds; ValueError if it is damaged or holds more than `size_max` bytes."""
+    """Decompress a block; raise ValueError if it is damaged or has more than `size_max` bytes."""
     size, at = _read_length(block)
     if size > size_max:
         raise ValueError("too large")
@@ -79,7 +79,7 @@ def _read_literal_length(block: bytes, tag: int, at: int) -> tuple[int, int]:
 
 
 def _read_copy(block: bytes, tag: int, at: int, offset: int) -> tuple[int, int, int]:
-    """Offset and length of a copy; one without an offset of its own has that of the copy before."""
+    """Return offset and length of a copy; one without an offset repeats that of the previous copy."""
     if tag & 3 != 1:
         found, at = _read_little_endian(block, at, 2 if tag & 3 == 2 else 4)
         return found, (tag >> 2) + 1, at
@@ -106,7 +106,9 @@ def _copy_back(made: bytearray, offset: int, length: int, size: int) -> None:
 
 
 def compress(data: bytes) -> bytes:
-    """A block that holds `data`, at most 65,536 bytes; as it is, because looking for repetitions takes too long here."""
+    """Encode `data`, at most 65,536 bytes, as a block without compression: searching for repetitions is too slow in
+    Python.
+    """
     size = len(data)
     if size > 65536:
         raise ValueError("too large")
@@ -122,7 +124,7 @@ def compress(data: bytes) -> bytes:
 
 
 def encode_varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
+    """Encode with seven bits per byte, the lowest first."""
     made = bytearray()
     while value >= 0x80:
         made.append(value & 0x7F | 0x80)
@@ -132,7 +134,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_entries(view: memoryview, seqs: npt.NDArray[np.uint64]) -> tuple[bytes, int]:
-    """The records of `view` that are in `seqs`, ascending, as entries of an archive; and how many of them there were."""
+    """Encode the records of `view` that are in `seqs`, ascending, as archive entries; return them and their number."""
     made: list[bytes] = []
     wanted, done, at, end = seqs.tolist(), 0, 0, len(view)
     while done < len(wanted) and end - at >= _RECORD.size:
@@ -155,7 +157,7 @@ _U64_MAX = 2**64 - 1
 
 
 def _read_varint(plain: bytes | bytearray, at: int) -> tuple[int, int]:
-    """The number, and where it ends; -1 if it is not all there."""
+    """Return the number and where it ends; -1 if it is incomplete."""
     value = shift = 0
     while at < len(plain):
         byte = plain[at]
@@ -172,9 +174,10 @@ def _read_varint(plain: bytes | bytearray, at: int) -> tuple[int, int]:
 def parse_entries(
     plain: bytes | bytearray, at: int, name_max: int, entry_max: int, most: int
 ) -> tuple[list[EntryFields], int]:
-    """Whole entries from `at` on, at most so many, each as (name, time, sequence, header, payload); and where they end.
+    """Parse complete entries from `at` on, at most `most`, as (name, time, sequence, header, payload); return them and
+    their end.
 
-    ValueError if one is larger than allowed or makes no sense.
+    Raises ValueError if one is too large or invalid.
     """
     if at < 0 or name_max < 0 or entry_max < 0:
         raise ValueError("nothing lies before the beginning")

@@ -27,18 +27,18 @@ _IDENTIFIERS = (b"S2sTwO", b"sNaPpY")
 _COMPRESSED, _PLAIN, _IDENTIFIER = 0x00, 0x01, 0xFF
 _SKIPPABLE = 0x80
 _BLOCK_BYTES = 65_536
-#: The largest block that the reference's compressor makes, and what it may take when nothing could be compressed.
+#: The largest block that nats-server's compressor makes, and its maximum size if nothing could be compressed.
 _DECOMPRESSED_MAX = 4 * 1024 * 1024
 _CHUNK_MAX = 5 * 1024 * 1024
 _NAME_MAX = 1 << 20
 _ENTRIES_PER_PARSE = 256
 _CRC_BYTES = 4
-#: As many chunks may bring nothing, one after the other.
+#: Maximum number of consecutive chunks without data.
 _EMPTY_CHUNKS_MAX = 64
 
 
 class BackupEntry(NamedTuple):
-    """A file of the archive, or a message: its subject is the name."""
+    """A file of the archive, or a message, whose name is its subject."""
 
     name: bytes
     time_ns: int
@@ -50,7 +50,7 @@ class BackupEntry(NamedTuple):
 END_ENTRY = BackupEntry(b"", 0, 0, b"", b"")
 
 
-#: Stored records as entries: (view, sequences) -> the bytes of those that are among them, and how many.
+#: Encodes stored records as entries: (view, sequences) -> the bytes of those records, and their number.
 encode_record_entries = _blocks.encode_entries
 
 
@@ -64,7 +64,7 @@ def encode_entry(entry: BackupEntry) -> bytes:
 
 
 class ArchiveWriter:
-    """Entries in, compressed chunks out."""
+    """Encodes entries as compressed chunks."""
 
     __slots__ = ("_buffer", "_header_written")
 
@@ -73,16 +73,16 @@ class ArchiveWriter:
         self._header_written = False
 
     def add(self, entry: BackupEntry) -> bytes:
-        """What there is to write after this entry; b"" until there is a block of it."""
+        """Add an entry; return the bytes to write, b"" until a block is full."""
         return self.add_encoded(encode_entry(entry))
 
     def add_encoded(self, data: bytes) -> bytes:
-        """The same for entries that are encoded already."""
+        """Like `add`, for entries that are already encoded."""
         self._buffer += data
         return self._drain_chunks(_BLOCK_BYTES) if len(self._buffer) >= _BLOCK_BYTES else b""
 
     def finish(self) -> bytes:
-        """The end of the archive, and everything that is left."""
+        """Return the end of the archive and everything that is left."""
         self._buffer += encode_entry(END_ENTRY)
         return self._drain_chunks(1)
 
@@ -106,13 +106,13 @@ def _encode_chunk(data: bytes) -> bytes:
 
 
 def _masked_crc(data: bytes) -> bytes:
-    """Checksums of checksums are weak, so the format mixes them up."""
+    """Return the checksum, masked as the format requires, because checksums of checksums are weak."""
     crc = _blocks.crc32c(data)
     return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 class ArchiveReader:
-    """Compressed bytes in, entries out. At most `entry_max` bytes an entry."""
+    """Decodes compressed bytes to entries of at most `entry_max` bytes."""
 
     __slots__ = (
         "_at",
@@ -131,9 +131,9 @@ class ArchiveReader:
         self._plain = bytearray()
         self._at = 0
         self._magic_read = False
-        self._empty_chunks = 0  # chunks in a row that brought nothing
+        self._empty_chunks = 0  # consecutive chunks without data
         self._entry_max = entry_max
-        self.decompressed_bytes = 0  # bytes that came out of blocks so far
+        self.decompressed_bytes = 0  # bytes decompressed so far
 
     @property
     def empty(self) -> bool:
@@ -142,14 +142,14 @@ class ArchiveReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that wait for the rest of their entry, or to be taken."""
+        """Bytes that wait for the rest of their entry, or to be read."""
         return len(self._raw) + len(self._plain) - self._at + sum(len(each[4]) for each in self._parsed)
 
     def feed(self, data: bytes) -> None:
         self._raw += data
 
     def next(self) -> BackupEntry | None:
-        """The next entry; None if more bytes are needed."""
+        """Return the next entry; None if more bytes are needed."""
         while not self._parsed:
             if self._magic_read or self._read_magic():
                 self._parse()
@@ -160,7 +160,7 @@ class ArchiveReader:
     # Blocks
 
     def _decompress_next(self) -> bool:
-        """Open the next chunk; whether there was a whole one."""
+        """Decompress the next chunk; return whether there was a complete one."""
         raw = self._raw
         if len(raw) < 4:
             return False
@@ -201,7 +201,7 @@ class ArchiveReader:
         return True
 
     def _parse(self) -> None:
-        """Take the entries apart that are all there, some at a time."""
+        """Parse the complete entries, some at a time."""
         try:
             found, self._at = _blocks.parse_entries(
                 self._plain, self._at, _NAME_MAX, self._entry_max, _ENTRIES_PER_PARSE

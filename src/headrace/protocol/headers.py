@@ -12,13 +12,13 @@ Pairs = Iterable[tuple[bytes, bytes]]
 
 
 def find(block: bytes, name: bytes, start: int = 0) -> int:
-    """Where the line of a header starts, or -1."""
+    """Return where the line of a header starts, or -1."""
     at = block.find(CRLF + name + b":", start)
     return -1 if at < 0 else at + 2
 
 
 def get(block: bytes, name: bytes) -> bytes | None:
-    """The first value of a header without leading blanks; None when it is not there."""
+    """Return the first value of a header without leading blanks; None if it is missing."""
     at = block.find(b"\r\n" + name + b":")
     if at < 0:
         return None
@@ -28,7 +28,7 @@ def get(block: bytes, name: bytes) -> bytes | None:
 
 
 def parse_pairs(block: bytes) -> list[tuple[bytes, bytes]]:
-    """All headers in order, blanks around values stripped; lines without a colon are passed over."""
+    """Return all headers in order, blanks around values stripped; lines without a colon are skipped."""
     found = []
     for line in block.split(CRLF)[1:]:
         key, colon, value = line.partition(b":")
@@ -38,7 +38,7 @@ def parse_pairs(block: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def build(headers: Pairs, status: bytes = b"") -> bytes:
-    """A block with these headers; `status` is `503` or `408 Request Timeout`."""
+    """Build a block with these headers; `status` is `503` or `408 Request Timeout`."""
     parts = [LINE, b" " + status if status else b"", CRLF]
     for key, value in headers:
         parts += (key, b": ", value, CRLF)
@@ -47,12 +47,12 @@ def build(headers: Pairs, status: bytes = b"") -> bytes:
 
 
 def build_status(code: int, text: str = "", headers: Pairs = ()) -> bytes:
-    """A block whose first line carries a status, such as `NATS/1.0 404 No Messages`."""
+    """Build a block whose first line has a status, such as `NATS/1.0 404 No Messages`."""
     return build(headers, b"%d %s" % (code, text.encode()) if text else b"%d" % code)
 
 
 def append(block: bytes, headers: Pairs) -> bytes:
-    """The block with headers added at its end; a block is made when there is none."""
+    """Append headers to a block; create the block if there is none."""
     added = b"".join(b"%s: %s\r\n" % pair for pair in headers)
     if len(block) <= len(CRLF):
         return LINE + CRLF + added + CRLF
@@ -60,7 +60,7 @@ def append(block: bytes, headers: Pairs) -> bytes:
 
 
 def strip(block: bytes, name: bytes) -> bytes:
-    """The block without any line of this header; b"" when nothing but the first line is left of it."""
+    """Return the block without any line of this header; b"" if only the first line is left."""
     removed = False
     at = find(block, name)
     while at >= 0:
@@ -73,5 +73,5 @@ def strip(block: bytes, name: bytes) -> bytes:
 
 
 def replace(block: bytes, name: bytes, value: bytes) -> bytes:
-    """The block with this header set to one value, at its end."""
+    """Return the block with this header set to one value, at its end."""
     return append(strip(block, name), [(name, value)])

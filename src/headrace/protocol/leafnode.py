@@ -26,8 +26,8 @@ _NO_QUEUES: tuple[bytes, ...] = ()
 
 
 class LeafnodeHandler(Protocol):
-    """Who acts on the operations. Before it is `authenticated` no message is taken, so that a stranger costs a line
-    at most.
+    """Handles the operations. Messages are not accepted before it is `authenticated`, so that an unknown peer costs at
+    most one line.
     """
 
     @property
@@ -45,9 +45,9 @@ class LeafnodeHandler(Protocol):
 
 
 class LeafnodeParser:
-    """Turns the other server's bytes into operations. After a ProtocolError it is not to be fed again.
+    """Parses the other server's bytes to operations. It must not be fed after a ProtocolError.
 
-    Between two chunks it holds an unfinished operation: at most `line_max` of a control line, or a message of at most
+    Between two chunks it keeps an unfinished operation: at most `line_max` of a control line, or a message of at most
     `payload_max`.
     """
 
@@ -62,11 +62,11 @@ class LeafnodeParser:
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes are kept until more arrive."""
+        """Number of bytes kept until more arrive."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
-        """Take the next chunk."""
+        """Parse the next chunk."""
         buffer = self._buffer
         if buffer:
             buffer += data
@@ -80,14 +80,14 @@ class LeafnodeParser:
             buffer += data[done:]
 
     def _parse_operations(self, data: bytes) -> int:
-        """Act on every whole operation; where the unfinished one starts."""
+        """Process every complete operation; return where the unfinished one starts."""
         at, end = 0, len(data)
         find, starts, on_message = data.find, data.startswith, self._handler.on_message
         most = self._payload_max if self._handler.authenticated else -1
         while at < end:
             stop = find(b"\n", at)
             if starts(b"LMSG ", at) and stop > 0:
-                # The common case without detours: a message with a reply, whole and well formed.
+                # The common case, handled directly: a complete, well-formed message with a reply.
                 args = split_args(data[at + 5 : stop])
                 size = args[-1] if len(args) == 3 else b""
                 if size.isdigit() and len(size) <= DIGITS_MAX:
@@ -122,7 +122,9 @@ class LeafnodeParser:
         return at
 
     def _parse_message(self, line: bytes, data: bytes, body: int, *, headed: bool) -> int:
-        """A message with its payload from `body` on; where the next operation starts, or minus the size it has to have."""
+        """Parse a message whose payload starts at `body`; return where the next operation starts, or minus the size it
+        needs.
+        """
         args = split_args(line)
         sizes = 2 if headed else 1
         if len(args) <= sizes:
@@ -168,12 +170,12 @@ class LeafnodeParser:
 
 
 def parse_digits(digits: bytes) -> int:
-    """The value of one to nine decimal digits, or -1."""
+    """Return the value of one to nine decimal digits, or -1."""
     return int(digits) if len(digits) <= DIGITS_MAX and digits.isdigit() else -1
 
 
 def parse_reply_and_queues(args: Sequence[bytes]) -> tuple[bytes, Sequence[bytes]]:
-    """Reply and queue groups of a message: `[reply]`, `+ reply queue...` or `| queue...`."""
+    """Parse reply and queue groups of a message: `[reply]`, `+ reply queue...` or `| queue...`."""
     if len(args) < 2:
         return (args[0], _NO_QUEUES) if args else (b"", _NO_QUEUES)
     if args[0] == b"+":
@@ -184,7 +186,7 @@ def parse_reply_and_queues(args: Sequence[bytes]) -> tuple[bytes, Sequence[bytes
 
 
 def parse_interest(args: Sequence[bytes]) -> tuple[bytes, bytes | None, int]:
-    """Subject, queue and weight of an LS+."""
+    """Parse subject, queue and weight of an LS+."""
     if len(args) == 1:
         return args[0], None, 1
     weight = parse_digits(args[2]) if len(args) == 3 else -1
@@ -193,21 +195,21 @@ def parse_interest(args: Sequence[bytes]) -> tuple[bytes, bytes | None, int]:
     return args[0], args[1], max(weight, 1)
 
 
-# What is sent
+# Encoding
 
 
 def encode_interest(subject: bytes, queue: bytes | None, weight: int) -> bytes:
-    """We want what matches; with a queue, as many members want it."""
+    """Announce interest in a subject; with a queue, `weight` is its number of members."""
     return b"LS+ %s\r\n" % subject if queue is None else b"LS+ %s %s %d\r\n" % (subject, queue, weight)
 
 
 def encode_no_interest(subject: bytes, queue: bytes | None) -> bytes:
-    """We want it no more."""
+    """Withdraw interest in a subject."""
     return b"LS- %s\r\n" % subject if queue is None else b"LS- %s %s\r\n" % (subject, queue)
 
 
 def encode_msg(subject: bytes, reply: bytes, queues: Sequence[bytes], header: bytes, payload: bytes) -> bytes:
-    """A message, for those interested and for one member of each queue group that is named."""
+    """Encode a message for all subscribers and for one member of each named queue group."""
     if queues:
         to = b"+ %s " % reply if reply else b"| "
         target = b"%s %s%s " % (subject, to, b" ".join(queues))
@@ -219,25 +221,27 @@ def encode_msg(subject: bytes, reply: bytes, queues: Sequence[bytes], header: by
     return b"HMSG %s%d %d\r\n%s%s\r\n" % (target, size, size + len(payload), header, payload)
 
 
-# A message that shows another subject than it was sent to carries that one behind its reply: `$JS.ACK...@shown`.
+# If a message shows a subject other than the one it was sent to, that one follows its reply: `$JS.ACK...@shown`.
 
 _ACK = b"$JS.ACK."
-_ACK_DOTS = 8  # at least, before the mark
+_ACK_DOTS = 8  # minimum number of dots before the `@`
 
 
 def encode_original_subject(reply: bytes, subject: bytes) -> bytes:
-    """The reply that carries the subject to show."""
+    """Return the reply with the subject to show appended."""
     return b"%s@%s" % (reply, subject) if reply and _find_original_subject(reply) < 0 else reply
 
 
 def decode_original_subject(reply: bytes) -> tuple[bytes, bytes]:
-    """The reply, and the subject to show; b"" when it carries none."""
+    """Return the reply, and the subject to show; b"" if there is none."""
     at = _find_original_subject(reply)
     return (reply[:at], reply[at + 1 :]) if at >= 0 else (reply, b"")
 
 
 def _find_original_subject(reply: bytes) -> int:
-    """Where the subject to show begins; -1 when there is none. Names and subjects may have an `@` too, numbers do not."""
+    """Return where the subject to show begins; -1 if there is none. Names and subjects may also have an `@`, numbers do
+    not.
+    """
     if b"@" not in reply or not reply.startswith(_ACK):
         return -1
     at = 0

@@ -11,5 +11,5 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def nuid() -> str:
-    """A unique id of 22 characters."""
+    """Return a unique id of 22 characters."""
     return "".join(_ALPHABET[b % 62] for b in secrets.token_bytes(22))

@@ -14,17 +14,17 @@ PONG = b"PONG\r\n"
 
 
 def encode_info(fields: Mapping[str, Any]) -> bytes:
-    """An INFO line; the fields keep their order, and a blank comes before the end as in the reference."""
+    """Encode an INFO line; the fields keep their order, and a blank precedes the end as in nats-server."""
     return b"INFO " + msgspec.json.encode(fields) + b" \r\n"
 
 
 def encode_error(text: str | bytes) -> bytes:
-    """An error line."""
+    """Encode an error line."""
     return b"-ERR '%s'\r\n" % (text if isinstance(text, bytes) else text.encode())
 
 
 def encode_msg(subject: bytes, sid: bytes, reply: bytes, header: bytes, payload: bytes) -> bytes:
-    """MSG, or HMSG when there is a header block."""
+    """Encode a MSG, or an HMSG if there is a header block."""
     target = b"%s %s %s " % (subject, sid, reply) if reply else b"%s %s " % (subject, sid)
     if not header:
         return b"MSG %s%d\r\n%s\r\n" % (target, len(payload), payload)
@@ -33,5 +33,5 @@ def encode_msg(subject: bytes, sid: bytes, reply: bytes, header: bytes, payload:
 
 
 def no_responders_header(subject: bytes) -> bytes:
-    """The header block that tells a requester that nobody listens on a subject."""
+    """Return the header block that tells a requester that a subject has no subscribers."""
     return b"NATS/1.0 503\r\nNats-Subject: %s\r\n\r\n" % subject

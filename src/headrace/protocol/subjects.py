@@ -10,36 +10,36 @@ _BLANKS = (b" ", b"\t", b"\r", b"\n", b"\x00")
 
 
 def tokens(subject: bytes) -> list[bytes]:
-    """The tokens of a subject."""
+    """Split a subject into tokens."""
     return subject.split(b".")
 
 
 def is_well_formed(subject: bytes) -> bool:
-    """Whether no token is empty; a subject that is not whole matches nothing."""
+    """Return whether no token is empty; a subject that is not well formed matches nothing."""
     return bool(subject) and subject[0] != 46 and subject[-1] != 46 and b".." not in subject
 
 
 def is_valid(subject: bytes) -> bool:
-    """Whether a subject or pattern may be subscribed to: whole, no blanks, `>` only at the end."""
+    """Return whether a subject or pattern may be subscribed to: well formed, no blanks, `>` only at the end."""
     if not is_well_formed(subject) or any(blank in subject for blank in _BLANKS):
         return False
     return b">" not in subject or REST not in tokens(subject)[:-1]
 
 
 def is_literal(subject: bytes) -> bool:
-    """Whether no token is a wildcard (`a*` and `a>` are ordinary tokens)."""
+    """Return whether no token is a wildcard (`a*` and `a>` are ordinary tokens)."""
     if b"*" not in subject and b">" not in subject:
         return True
     return not any(token in (STAR, REST) for token in tokens(subject))
 
 
 def is_valid_publish(subject: bytes) -> bool:
-    """Whether a pedantic server accepts it as a subject to publish to: whole and without wildcards."""
+    """Return whether a pedantic server accepts publishing to it: well formed and without wildcards."""
     return is_well_formed(subject) and is_literal(subject)
 
 
 def matches(pattern: bytes, subject: bytes) -> bool:
-    """Whether a pattern catches a subject whose tokens are all taken literally."""
+    """Return whether a pattern matches a subject whose tokens are all literal."""
     if pattern == subject:
         return is_well_formed(subject)
     if b"*" not in pattern and b">" not in pattern:
@@ -48,7 +48,7 @@ def matches(pattern: bytes, subject: bytes) -> bool:
 
 
 def match_tokens(pattern: list[bytes], subject: list[bytes]) -> bool:
-    """`matches` on tokens already split; `subject` must be whole."""
+    """Like `matches`, for tokens already split; `subject` must be well formed."""
     last = len(pattern) - 1
     if pattern[last] == REST:
         if len(subject) < len(pattern):
@@ -64,7 +64,7 @@ def match_tokens(pattern: list[bytes], subject: list[bytes]) -> bool:
 
 
 def overlaps(a: bytes, b: bytes) -> bool:
-    """Whether some subject is matched by both patterns."""
+    """Return whether some subject matches both patterns."""
     left, right = tokens(a), tokens(b)
     for ours, theirs in zip(left, right, strict=False):
         if ours == REST or theirs == REST:
@@ -75,7 +75,7 @@ def overlaps(a: bytes, b: bytes) -> bool:
 
 
 def is_subset(a: bytes, b: bytes) -> bool:
-    """Whether every subject that pattern `a` matches is matched by pattern `b` too."""
+    """Return whether every subject that pattern `a` matches is matched by pattern `b` too."""
     inner, outer = tokens(a), tokens(b)
     for position, theirs in enumerate(outer):
         if position >= len(inner):

@@ -29,14 +29,14 @@ _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _DEFLATE = "permessage-deflate"
 _DEFLATE_ANSWER = "permessage-deflate; server_no_context_takeover; client_no_context_takeover"
 _TAIL = b"\x00\x00\xff\xff"
-#: Smaller pieces are not worth a compressor.
+#: Smaller messages are not compressed.
 _COMPRESS_MIN = 64
 _CHUNK = 64 * 1024
 _NUMPY_MIN_BYTES = 128
 
 
 class WebSocketError(Exception):
-    """The peer broke the rules; `status` and the text go into the closing frame."""
+    """The peer violated the protocol; `status` and the text go into the close frame."""
 
     def __init__(self, text: str, status: int = PROTOCOL_ERROR) -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ class WebSocketError(Exception):
 
 
 class HandshakeRejected(Exception):
-    """A request that is no good handshake, with its HTTP status."""
+    """A request is no valid handshake; has the HTTP status."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -63,7 +63,7 @@ class HandshakeRejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HandshakeRequest:
-    """The head of an HTTP request; names of headers in lower case, the first value of each counts."""
+    """The head of an HTTP request; header names in lower case, the first value of each counts."""
 
     method: str
     path: str
@@ -73,7 +73,7 @@ class HandshakeRequest:
         return self.headers.get(name, [""])[0]
 
     def has_value(self, name: str, value: str) -> bool:
-        """Whether a header's list has this value."""
+        """Return whether a header's list has this value."""
         return any(
             value.lower() == item.strip().lower()
             for line in self.headers.get(name, ())
@@ -88,7 +88,7 @@ class HandshakeRequest:
 
 
 def parse_request(header: bytes) -> HandshakeRequest:
-    """The request in a head that ends with an empty line."""
+    """Parse the request in a head that ends with an empty line."""
     line, *rest = header[:-4].decode("latin-1").split("\r\n")
     words = line.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -103,7 +103,7 @@ def parse_request(header: bytes) -> HandshakeRequest:
 
 
 def check_handshake(request: HandshakeRequest) -> None:
-    """Refuse what is no opening handshake."""
+    """Reject requests that are no opening handshake."""
     if request.method != "GET":
         raise HandshakeRejected(HTTPStatus.METHOD_NOT_ALLOWED, "request method must be GET")
     if not request.get("host"):
@@ -113,7 +113,7 @@ def check_handshake(request: HandshakeRequest) -> None:
             raise HandshakeRejected(HTTPStatus.BAD_REQUEST, f"invalid value for header '{name.title()}'")
     try:
         key = base64.b64decode(request.get("sec-websocket-key"), validate=True)
-    except ValueError:  # not base64, or not even ASCII
+    except ValueError:  # not base64, or not ASCII
         key = b""
     if len(key) != 16:
         raise HandshakeRejected(HTTPStatus.BAD_REQUEST, "invalid websocket key")
@@ -122,7 +122,7 @@ def check_handshake(request: HandshakeRequest) -> None:
 
 
 def check_origin(request: HandshakeRequest, *, same: bool, allowed: tuple[str, ...], secure: bool) -> None:
-    """Refuse a browser's page from somewhere else; who names no origin is no browser."""
+    """Reject a web page from another origin; a client that sends no origin is no browser."""
     origin = request.get("origin") or request.get("sec-websocket-origin")
     if not origin or not (same or allowed):
         return
@@ -135,7 +135,7 @@ def check_origin(request: HandshakeRequest, *, same: bool, allowed: tuple[str, .
 
 
 def _parse_origin(text: str) -> tuple[str, str, int] | None:
-    """Scheme, host and port."""
+    """Return scheme, host and port."""
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -151,7 +151,7 @@ def _parse_origin(text: str) -> tuple[str, str, int] | None:
 
 
 def offers_deflate(request: HandshakeRequest) -> bool:
-    """Whether the client offers compression."""
+    """Return whether the client offers compression."""
     return any(
         offer.split(";")[0].strip().lower() == _DEFLATE
         for line in request.headers.get("sec-websocket-extensions", ())
@@ -162,7 +162,7 @@ def offers_deflate(request: HandshakeRequest) -> bool:
 def encode_accept(
     request: HandshakeRequest, *, compress: bool, headers: tuple[tuple[str, str], ...] = ()
 ) -> bytes:
-    """The answer that opens the connection."""
+    """Encode the response that opens the connection."""
     digest = hashlib.sha1(request.get("sec-websocket-key").encode() + _GUID, usedforsecurity=False).digest()
     lines = [
         "HTTP/1.1 101 Switching Protocols",
@@ -180,7 +180,7 @@ def encode_accept(
 
 
 def unmask(data: bytes, key: bytes, position: int) -> bytes:
-    """The bytes of a frame from `position` on without their mask."""
+    """Return the bytes of a frame from `position` on without their mask."""
     size, shift = len(data), position % 4
     key = key[shift:] + key[:shift]
     if size < _NUMPY_MIN_BYTES:
@@ -192,7 +192,7 @@ def unmask(data: bytes, key: bytes, position: int) -> bytes:
 
 
 def encode_frame(opcode: int, payload: bytes | bytearray, *, compressed: bool = False) -> bytes:
-    """A whole frame from the server, which masks nothing."""
+    """Encode a complete frame from the server, which is not masked."""
     first = _FINAL | opcode | (_COMPRESSED if compressed else 0)
     size = len(payload)
     if size < 126:
@@ -205,25 +205,25 @@ def encode_frame(opcode: int, payload: bytes | bytearray, *, compressed: bool = 
 
 
 def encode_close(status: int, reason: str) -> bytes:
-    """The frame that says goodbye and why."""
+    """Encode a close frame with a status and a reason."""
     text = reason.encode()[: CONTROL_BYTES_MAX - 2].decode("utf-8", "ignore").encode()
     return encode_frame(CLOSE, struct.pack("!H", status) + text)
 
 
 class WebSocketCodec:
-    """Both directions of an open connection. `replies` collects what has to go back; `close_received`: the other side
-    ends it.
+    """Both directions of an open connection. `replies` collects frames to send back; `close_received`: the peer closes
+    the connection.
     """
 
     def __init__(self, *, compress: bool, inflated_max: int) -> None:
         self._compress = compress
-        #: What one compressed message may become; the rest of the rules bound everything else.
+        #: Maximum decompressed size of one message; other rules bound everything else.
         self.inflated_max = inflated_max
         self.replies = bytearray()
         self.close_received = False
         self._header = bytearray()
         self._need = 2
-        self._in_message = False  # a message has begun and not ended
+        self._in_message = False  # a message is incomplete
         self._compressed = False
         self._final = True
         self._opcode = CONTINUATION
@@ -234,10 +234,10 @@ class WebSocketCodec:
         self._inflater: zlib._Decompress | None = None
         self._inflated = 0
 
-    # In
+    # Receiving
 
     def receive(self, data: bytes) -> Iterator[bytes]:
-        """The payload in what came, piece by piece; WebSocketError ends the connection."""
+        """Yield the payload in the received bytes, piece by piece; a WebSocketError ends the connection."""
         at, end = 0, len(data)
         while at < end and not self.close_received:
             if not self._key:
@@ -256,7 +256,7 @@ class WebSocketCodec:
                 self._key = b""
 
     def _read_header(self, data: bytes, at: int) -> int:
-        """Go on with a frame's head; where its payload starts, if the head is complete."""
+        """Continue with a frame's header; return where its payload starts, if the header is complete."""
         header = self._header
         while len(header) < self._need:
             missing = self._need - len(header)
@@ -320,8 +320,9 @@ class WebSocketCodec:
             yield from self._inflate_pieces(plain)
 
     def _inflate_pieces(self, data: bytes) -> Iterator[bytes]:
-        """What a compressed message holds, never much of it at a time. What follows its last block is passed over, and
-        must not reach the inflater, which would keep it."""
+        """Yield the decompressed payload in small pieces. Data after the last block is skipped and must not reach the
+        inflater, which would keep it.
+        """
         if self._final and not self._remaining:
             data += _TAIL
         assert self._inflater is not None
@@ -349,7 +350,7 @@ class WebSocketCodec:
             self._on_close(payload)
 
     def _on_close(self, payload: bytes) -> None:
-        """The peer says goodbye: so do we, with what it said if that was in order."""
+        """Reply to a close frame, repeating its content if that is valid."""
         self.close_received = True
         if not payload:
             self.replies += encode_frame(CLOSE, b"")
@@ -364,10 +365,10 @@ class WebSocketCodec:
             raise WebSocketError("invalid close status code")
         self.replies += encode_close(status, text)
 
-    # Out
+    # Sending
 
     def encode(self, data: bytes | bytearray) -> bytes:
-        """A message with this payload."""
+        """Encode a message with this payload."""
         if not self._compress or len(data) < _COMPRESS_MIN:
             return encode_frame(BINARY, data)
         deflater = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
