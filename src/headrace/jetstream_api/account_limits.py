@@ -26,7 +26,7 @@ class JetStreamLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the account's other streams take: their number, and the sums of their `max_bytes` by storage."""
+    """What the account's other streams use: their number, and the sums of their `max_bytes` by storage."""
 
     streams: int = 0
     reserved_memory: int = 0
@@ -38,9 +38,7 @@ NO_USAGE = Usage()
 
 
 def check_reservation(config: StreamConfig, limits: JetStreamLimits, usage: Usage) -> None:
-    """Refuse a stream whose `max_bytes` do not fit any more, or that allows more consumers than the
-    account.
-    """
+    """Reject a stream whose `max_bytes` no longer fit, or that allows more consumers than the account."""
     if 0 < limits.max_consumers < config.max_consumers:
         raise ApiError.MAXIMUM_CONSUMERS_LIMIT()
     requested = config.max_bytes if config.max_bytes >= 0 else 1
@@ -61,7 +59,7 @@ def check_reservation(config: StreamConfig, limits: JetStreamLimits, usage: Usag
 
 
 def check_stream_bytes(config: StreamConfig, limits: JetStreamLimits) -> None:
-    """Refuse a stream without `max_bytes` where they are required, or with more than one stream may have."""
+    """Reject a stream without `max_bytes` where they are required, or with more than one stream may have."""
     if limits.max_bytes_required and config.max_bytes <= 0:
         raise ApiError.STREAM_MAX_BYTES_REQUIRED()
     memory = config.storage == "memory"

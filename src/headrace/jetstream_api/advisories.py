@@ -21,7 +21,7 @@ EncodedEvent = tuple[bytes, bytes]
 
 
 class EventStamp(NamedTuple):
-    """What every event carries: a unique id, the time, and the server's domain if it has one."""
+    """What every event has: a unique id, the time, and the server's domain if there is one."""
 
     id: str
     time_ns: int
@@ -29,7 +29,7 @@ class EventStamp(NamedTuple):
 
 
 class ClientInfo(msgspec.Struct, kw_only=True):
-    """The client behind a request."""
+    """The client that sent a request."""
 
     start: str = ""
     host: str = ""
@@ -125,7 +125,7 @@ def make_ack_metric(
     ack_time_ns: int,
     deliveries: int,
 ) -> EncodedEvent:
-    """The metric of a sampled acknowledgement."""
+    """Make the metric of a sampled acknowledgement."""
     body = _make_delivery_fields(stream, consumer, consumer_seq, stream_seq)
     body |= {"ack_time": ack_time_ns, "deliveries": deliveries}
     subject = f"$JS.EVENT.METRIC.CONSUMER.ACK.{stream}.{consumer}"
@@ -219,7 +219,7 @@ def make_restore_completed(
 def make_api_audit(
     stamp: EventStamp, server: str, client: ClientInfo, subject: bytes, request: bytes, response: bytes
 ) -> EncodedEvent:
-    """One API call: `request` and `response` are the bodies as they went over the wire."""
+    """Make the audit event of one API call: `request` and `response` are the bodies as sent."""
     body: dict[str, Any] = {
         "server": server,
         "client": to_plain(client),

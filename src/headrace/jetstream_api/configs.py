@@ -36,14 +36,14 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 class ApiStruct(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The base of every typed value that is read from JSON; `GO` is the reference's name of the type."""
+    """Base of every typed value that is decoded from JSON; `GO` is nats-server's name of the type."""
 
     GO: ClassVar[str] = ""
     ALWAYS: ClassVar[frozenset[str]] = frozenset()
 
 
 class Placement(ApiStruct):
-    """Where a stream's copies live, as the API has it. `client.configs.Placement` is what programs write."""
+    """Where a stream's replicas are placed, as in the API. `client.configs.Placement` is for programs."""
 
     GO: ClassVar[str] = "server.Placement"
 
@@ -53,7 +53,7 @@ class Placement(ApiStruct):
 
 
 class External(ApiStruct):
-    """Where the API of an origin in another account or domain is found."""
+    """Where the API of an upstream in another account or domain is found."""
 
     GO: ClassVar[str] = "server.ExternalStream"
     ALWAYS: ClassVar[frozenset[str]] = frozenset({"api", "deliver"})
@@ -89,7 +89,7 @@ class ConsumerLimits(ApiStruct):
 class StreamConsumerSource(ApiStruct):
     """The durable consumer upstream that a mirror or source reads from.
 
-    `client.configs.StreamConsumerSource` is what programs write.
+    `client.configs.StreamConsumerSource` is for programs.
     """
 
     GO: ClassVar[str] = "server.StreamConsumerSource"
@@ -103,7 +103,7 @@ Transforms = Annotated[list[SubjectTransform], Meta(extra={"go": "[]server.Subje
 
 
 class StreamSource(ApiStruct):
-    """What a mirror or one of a stream's sources copies from where."""
+    """What a mirror, or one of a stream's sources, copies and from where."""
 
     GO: ClassVar[str] = "server.StreamSource"
     ALWAYS: ClassVar[frozenset[str]] = frozenset({"name"})
@@ -121,9 +121,7 @@ Sources = Annotated[list[StreamSource | None], Meta(extra={"go": "[]*server.Stre
 
 
 class StreamConfig(ApiStruct):
-    """A stream's configuration, as the API has it: times in nanoseconds. `client.configs.StreamConfig` is what programs
-    write.
-    """
+    """A stream's configuration, as in the API: times in nanoseconds. `client.configs.StreamConfig` is for programs."""
 
     GO: ClassVar[str] = "server.StreamConfig"
     ALWAYS: ClassVar[frozenset[str]] = frozenset(
@@ -181,7 +179,7 @@ class StreamConfig(ApiStruct):
     allow_rollup_hdrs: bool = False
     consumer_limits: ConsumerLimits = msgspec.field(default_factory=ConsumerLimits)
     allow_msg_ttl: bool = False
-    # Of the TTL seed, unknown to the reference: shown only to clients that use it, so None until one sent it.
+    # From the TTL seed, unknown to nats-server: returned only to clients that use it, so None until one sent it.
     subject_delete_markers: bool | None = None
     subject_delete_marker_ttl: Duration = 0
     allow_msg_counter: bool = False
@@ -193,9 +191,7 @@ class StreamConfig(ApiStruct):
 
 
 class ConsumerConfig(ApiStruct):
-    """A consumer's configuration, as the API has it: times in nanoseconds. `client.configs.ConsumerConfig` is what programs
-    write.
-    """
+    """A consumer's configuration, as in the API: times in nanoseconds. `client.configs.ConsumerConfig` is for programs."""
 
     GO: ClassVar[str] = "server.ConsumerConfig"
     ALWAYS: ClassVar[frozenset[str]] = frozenset(
@@ -239,7 +235,7 @@ class ConsumerConfig(ApiStruct):
     priority_timeout: Duration = 0
 
     def get_filters(self) -> list[str]:
-        """The filters, from either field; none means every subject."""
+        """Return the filters from either field; an empty list means every subject."""
         return [self.filter_subject] if self.filter_subject else self.filter_subjects
 
     def is_push(self) -> bool:
@@ -247,17 +243,17 @@ class ConsumerConfig(ApiStruct):
 
 
 def copy_config(config: Kind) -> Kind:
-    """A copy whose own fields may be set; lists, dicts and nested values are shared and must be replaced."""
+    """Return a copy whose own fields may be set; lists, dicts and nested values are shared and must be replaced."""
     return _copy.copy(config)
 
 
 def encode_config(config: ApiStruct) -> bytes:
-    """The JSON of a configuration, as answers show it and as the store keeps it."""
+    """Encode a configuration as JSON, as in responses and in the store."""
     return dumps(to_public(config))
 
 
 def to_public(config: ApiStruct) -> dict[str, object]:
-    """A configuration as a dict in the order and with the omissions of its JSON."""
+    """Return a configuration as a dict, in the order and with the omissions of its JSON."""
     out = to_plain(config)
     for choice, zero in (("persist_mode", "default"), ("priority_policy", "none")):
         if out.get(choice) == zero:

@@ -30,13 +30,13 @@ from headrace.jetstream_api.validation.consumer_fields import check_group
 
 Kind = TypeVar("Kind", bound=ApiStruct)
 
-# A reader turns a node into a value; `path` is where it stands, for the refusal.
+# A reader converts a node to a value; `path` is its position, for error texts.
 Path = tuple[str | int, ...]
 FieldReader = Callable[[JsonNode, Path, bool], Any]
 
 _decode_next_fast = msgspec.json.Decoder(NextRequest).decode
 _DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
-_UNSET = object()  # null for a field that cannot be null: the value stays what it was
+_UNSET = object()  # null for a field that cannot be null: the value stays as it was
 
 _RANGES = {
     "int": (INT64_MIN, INT64_MAX),
@@ -48,7 +48,9 @@ _RANGES = {
 
 
 def decode(kind: type[Kind], body: bytes, *, strict: bool = True) -> Kind:
-    """A body of an endpoint that refuses unknown keys where `strict`; raises 10025. An empty body gives the zero value."""
+    """Decode the body of an endpoint that rejects unknown keys if `strict`; raises 10025. An empty body gives the zero
+    value.
+    """
     try:
         return _decode_fast(kind, body)
     except _DECODE_ERRORS:
@@ -63,7 +65,7 @@ def decode(kind: type[Kind], body: bytes, *, strict: bool = True) -> Kind:
 
 
 def decode_lenient(kind: type[Kind], body: bytes) -> Kind:
-    """A body of an endpoint that ignores unknown keys (RESET, UNPIN, DIRECT.GET); raises 10025."""
+    """Decode the body of an endpoint that ignores unknown keys (RESET, UNPIN, DIRECT.GET); raises 10025."""
     try:
         return _decode_lenient(kind, body)
     except Malformed as failure:
@@ -71,18 +73,18 @@ def decode_lenient(kind: type[Kind], body: bytes) -> Kind:
 
 
 def decode_optional(kind: type[Kind], body: bytes, *, strict: bool = True) -> Kind:
-    """As `decode`, for endpoints that ignore a body which is neither an object nor an array."""
+    """Like `decode`, for endpoints that ignore a body that is neither an object nor an array."""
     return decode(kind, body, strict=strict) if looks_like_json(body) else kind()
 
 
 def decode_stream(body: bytes, *, strict: bool = True) -> tuple[StreamConfig, bool]:
-    """The body of STREAM.CREATE and STREAM.UPDATE: the configuration, and whether it is pedantic."""
+    """Decode the body of STREAM.CREATE and STREAM.UPDATE: the configuration, and whether it is pedantic."""
     request = decode(StreamRequest, body, strict=strict)
     return request.to_config(), request.pedantic
 
 
 def decode_next(body: bytes) -> NextRequest:
-    """The body of MSG.NEXT; raises a RequestError whose description follows `400 Bad Request - `.
+    """Decode the body of MSG.NEXT; raises a RequestError whose description follows `400 Bad Request - `.
 
     Empty means a batch of one, digits a batch, other text a batch of one.
     """
@@ -96,13 +98,13 @@ def decode_next(body: bytes) -> NextRequest:
 
 
 def decode_message_get(body: bytes, *, strict: bool = False) -> MessageGetRequest:
-    """The body of STREAM.MSG.GET, which has to choose one way to find one message (10003)."""
+    """Decode the body of STREAM.MSG.GET, which must choose exactly one way to find a message (10003)."""
     if is_empty(body):
         raise ApiError.BAD_REQUEST()
     request = decode(MessageGetRequest, body, strict=strict)
     lookup_count = bool(request.seq) + bool(request.last_by_subj) + (request.start_time is not None)
     is_batch = request.batch or request.max_bytes
-    # A subject to look for next may go with a sequence or a time to begin at, not with a last one.
+    # A `next_by_subj` may be combined with a sequence or a start time, not with `last_by_subj`.
     is_contradictory = request.last_by_subj and request.next_by_subj
     if is_batch or is_contradictory or lookup_count > 1 or not (lookup_count or request.next_by_subj):
         raise ApiError.BAD_REQUEST()
@@ -110,7 +112,7 @@ def decode_message_get(body: bytes, *, strict: bool = False) -> MessageGetReques
 
 
 def decode_unpin(body: bytes) -> str:
-    """The group that a CONSUMER.UNPIN names."""
+    """Return the group that a CONSUMER.UNPIN names."""
     group = decode_lenient(UnpinRequest, body).group
     if not group:
         raise ApiError.INVALID_JSON(err="consumer group not specified")
@@ -119,7 +121,7 @@ def decode_unpin(body: bytes) -> str:
 
 
 def load_config(kind: type[Kind], data: bytes) -> Kind:
-    """A configuration as `configs.dump` wrote it."""
+    """Decode a configuration encoded by `configs.encode_config`."""
     try:
         return _decode_fast(kind, data)
     except _DECODE_ERRORS:
@@ -127,7 +129,7 @@ def load_config(kind: type[Kind], data: bytes) -> Kind:
 
 
 def is_empty(body: bytes) -> bool:
-    """Whether a body says nothing: no bytes, or an object without members."""
+    """Return whether a body is empty: no bytes, or an object without members."""
     if not body or body == b"{}":
         return True
     try:
@@ -138,7 +140,7 @@ def is_empty(body: bytes) -> bool:
 
 
 def looks_like_json(body: bytes) -> bool:
-    """Whether a body begins like an object or an array."""
+    """Return whether a body begins like an object or an array."""
     return body.lstrip(b" \t\r\n")[:1] in (b"{", b"[") and bool(body)
 
 
@@ -177,7 +179,7 @@ def _get_decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
 
 
 def _build(kind: type[Kind], nodes: Iterable[JsonNode], *, strict: bool) -> Kind:
-    """The value that all the nodes together describe, later ones over earlier ones."""
+    """Build the value that all nodes together describe; later ones override earlier ones."""
     values: dict[str, Any] = {}
     for node in nodes:
         if node.kind == "null":
@@ -214,7 +216,7 @@ def _get_readers(kind: type[ApiStruct]) -> dict[str, tuple[str, str, FieldReader
 
 
 def _make_reader(info: inspect.Type) -> FieldReader:
-    """How a field of that type is read."""
+    """Return the reader for a field of that type."""
     extra: dict[str, Any] = {}
     optional = False
     while isinstance(info, inspect.Metadata | inspect.UnionType):

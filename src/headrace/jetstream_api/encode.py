@@ -13,7 +13,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def dumps(value: Any) -> bytes:
-    """Encode plain values (dicts, lists, text, numbers) with the reference's escapes."""
+    """Encode plain values (dicts, lists, text, numbers) with nats-server's escapes."""
     text = _encode(value)
     if b"<" in text or b">" in text or b"&" in text:
         text = text.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
@@ -23,9 +23,9 @@ def dumps(value: Any) -> bytes:
 
 
 def to_plain(value: msgspec.Struct) -> dict[str, Any]:
-    """A typed value as a dict in field order, without the fields that are zero and not listed in `ALWAYS`.
+    """Return a typed value as a dict in field order, without zero fields that are not in `ALWAYS`.
 
-    A field that holds None is never shown; one that may be None or a bool is shown as soon as it was set.
+    A field that is None never appears; one that may be None or a bool appears once it was set.
     """
     out: dict[str, Any] = {}
     for name, key, always, optional in _get_fields(type(value)):

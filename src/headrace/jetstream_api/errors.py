@@ -24,7 +24,7 @@ class ErrorEntry(msgspec.Struct, frozen=True):
 
 @cache
 def load_table() -> dict[int, ErrorEntry]:
-    """Every entry, by error code."""
+    """Return every entry, by error code and by constant."""
     source = importlib.resources.files("headrace.jetstream_api").joinpath("errors.json").read_bytes()
     found: dict[int, ErrorEntry] = {}
     for entry in msgspec.json.decode(source, type=list[ErrorEntry]):
@@ -285,15 +285,15 @@ def pedantic_error(text: str) -> RequestError:
 
 
 def error_to_plain(api_error: RequestError) -> dict[str, int | str]:
-    """The `error` object of an answer."""
+    """Return the `error` object of a response."""
     return {"code": api_error.code, "err_code": api_error.err_code, "description": api_error.description}
 
 
 def encode_error(api_error: RequestError) -> bytes:
-    """The `error` object of an answer, encoded."""
+    """Encode the `error` object of a response."""
     return dumps(error_to_plain(api_error))
 
 
 def encode_pub_ack_error(stream: str, api_error: RequestError) -> bytes:
-    """The answer to a refused publish."""
+    """Encode the reply to a rejected publish."""
     return b'{"error":%b,"stream":%b,"seq":0}' % (encode_error(api_error), dumps(stream))

@@ -15,12 +15,12 @@ UINT64_MAX = 2**64 - 1
 
 
 class Choice(NamedTuple):
-    """How an enumeration reads its JSON: accepted raw texts, and the refusal of others."""
+    """How an enumeration is decoded: accepted raw texts, and the error for others."""
 
     accepts: dict[str, str]
     refusal: str  # {raw} is the JSON text, {quoted} the same quoted once more
     fold: bool = False  # compare in lower case
-    text_first: bool = False  # must be a string before anything else is looked at
+    text_first: bool = False  # must be a string before anything else is checked
 
 
 _PLAIN_REFUSAL = "can not unmarshal {quoted}"
@@ -34,11 +34,11 @@ def _choice(*names: str, also: dict[str, str] | None = None, refusal: str = _PLA
 Int = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX, extra={"go": "int"})]
 Int64 = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX, extra={"go": "int64"})]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, extra={"go": "int32"})]
-# msgspec knows no bound above int64; larger values pass on the slow path.
+# msgspec has no bounds above int64; larger values are handled on the slow path.
 Uint64 = Annotated[int, Meta(ge=0, le=INT64_MAX, extra={"go": "uint64"})]
 Duration = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX, extra={"go": "time.Duration"})]
 
-# Canonical UTC text only, and no day that some month lacks: the rest is for the slow path to judge.
+# Canonical UTC text only, and no day that some month lacks: the slow path checks the rest.
 _DATE = r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])T"
 _CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{0,8}[1-9])?Z$"
 Time = Annotated[str, Meta(pattern=_DATE + _CLOCK, extra={"go": "time.Time"})]

@@ -20,9 +20,7 @@ _GO_ESCAPES = {"\a": r"\a", "\b": r"\b", "\f": r"\f", "\n": r"\n", "\r": r"\r", 
 
 
 class Malformed(ValueError):
-    """The body cannot be read. `offset` counts bytes up to and including the one at fault; None: nothing
-    to point at.
-    """
+    """The body cannot be parsed. `offset` counts bytes up to and including the one at fault; None if there is none."""
 
     def __init__(self, text: str, offset: int | None = None) -> None:
         super().__init__(text)
@@ -38,7 +36,7 @@ class Truncated(Malformed):
 
 
 class JsonNode(NamedTuple):
-    """One value: what it is, its content, and its text as it was sent."""
+    """One value: its kind, its content, and its text as sent."""
 
     kind: str  # object, array, string, number, bool, null
     value: Any  # object: list of (key, Node); array: list of Node; number: its text
@@ -46,7 +44,7 @@ class JsonNode(NamedTuple):
 
 
 def quote(text: str, mark: str = '"') -> str:
-    """Go's quotation of a text, or with `'` of one character."""
+    """Quote a text as Go does, or with `'` a single character."""
     out = []
     for char in text:
         if char in (mark, "\\"):
@@ -65,9 +63,9 @@ def quote(text: str, mark: str = '"') -> str:
 
 
 def parse_all(data: bytes) -> Iterator[JsonNode]:
-    """Every value of the body, as the reference's strict endpoints read it: several in a row are fine.
+    """Yield every value of the body, as nats-server's strict endpoints do: several in a row are allowed.
 
-    Lazily, so that what is wrong with one value is found before what is wrong behind it.
+    Lazy, so that an error in one value is found before an error after it.
     """
     position = _skip_blanks(data, 0)
     while position < len(data):
@@ -77,7 +75,7 @@ def parse_all(data: bytes) -> Iterator[JsonNode]:
 
 
 def parse_one(data: bytes) -> JsonNode:
-    """The one value of the body."""
+    """Return the one value of the body."""
     node, position = _parse_value(data, _skip_blanks(data, 0), 0)
     position = _skip_blanks(data, position)
     if position < len(data):
@@ -184,7 +182,7 @@ def _parse_string(data: bytes, start: int) -> tuple[str, int]:
 
 
 def _parse_escape(data: bytes, position: int) -> int:
-    """The end of an escape sequence."""
+    """Return the end of an escape sequence."""
     kind = data[position + 1 : position + 2]
     if not kind:
         raise Truncated()
@@ -212,7 +210,7 @@ def _parse_literal(data: bytes, start: int) -> tuple[JsonNode, int]:
 
 
 def _parse_number(data: bytes, start: int) -> int:
-    """The end of a number."""
+    """Return the end of a number."""
     position = start + (data[start] == 0x2D)
     if data[position : position + 1] == b"0":
         position += 1

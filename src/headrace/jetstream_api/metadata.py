@@ -15,7 +15,7 @@ BYTES_MAX = 128 * 1024
 
 
 def required_stream_level(config: StreamConfig) -> int:
-    """The lowest API level that understands the stream."""
+    """Return the lowest API level that supports the stream."""
     if config.allow_batched:
         return 4
     if config.allow_msg_counter or config.allow_atomic or config.allow_msg_schedules:
@@ -27,7 +27,7 @@ def required_stream_level(config: StreamConfig) -> int:
 
 
 def required_consumer_level(config: ConsumerConfig) -> int:
-    """The lowest API level that understands the consumer."""
+    """Return the lowest API level that supports the consumer."""
     if config.ack_policy == "flow_control":
         return 4
     paused = config.pause_until is not None and config.pause_until != ZERO_TIME
@@ -36,7 +36,7 @@ def required_consumer_level(config: ConsumerConfig) -> int:
 
 
 def to_stored(metadata: dict[str, str], level: int) -> dict[str, str]:
-    """The metadata that is kept."""
+    """Return the metadata to store."""
     return strip_server_keys(metadata) | {REQUIRED_LEVEL_KEY: str(level)}
 
 
@@ -45,12 +45,12 @@ def strip_server_keys(metadata: dict[str, str]) -> dict[str, str]:
 
 
 def to_public(metadata: dict[str, str], version: str) -> dict[str, str]:
-    """The metadata of an answer to create, update, info and reset."""
+    """Return the metadata for responses to create, update, info and reset."""
     return metadata | {VERSION_KEY: version, LEVEL_KEY: str(API_LEVEL)}
 
 
 def for_comparison(metadata: dict[str, str]) -> dict[str, str]:
-    """The client's own part, by which two configurations are compared."""
+    """Return the client's own part, by which two configurations are compared."""
     return {
         key: value
         for key, value in metadata.items()

@@ -14,7 +14,7 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def is_valid_name(name: str) -> bool:
-    """Whether a stream or consumer may have that name (its length aside)."""
+    """Return whether a stream or consumer may have that name (its length aside)."""
     return bool(name) and _NOT_IN_NAMES.search(name) is None
 
 
@@ -23,25 +23,25 @@ def has_path_separator(name: str) -> bool:
 
 
 def is_valid_subject(subject: str) -> bool:
-    """Whether it is a subject or a pattern of subjects."""
+    """Return whether it is a subject or a pattern."""
     return "\f" not in subject and subjects.is_valid(subject.encode())
 
 
 def is_literal(subject: str) -> bool:
-    """Whether it has no wildcards."""
+    """Return whether it has no wildcards."""
     return subjects.is_literal(subject.encode())
 
 
 def overlaps(one: str, other: str) -> bool:
-    """Whether some subject matches both patterns."""
+    """Return whether some subject matches both patterns."""
     return subjects.overlaps(one.encode(), other.encode())
 
 
 def is_subset(inner: str, outer: str) -> bool:
-    """Whether every subject of one pattern matches the other."""
+    """Return whether every subject of one pattern matches the other."""
     return subjects.is_subset(inner.encode(), outer.encode())
 
 
 def short_hash(text: str) -> str:
-    """Eight letters and digits from SHA-256, as in `JS_SRC_...` and stream identities."""
+    """Return eight letters and digits from SHA-256, as in `JS_SRC_...` and stream identities."""
     return "".join(_DIGITS[byte % 62] for byte in hashlib.sha256(text.encode()).digest()[:8])

@@ -11,7 +11,7 @@ from headrace.jetstream_api.field_types import Action, Duration, Int, Int64, Tim
 
 
 class StreamRequest(StreamConfig):
-    """Create or update a stream: the configuration, and whether silent corrections are refused."""
+    """Create or update a stream: the configuration, and whether silent corrections are rejected."""
 
     GO: ClassVar[str] = "server.StreamConfigRequest"
 
@@ -55,7 +55,7 @@ class StreamListRequest(ApiStruct):
 
 
 class ConsumersRequest(ApiStruct):
-    """Names or list of a stream's consumers."""
+    """List a stream's consumers, or their names."""
 
     GO: ClassVar[str] = "server.JSApiConsumersRequest"
 
@@ -107,7 +107,7 @@ class UnpinRequest(ApiStruct):
 
 
 class ResetRequest(ApiStruct):
-    """`seq` is None when the body did not name one: back to the ack floor."""
+    """`seq` is None if the body did not name one: reset to the ack floor."""
 
     GO: ClassVar[str] = "server.JSApiConsumerResetRequest"
 
@@ -115,7 +115,7 @@ class ResetRequest(ApiStruct):
 
 
 class NextRequest(ApiStruct):
-    """CONSUMER.MSG.NEXT. `structured` tells a JSON body from an empty or numeric one."""
+    """CONSUMER.MSG.NEXT. `structured` distinguishes a JSON body from an empty or numeric one."""
 
     GO: ClassVar[str] = ""
     structured: ClassVar[bool] = True
@@ -156,7 +156,7 @@ class LostData(ApiStruct):
 
 
 class StreamState(ApiStruct):
-    """The state of a stream as a backup carries it."""
+    """The state of a stream in a backup."""
 
     GO: ClassVar[str] = "server.StreamState"
 

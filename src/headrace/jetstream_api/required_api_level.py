@@ -8,7 +8,7 @@ _DIGITS_MAX = 20
 
 
 def requires_newer_api(header: bytes) -> bool:
-    """Whether a request's header block asks for more than this server offers, or for something unreadable."""
+    """Return whether a request's header block demands more than this server offers, or is unreadable."""
     if REQUIRED_LEVEL not in header:
         return False
     value = headers.get(header, REQUIRED_LEVEL)

@@ -36,7 +36,7 @@ SUBJECTS_LIMIT = 100_000
 JsonObject = dict[str, Any]
 
 _EMPTY_PAGE: JsonObject = {"total": 0, "offset": 0, "limit": 0}
-# What a refusal shows besides the error.
+# What an error response has besides the error.
 _EMPTY_RESULTS: dict[str, JsonObject] = {
     "stream_info_response": _EMPTY_PAGE,
     "stream_names_response": _EMPTY_PAGE | {"streams": None},
@@ -51,23 +51,23 @@ _EMPTY_RESULTS: dict[str, JsonObject] = {
 
 
 def encode_error_response(kind: str, api_error: RequestError) -> bytes:
-    """The answer of a kind (`stream_create_response`) that refuses."""
+    """Encode an error response of a kind (`stream_create_response`)."""
     body = {"type": TYPE_PREFIX + kind, "error": error_to_plain(api_error)}
     return dumps(body | _EMPTY_RESULTS.get(kind, {}))
 
 
 def encode_response(kind: str, body: JsonObject) -> bytes:
-    """The answer of a kind with that content."""
+    """Encode a response of a kind with that content."""
     return dumps({"type": TYPE_PREFIX + kind} | body)
 
 
 def encode_success(kind: str) -> bytes:
-    """The answer to a deletion."""
+    """Encode the response to a deletion."""
     return encode_response(kind, {"success": True})
 
 
 def encode_public_config(config: ApiStruct, version: str = "") -> msgspec.Raw:
-    """A configuration as answers show it; with `version`, also what server shows it (not in lists)."""
+    """Encode a configuration for responses; with `version`, also the server that responds (not in lists)."""
     if version and isinstance(config, StreamConfig | ConsumerConfig):
         config = copy_config(config)
         config.metadata = metadata.to_public(config.metadata, version)
@@ -95,7 +95,7 @@ class StreamInfoState(NamedTuple):
 def make_stream_state_body(
     state: StreamInfoState, subjects: Mapping[str, int] | None = None, deleted: Sequence[int] | None = None
 ) -> JsonObject:
-    """`subjects` (counts by subject) and `deleted` are shown when asked for and not empty."""
+    """Make the state; `subjects` (counts by subject) and `deleted` appear if requested and not empty."""
     body: JsonObject = {
         "messages": state.messages,
         "bytes": state.bytes,
@@ -117,13 +117,13 @@ def make_stream_state_body(
 
 
 class SourceStatus(NamedTuple):
-    """How a mirror or source fares."""
+    """Status of a mirror or source."""
 
     name: str
     external: External | None = None
     lag: int = 0
-    seq: int = 0  # newest origin sequence seen; sources only
-    active_ns: int = -1  # since something last came in; -1: never
+    seq: int = 0  # newest upstream sequence seen; sources only
+    active_ns: int = -1  # time since the last message; -1: never
     error: RequestError | None = None
     filter_subject: str = ""
     subject_transforms: Sequence[SubjectTransform] = ()
@@ -158,7 +158,7 @@ def make_stream_info_body(
     sources: Iterable[SourceStatus] = (),
     alternates: Sequence[JsonObject] = (),
 ) -> JsonObject:
-    """`state` is made by `make_stream_state`; `leader` is shown by STREAM.INFO only."""
+    """Make a stream's info; `state` is from `make_stream_state_body`; only STREAM.INFO shows `leader`."""
     body: JsonObject = {"config": config, "created": format_time(created_ns), "state": state}
     if domain:
         body["domain"] = domain
@@ -183,12 +183,12 @@ def encode_stream_updated(info: JsonObject) -> bytes:
 
 
 def encode_stream_info(info: JsonObject, *, total: int = 0, offset: int = 0, limit: int = 0) -> bytes:
-    """`total`, `offset` and `limit` are those of the listed subjects, 0 when none were listed."""
+    """Encode a stream's info; `total`, `offset` and `limit` are those of the listed subjects, 0 if none were listed."""
     return encode_response("stream_info_response", {"total": total, "offset": offset, "limit": limit} | info)
 
 
 def compute_page(total: int, offset: int, limit: int) -> tuple[int, int]:
-    """From where to where (exclusive) a page goes; the first is also the offset to show."""
+    """Return where a page starts and ends (exclusive); the start is also the offset to return."""
     start = min(max(offset, 0), total)
     return start, min(start + limit, total)
 
@@ -218,7 +218,7 @@ def encode_purged(count: int) -> bytes:
 
 
 def encode_stored_message(subject: bytes, seq: int, header: bytes, payload: bytes, time_ns: int) -> bytes:
-    """The answer to STREAM.MSG.GET; pass no header to leave it out."""
+    """Encode the response to STREAM.MSG.GET; an empty header is omitted."""
     parts = [
         b'{"type":"io.nats.jetstream.api.v1.stream_msg_get_response","message":{"subject":',
         dumps(subject.decode("utf-8", "replace")),
@@ -233,7 +233,7 @@ def encode_stored_message(subject: bytes, seq: int, header: bytes, payload: byte
 
 
 class SequenceInfo(NamedTuple):
-    """Where a consumer stands: delivered, or acknowledged."""
+    """A consumer's position: delivered, or acknowledged."""
 
     consumer_seq: int = 0
     stream_seq: int = 0
@@ -314,7 +314,7 @@ def encode_consumer_reset(info: JsonObject, seq: int) -> bytes:
 
 
 def encode_consumer_paused(until: str, remaining_ns: int) -> bytes:
-    """`until` as in the request; nothing remaining means that the consumer runs."""
+    """Encode the response to a pause; `until` as in the request; nothing remaining means that the consumer runs."""
     body: JsonObject = {"paused": remaining_ns > 0, "pause_until": until}
     if remaining_ns > 0:
         body["pause_remaining"] = remaining_ns

@@ -34,7 +34,7 @@ _TIME_NS_MAX = (1 << 63) - 1
 
 
 class BadPattern(ValueError):
-    """The pattern is none, or never comes true."""
+    """The pattern is invalid, or is never due."""
 
 
 class BadZone(ValueError):
@@ -42,7 +42,7 @@ class BadZone(ValueError):
 
 
 class FireTime(NamedTuple):
-    """The next time a schedule fires; `text` is how that is told, in the schedule's own zone."""
+    """The next time a schedule is due; `text` is that time in the schedule's own zone."""
 
     time_ns: int
     repeats: bool
@@ -50,7 +50,7 @@ class FireTime(NamedTuple):
 
 
 class CronField(NamedTuple):
-    """What a cron field allows; `star` is whether it says nothing about it."""
+    """The values that a cron field allows; `star` is whether it allows all."""
 
     values: frozenset[int]
     is_any: bool
@@ -66,7 +66,7 @@ class Cron(NamedTuple):
 
 
 def get_zone(name: str) -> tzinfo:
-    """The time zone of that name; raises BadZone."""
+    """Return the time zone of that name; raises BadZone."""
     try:
         return zoneinfo.ZoneInfo(name)
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
@@ -74,7 +74,9 @@ def get_zone(name: str) -> tzinfo:
 
 
 def find_next_fire(pattern: str, zone: tzinfo | None, after_ns: int, now_ns: int) -> FireTime:
-    """The first time after `after_ns`; if that of a repeating one has passed, the first after now, so that it fires once."""
+    """Return the first time after `after_ns`; if a repeating one has passed already, the first after now: it fires only
+    once.
+    """
     if len(pattern) > _PATTERN_MAX:
         raise BadPattern("too long")
     if pattern.startswith("@at "):
@@ -118,7 +120,7 @@ def _round_to_second(time_ns: int) -> int:
 def _format_time(second: int, zone: tzinfo) -> str:
     local_time = datetime.fromtimestamp(second, zone)
     offset = local_time.utcoffset() or timedelta()
-    # Go shows no seconds of an offset.
+    # Go omits the seconds of an offset.
     formatted = local_time.astimezone(timezone(offset - offset % timedelta(minutes=1))).isoformat()
     return local_time.replace(tzinfo=None).isoformat() + "Z" if not offset else formatted
 
@@ -128,7 +130,7 @@ def _format_time(second: int, zone: tzinfo) -> str:
 
 @lru_cache(maxsize=1024)
 def parse_cron(pattern: str) -> Cron:
-    """Six fields; raises BadPattern."""
+    """Parse six fields; raises BadPattern."""
     fields = pattern.split()
     if len(fields) != len(Cron._fields):
         raise BadPattern(pattern)
@@ -155,7 +157,7 @@ def _parse_field(text: str, minimum: int, maximum: int, names: dict[str, int] = 
 
 
 def _parse_range(text: str, minimum: int, maximum: int, names: dict[str, int]) -> tuple[range, bool]:
-    """`*`, `?`, `5`, `5-9`, `mon-fri`, each with `/step`; `5/step` goes on to the end."""
+    """Parse `*`, `?`, `5`, `5-9`, `mon-fri`, each with `/step`; `5/step` extends to the maximum."""
     span, slash, step_text = text.partition("/")
     first, hyphen, last = span.partition("-")
     is_any = first in ("*", "?")
@@ -180,9 +182,10 @@ def _parse_number(text: str, names: dict[str, int]) -> int:
 
 
 def find_next_time(cron: Cron, zone: tzinfo, after: int) -> int:
-    """The first second later than `after` that the fields allow; raises BadPattern if there is none within five years.
+    """Return the first second after `after` that the fields allow; raises BadPattern if there is none within five
+    years.
 
-    Goes through real time, so an hour that a change of clocks skips does not come, and one that it repeats comes twice.
+    Steps through real time, so an hour that a clock change skips does not occur, and one that it repeats occurs twice.
     """
     second = after + 1
     year_max = datetime.fromtimestamp(second, zone).year + _YEARS_AHEAD
@@ -211,7 +214,7 @@ def _midnight_at(local: datetime, zone: tzinfo, *, first: bool = False) -> int:
 
 
 def _day_matches(cron: Cron, local: datetime) -> bool:
-    """Both have to match if one of them says nothing, otherwise one of them is enough."""
+    """Return whether the day matches: both day fields must match if one of them is `*`, otherwise one is enough."""
     day = local.day in cron.day.values
     weekday = local.isoweekday() % 7 in cron.weekday.values
     return (day and weekday) if cron.day.is_any or cron.weekday.is_any else (day or weekday)

@@ -25,7 +25,7 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(_FUNCTION.format(name=name))
 
 
-# In the order in which the reference tries them.
+# In the order in which nats-server tries them.
 _FUNCTIONS = {
     "wildcard": _pattern("[wW]ildcard"),
     "partition": _pattern("[pP]artition"),
@@ -41,7 +41,7 @@ _FUNCTIONS = {
 
 
 class BadTransform(ValueError):
-    """The destination, or the pair, is not valid; the message is the reference's."""
+    """The destination, or the pair, is invalid; the message is nats-server's."""
 
 
 class TransformCall(NamedTuple):
@@ -54,9 +54,7 @@ class TransformCall(NamedTuple):
 
 
 def check_transform(source: str, dest: str) -> None:
-    """Refuse a destination, or a pair that cannot be compiled; raises BadMapping. An empty destination
-    passes.
-    """
+    """Raise BadTransform for an invalid destination, or a pair that cannot be compiled. An empty destination is valid."""
     if not dest:
         return
     seen_tail = False
@@ -75,7 +73,7 @@ def check_transform(source: str, dest: str) -> None:
 
 
 def compile_transform(source: str, dest: str) -> Transform:
-    """The function from a subject matched by `source` to the new one; raises BadMapping. Empty: `>`,
+    """Return the function from a subject matched by `source` to the new one; raises BadTransform. Empty: `>`,
     unchanged.
     """
     if not dest:
@@ -121,7 +119,7 @@ def _is_function(token: str) -> bool:
 
 
 def _count_wildcards(subject: str) -> tuple[int | None, bool]:
-    """How many `*` a subject has (None: not a subject), and whether it ends in `>`."""
+    """Return how many `*` a subject has (None if it is no subject), and whether it ends in `>`."""
     tokens = subject.split(".")
     if "" in tokens or ">" in tokens[:-1]:
         return None, False
@@ -145,7 +143,7 @@ def _make_part(token: str, call: TransformCall, positions: list[int] | None) -> 
     for wildcard in call.wildcards:
         if wildcard > len(positions):
             raise _make_error(f"{token}: [{wildcard}]", "wildcard index out of range")
-    # The reference takes an index below one for the first token.
+    # nats-server takes an index below one for the first token.
     chosen = [positions[wildcard - 1] if wildcard > 0 else 0 for wildcard in call.wildcards]
     if call.name == "partition":
         return _make_partition_part(call.number, chosen)

@@ -13,7 +13,7 @@ ZERO_TIME_NS = -62_135_596_800 * SECOND_NS
 
 _EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 _LAYOUT = "2006-01-02T15:04:05Z07:00"
-_DIGITS_MAX = 19  # of as many nanoseconds as a duration can have
+_DIGITS_MAX = 19  # digits of the longest duration in nanoseconds
 _UNITS = {
     "ns": 1,
     "us": 1_000,
@@ -34,7 +34,7 @@ def _format_second(second: int) -> str:
 
 
 def format_time(time_ns: int) -> str:
-    """RFC 3339 in UTC with up to nine digits, trailing zeros trimmed."""
+    """Format as RFC 3339 in UTC with up to nine digits, trailing zeros trimmed."""
     second, fraction = divmod(time_ns, SECOND_NS)
     if not fraction:
         return _format_second(second) + "Z"
@@ -42,11 +42,11 @@ def format_time(time_ns: int) -> str:
 
 
 class BadTime(ValueError):
-    """The text is no RFC 3339 time; the message is the reference's."""
+    """The text is no RFC 3339 time; the message is nats-server's."""
 
 
 class _TimeParser:
-    """Reads RFC 3339 from left to right and words each refusal as the reference does."""
+    """Parses RFC 3339 from left to right and words each error as nats-server does."""
 
     def __init__(self, value: str) -> None:
         self.value = value
@@ -84,7 +84,7 @@ class _TimeParser:
         return digits[:9].rstrip("0")
 
     def read_offset(self) -> tuple[int, str]:
-        """Seconds east of UTC, and the text that shows them."""
+        """Return seconds east of UTC, and the text for them."""
         if self.rest.startswith("Z"):
             self.rest = self.rest[1:]
             return 0, "Z"
@@ -136,7 +136,7 @@ def _parse_time(value: str) -> tuple[int, str]:
 
 
 def _days_since_epoch(parser: _TimeParser, year: int, month: int, day: int) -> int:
-    # datetime has no year 0; four hundred years later the calendar is the same.
+    # datetime has no year 0; four hundred years later the calendar repeats.
     try:
         ordinal = datetime.date(year or 400, month, day).toordinal()
     except ValueError:
@@ -146,17 +146,17 @@ def _days_since_epoch(parser: _TimeParser, year: int, month: int, day: int) -> i
 
 @lru_cache(maxsize=256)
 def parse_time_ns(value: str) -> int:
-    """Nanoseconds since 1970 of an RFC 3339 text; raises BadTime."""
+    """Return nanoseconds since 1970 of an RFC 3339 text; raises BadTime."""
     return _parse_time(value)[0]
 
 
 def to_canonical(value: str) -> str:
-    """The same time as the reference would write it back; raises BadTime."""
+    """Return the same time as nats-server would write it; raises BadTime."""
     return _parse_time(value)[1]
 
 
 def format_duration(duration_ns: int) -> str:
-    """Go's text: `1h0m0s`, `1.5s`, `500ms`, `0s`."""
+    """Format as Go does: `1h0m0s`, `1.5s`, `500ms`, `0s`."""
     if not duration_ns:
         return "0s"
     sign, left = ("-", -duration_ns) if duration_ns < 0 else ("", duration_ns)
@@ -184,7 +184,7 @@ def _format_decimal(value: int, scale: int) -> str:
 
 
 def parse_duration(value: str) -> int | None:
-    """Nanoseconds of a Go duration, or None: sign, then one or more of number and unit, or a bare zero."""
+    """Return the nanoseconds of a Go duration, or None: sign, then one or more of number and unit, or a bare zero."""
     sign = -1 if value[:1] == "-" else 1
     rest = value[1:] if value[:1] in ("-", "+") else value
     if rest == "0":
@@ -203,7 +203,7 @@ def parse_duration(value: str) -> int | None:
 
 
 def _parse_element(rest: str) -> tuple[int | None, str]:
-    """The first number and unit of a duration, and what follows them."""
+    """Return the first number and unit of a duration, and the rest."""
     whole = _leading_digits(rest)
     after = rest[len(whole) :]
     fraction = ""
@@ -216,7 +216,7 @@ def _parse_element(rest: str) -> tuple[int | None, str]:
     scale = _UNITS.get(after[:end])
     if scale is None or not (whole or fraction):
         return None, ""
-    # Cut, not rounded, at a nanosecond; digits beyond the eighteenth cannot matter.
+    # Truncated, not rounded, at a nanosecond; digits beyond the eighteenth cannot matter.
     digits = fraction[:18]
     whole = whole.lstrip("0")
     if len(whole) > _DIGITS_MAX:
@@ -232,17 +232,17 @@ def _leading_digits(value: str) -> str:
     return value[:end]
 
 
-# What a `Nats-TTL` header says.
+# The `Nats-TTL` header
 _TTL_BYTES_MAX = 128
 TTL_NONE, TTL_SECONDS, TTL_NEVER, TTL_ZERO, TTL_INVALID = "none", "seconds", "never", "zero", "invalid"
 
 
 def parse_ttl(value: bytes) -> tuple[str, int]:
-    """What a `Nats-TTL` value asks for, as (kind, seconds).
+    """Parse a `Nats-TTL` value to (kind, seconds).
 
-    `none`: no TTL at all (empty, or digits that amount to nothing such as `00`); `seconds`: whole seconds,
-    at least one; `never`; `zero`: a zero duration, which the seed ignores where TTLs are enabled and the
-    reference refuses (10165) where they are not; `invalid`: 10165, also for what nobody would write.
+    `none`: no TTL at all (empty, or digits that amount to nothing such as `00`); `seconds`: whole seconds, at least
+    one; `never`; `zero`: a zero duration, which the seed ignores where TTLs are enabled and nats-server rejects (10165)
+    where they are not; `invalid`: 10165, also for absurd values.
     """
     return _parse_ttl(value) if len(value) <= _TTL_BYTES_MAX else (TTL_INVALID, 0)
 

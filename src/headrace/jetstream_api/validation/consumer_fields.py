@@ -20,14 +20,14 @@ EXPIRES_MIN = SECOND_NS // 1000
 _GROUP_NAME = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
-# The words that refusals use for the policies which take neither a start sequence nor a start time.
+# Names in error texts of the policies that take neither a start sequence nor a start time.
 _WITHOUT_START = {"all": "all", "last": "last", "last_per_subject": "last per subject", "new": "new"}
 
 
 def apply_defaults(
     config: ConsumerConfig, stream: StreamConfig, strict: bool, limits: JetStreamLimits
 ) -> None:
-    """Set what was left out; with `strict` every correction of what was sent is refused."""
+    """Set missing fields; with `strict`, reject every correction of what was sent."""
     _apply_bounds(config, strict)
     if not config.deliver_subject and config.max_waiting == 0:
         config.max_waiting = DEFAULT_MAX_WAITING
@@ -83,7 +83,7 @@ def _apply_stream_defaults(config: ConsumerConfig, stream: StreamConfig, strict:
 
 
 def check_fields(config: ConsumerConfig, stream: StreamConfig, limits: JetStreamLimits) -> None:
-    """Refuse what a consumer of that stream may not be."""
+    """Reject what a consumer of that stream may not have."""
     _check_names(config, stream)
     if any(wait < 0 for wait in config.backoff):
         raise ApiError.CONSUMER_BACK_OFF_NEGATIVE()
@@ -202,7 +202,7 @@ def _check_filters(config: ConsumerConfig) -> None:
 
 
 def _check_start(config: ConsumerConfig) -> None:
-    """The deliver policy against the start options."""
+    """Check the deliver policy against the start options."""
     policy = config.deliver_policy
     seq, time = config.opt_start_seq > 0, config.opt_start_time is not None
     problem = ""
@@ -219,7 +219,7 @@ def _check_start(config: ConsumerConfig) -> None:
         problem = "start sequence is not set" if not seq else "start time is also set" if time else ""
     else:
         policy_name = "by start time"
-        # The doubled word is the reference's.
+        # The doubled word is nats-server's.
         problem = "start time is not set" if not time else "start start sequence is also set" if seq else ""
     if problem:
         raise ApiError.CONSUMER_INVALID_POLICY(
@@ -242,7 +242,7 @@ def _check_sampling(config: ConsumerConfig) -> None:
 
 
 def check_group(group: str) -> None:
-    """Refuse a bad name of a priority group."""
+    """Reject an invalid name of a priority group."""
     if not group:
         raise ApiError.CONSUMER_EMPTY_GROUP_NAME()
     if not _GROUP_NAME.fullmatch(group):

@@ -28,11 +28,10 @@ EPHEMERAL, NAMED, DURABLE = "ephemeral", "named", "durable"
 def resolve_name(
     request: ConsumerRequest, *, stream: str, form: str, name: str = "", filter_subject: str = ""
 ) -> ConsumerConfig:
-    """What the subject of a request and its body say together.
+    """Combine the subject of a request with its body.
 
-    `stream`, `name` and `filter_subject` are the subject's tokens; `form` is EPHEMERAL for
-    `CREATE.<stream>`, NAMED for `CREATE.<stream>.<name>[.<filter>]`, DURABLE for
-    `DURABLE.CREATE.<stream>.<name>`.
+    `stream`, `name` and `filter_subject` are the subject's tokens; `form` is EPHEMERAL for `CREATE.<stream>`, NAMED for
+    `CREATE.<stream>.<name>[.<filter>]`, DURABLE for `DURABLE.CREATE.<stream>.<name>`.
     """
     config = copy_config(request.config)
     if stream != request.stream_name:
@@ -59,11 +58,10 @@ def resolve_name(
 def merge_existing(
     config: ConsumerConfig, stream: StreamConfig, others: ConsumersByName, random_name: str
 ) -> ConsumerConfig:
-    """What a request turns into by what exists.
+    """Adapt a request to what exists.
 
-    A sourcing consumer on a stream that removes acknowledged messages becomes durable, on another it gets a
-    name of its own ending in `random_name`. An existing consumer keeps its pause, a durable sourcing one
-    also its start.
+    A sourcing consumer on a stream that removes acknowledged messages becomes durable; on another stream it gets a name
+    of its own ending in `random_name`. An existing consumer keeps its pause, a durable sourcing one also its start.
     """
     new_config = copy_config(config)
     if new_config.direct and new_config.sourcing and new_config.name:
@@ -95,11 +93,10 @@ def validate(
     limits: JetStreamLimits = NO_LIMITS,
     has_interest: Callable[[str], bool] = lambda subject: False,
 ) -> ConsumerConfig:
-    """The configuration of a new consumer, or of an existing one after the request.
+    """Return the configuration of a new consumer, or of an existing one after the request.
 
-    `others` are the stream's consumers by name, the existing one included; `has_interest` tells whether
-    anybody is subscribed to a deliver subject. A consumer without a name is new, and gets its name from the
-    caller.
+    `others` are the stream's consumers by name, the existing one included; `has_interest` returns whether anybody is
+    subscribed to a deliver subject. A consumer without a name is new, and the caller names it.
     """
     new_config = validate_fields(config, stream, strict=strict, limits=limits)
     name = new_config.durable_name or new_config.name
@@ -113,7 +110,7 @@ def validate(
             raise ApiError.CONSUMER_WQ_CONSUMER_NOT_UNIQUE()
         _check_changes(old, new_config, has_interest)
         if new_config.pause_until is not None:
-            # From the second request on the reference shows a pause in UTC.
+            # From the second request on nats-server returns a pause in UTC.
             new_config.pause_until = format_time(parse_time_ns(new_config.pause_until))
     elif action == "update":
         raise ApiError.CONSUMER_DOES_NOT_EXIST()
@@ -130,7 +127,7 @@ def validate(
 def validate_fields(
     config: ConsumerConfig, stream: StreamConfig, *, strict: bool = False, limits: JetStreamLimits = NO_LIMITS
 ) -> ConsumerConfig:
-    """Fill defaults and apply every rule that does not depend on other consumers."""
+    """Fill in defaults and apply every rule that does not depend on other consumers."""
     new_config = copy_config(config)
     new_config.metadata = metadata.to_stored(config.metadata, metadata.required_consumer_level(config))
     apply_defaults(new_config, stream, strict, limits)
@@ -139,9 +136,9 @@ def validate_fields(
 
 
 def is_same(one: ConsumerConfig, other: ConsumerConfig) -> bool:
-    """Whether two configurations are the same, whatever the server noted in their metadata.
+    """Return whether two configurations are the same, apart from the server's metadata.
 
-    As in the reference, an ephemeral whose threshold was filled in differs from a request that leaves it out.
+    As in nats-server, an ephemeral whose threshold was filled in differs from a request that leaves it out.
     """
     return _for_comparison(one) == _for_comparison(other)
 
@@ -153,7 +150,7 @@ def _for_comparison(config: ConsumerConfig) -> ConsumerConfig:
 
 
 def count_limited(others: ConsumersByName) -> int:
-    """How many consumers count against the limit: not those that other streams source with."""
+    """Count the consumers that count against the limit: not those that other streams source with."""
     return sum(not (other.direct or other.sourcing) for other in others.values())
 
 
@@ -182,7 +179,7 @@ def _check_workqueue(
 
 
 def _is_unique(name: str, config: ConsumerConfig, others: ConsumersByName) -> bool:
-    """Whether no other consumer of a work queue may get a message that this one may get."""
+    """Return whether no other consumer of a work queue can get the same messages."""
     for other_name, other in others.items():
         if other_name == name or other.direct or other.sourcing:
             continue
@@ -194,7 +191,7 @@ def _is_unique(name: str, config: ConsumerConfig, others: ConsumersByName) -> bo
 
 
 def _check_changes(old: ConsumerConfig, new: ConsumerConfig, has_interest: Callable[[str], bool]) -> None:
-    """Refuse what an update may not change, in the reference's order."""
+    """Reject what an update may not change, in nats-server's order."""
     fixed_fields = (
         (old.deliver_policy != new.deliver_policy, "deliver policy"),
         (old.mem_storage != new.mem_storage, "storage type"),

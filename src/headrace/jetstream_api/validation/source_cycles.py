@@ -12,12 +12,12 @@ from headrace.jetstream_api.configs import StreamConfig, StreamSource
 
 #: Rounds through the same stream, each with other subjects, after which it counts as endless.
 ROUNDS_MAX = 16
-#: Places looked at in one round.
+#: Maximum number of streams and patterns visited in one round.
 NODES_MAX = 1_000
 
 
 class _CopyEdge(NamedTuple):
-    """Messages on `filter` of some stream come to stream `to`, on `dest` ("": on their own subject)."""
+    """Messages on `filter` of some stream are copied to stream `to`, on `dest` ("": on their own subject)."""
 
     target: str
     filter_subject: str
@@ -28,7 +28,7 @@ CopyEdges = dict[str, list[_CopyEdge]]
 
 
 def has_cycle(config: StreamConfig, existing: Mapping[str, StreamConfig]) -> bool:
-    """Whether a message could come back to this stream again and again."""
+    """Return whether a message could come back to this stream again and again."""
     if not config.sources and config.mirror is None:
         return False
     edges: CopyEdges = {}
@@ -61,7 +61,7 @@ def _reaches_again(
 
 
 def _find_returning(name: str, pattern: str, edges: CopyEdges) -> Iterator[str]:
-    """What comes back of the messages of a stream with these subjects, after one round."""
+    """Yield the subjects on which a stream's messages come back after one round."""
     seen = {(name, pattern)}
     waiting = [(name, pattern)]
     while waiting and len(seen) < NODES_MAX:
@@ -79,7 +79,7 @@ def _find_returning(name: str, pattern: str, edges: CopyEdges) -> Iterator[str]:
 
 
 def intersect_patterns(one: str, other: str) -> str | None:
-    """The pattern of all subjects that match both patterns; None if there are none."""
+    """Return the pattern of all subjects that match both patterns; None if there are none."""
     ours, theirs = one.split("."), other.split(".")
     found: list[str] = []
     for index, (left, right) in enumerate(zip(ours, theirs, strict=False)):
@@ -94,7 +94,9 @@ def intersect_patterns(one: str, other: str) -> str | None:
 
 
 def _make_dest_pattern(dest: str) -> str:
-    """What a destination can come to; behind the first function nothing is known."""
+    """Return a pattern that covers all results of a transform destination; everything from the first function on is
+    unknown.
+    """
     known: list[str] = []
     for token in dest.split("."):
         if "{{" in token:

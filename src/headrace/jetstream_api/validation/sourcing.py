@@ -19,9 +19,9 @@ _API_PREFIX = "$JS.API"
 
 
 def make_index_name(source: StreamSource) -> str:
-    """The name under which a source's position is kept: origin, filters and destinations.
+    """Return the name under which a source's position is stored: upstream, filters and destinations.
 
-    Copies carry it in a header, word by word: blanks, which a destination may have within braces, are left out.
+    Copies carry it in a header, separated by blanks: blanks that a destination may have within braces are left out.
     """
     if source.subject_transforms:
         filters = "\f".join("".join(each.src.split()) or ">" for each in source.subject_transforms)
@@ -32,10 +32,9 @@ def make_index_name(source: StreamSource) -> str:
 
 
 def make_upstream_name(source: StreamSource) -> str:
-    """The origin's part of the index name.
+    """Return the upstream's part of the index name.
 
-    A consumer that the server manages leaves no trace here: a source can change to one and back without
-    losing its position.
+    A server-managed consumer is not part of it: a source can change to one and back without losing its position.
     """
     name = source.name
     if source.external is not None:
@@ -46,7 +45,7 @@ def make_upstream_name(source: StreamSource) -> str:
 
 
 def check_sourcing(config: StreamConfig, existing: StreamsByName, *, strict: bool) -> bool:
-    """Refuse a bad mirror or sources; returns what `mirror_direct` has to be."""
+    """Reject an invalid mirror or sources; return what `mirror_direct` must be."""
     externals: list[External] = []
     upstream_subjects: list[str] = []
     mirror_direct = config.mirror_direct
@@ -170,13 +169,13 @@ def _check_sources(config: StreamConfig, existing: StreamsByName) -> None:
 
 
 def _reader(source: StreamSource) -> tuple[str, str | None, str]:
-    """What tells the consumer of an entry from others: its origin, where that is, and its name."""
+    """Return what identifies the consumer of an entry: its upstream, that upstream's location, and its name."""
     api = None if source.external is None else source.external.api
     return source.name, api, source.consumer.name if source.consumer is not None else ""
 
 
 def _readers(config: StreamConfig) -> dict[tuple[str, str | None, str], bool]:
-    """The durable consumers that a stream reads with, and whether the server manages them."""
+    """Return the durable consumers that a stream reads with, and whether the server manages them."""
     entries = [config.mirror, *config.sources]
     return {
         _reader(entry): entry.consumer.server_managed
@@ -186,8 +185,8 @@ def _readers(config: StreamConfig) -> dict[tuple[str, str | None, str], bool]:
 
 
 def _check_managed(config: StreamConfig, existing: StreamsByName) -> None:
-    """Refuse a consumer that another stream reads with, if the server manages it for either: they would take messages from
-    each other. What a stream has already is not refused again.
+    """Reject a consumer that another stream reads with, if the server manages it for either: they would take messages
+    from each other. What a stream already has is not rejected again.
     """
     own = _readers(config)
     had = _readers(existing[config.name]) if config.name in existing else {}
@@ -235,9 +234,7 @@ def _check_externals(externals: list[External], upstream_subjects: list[str]) ->
 
 
 def _check_cycles(config: StreamConfig, existing: StreamsByName) -> None:
-    """Walk the streams that this one copies from, directly or through others; external ones are not
-    followed.
-    """
+    """Walk the streams that this one copies from, directly or through others; external ones are not followed."""
     waiting = [config]
     visited: set[str] = set()
     while waiting:
@@ -268,7 +265,7 @@ def _make_cycle_error() -> RequestError:
 
 
 def check_filters(config: StreamConfig) -> None:
-    """Refuse a filter that is no subject. The reference looks at these last, on create only."""
+    """Reject a filter that is no subject. nats-server checks these last, on create only."""
     mirror = config.mirror
     if mirror is not None and not mirror.subject_transforms and _is_bad_filter(mirror.filter_subject):
         raise ApiError.STREAM_CREATE(

@@ -20,7 +20,7 @@ FIRST_SEQ_MAX = 1 << 61
 
 
 def apply_field_defaults(config: StreamConfig, strict: bool, limits: JetStreamLimits) -> None:
-    """Everything before the origins; with `strict` silent corrections are refused."""
+    """Apply the rules before mirror and sources; with `strict`, reject silent corrections."""
     _check_names(config)
     _apply_count_defaults(config, strict)
     _check_age(config)
@@ -35,7 +35,7 @@ def apply_field_defaults(config: StreamConfig, strict: bool, limits: JetStreamLi
 
 
 def apply_republish_defaults(config: StreamConfig, strict: bool) -> None:
-    """Where messages go under other subjects, and placement."""
+    """Apply the rules for transforms, republish and placement."""
     _check_transform(config)
     _check_republish(config, strict)
     _check_placement(config)
@@ -52,7 +52,7 @@ def _check_names(config: StreamConfig) -> None:
 
 
 def check_metadata(config: StreamConfig) -> None:
-    """Refuse too much metadata."""
+    """Reject too much metadata."""
     if metadata.compute_size(config.metadata) > metadata.BYTES_MAX:
         raise invalid_config(f"stream metadata exceeds maximum size of {metadata.BYTES_MAX} bytes")
 
@@ -115,7 +115,7 @@ def _check_counter(config: StreamConfig) -> None:
         return
     if config.discard == "new":
         raise invalid_config("counter stream cannot use discard new")
-    # The reference forgets that markers bring TTLs with them.
+    # nats-server ignores that markers imply TTLs.
     markers = config.subject_delete_marker_ttl > 0 or bool(config.subject_delete_markers)
     if config.allow_msg_ttl or markers:
         raise invalid_config("counter stream cannot use message TTLs")
@@ -135,7 +135,7 @@ def _check_discard(config: StreamConfig) -> None:
 
 
 def _check_markers(config: StreamConfig, strict: bool) -> None:
-    """Subject delete markers, asked for by their TTL (reference) or by a flag (seed)."""
+    """Check subject delete markers, requested by their TTL (nats-server) or by a flag (seed)."""
     markers_flag = config.subject_delete_markers
     if markers_flag is False and config.subject_delete_marker_ttl > 0:
         raise invalid_config("subject delete marker TTL cannot be set if subject delete markers are disabled")
@@ -185,7 +185,7 @@ def _check_persistence(config: StreamConfig) -> None:
 
 
 def apply_subject_defaults(config: StreamConfig) -> None:
-    """The subjects, or the name when there are none."""
+    """Set the subjects, by default the stream's name, and check them."""
     if not config.subjects:
         if config.mirror is None and not config.sources:
             config.subjects = [config.name]
@@ -237,7 +237,7 @@ def _check_republish(config: StreamConfig, strict: bool) -> None:
         src = ">"
     transform = config.subject_transform
     if src == dest == ">" and transform is not None and config.subjects == [transform.src]:
-        # Republishing everything would feed the stream itself, unless what is stored has other subjects.
+        # Republishing everything would feed the stream itself, unless stored messages have other subjects.
         if strict:
             raise pedantic_error("implicit republish based on subject transform")
         src = dest = transform.dest

@@ -38,9 +38,9 @@ def validate_create(
     limits: JetStreamLimits = NO_LIMITS,
     usage: Usage = NO_USAGE,
 ) -> StreamConfig:
-    """The configuration of a new stream called `name` (by the request's subject).
+    """Return the configuration of a new stream called `name` (from the request's subject).
 
-    When a stream with that name and an equal configuration exists, its very configuration is returned.
+    If a stream with that name and an equal configuration exists, its configuration object is returned.
     """
     if config.name != name:
         raise ApiError.STREAM_MISMATCH()
@@ -78,7 +78,7 @@ def validate_update(
     usage: Usage = NO_USAGE,
     consumers: Iterable[tuple[str, ConsumerConfig]] = (),
 ) -> StreamConfig:
-    """The configuration of the stream `name` after an update.
+    """Return the configuration of the stream `name` after an update.
 
     `usage` counts the other streams only; `consumers` are the stream's own, by name.
     """
@@ -106,20 +106,20 @@ def validate_update(
 
 
 def is_same(one: StreamConfig, other: StreamConfig) -> bool:
-    """Whether two configurations ask for the same, whatever the server noted in their metadata."""
+    """Return whether two configurations request the same, apart from the server's metadata."""
     return _for_comparison(one) == _for_comparison(other)
 
 
 def _for_comparison(config: StreamConfig) -> StreamConfig:
     comparable = copy_config(config)
     comparable.metadata = metadata.for_comparison(config.metadata)
-    # Only says which way the client asked for markers; their TTL says whether there are any.
+    # Only says how the client requested markers; their TTL says whether there are any.
     comparable.subject_delete_markers = None
     return comparable
 
 
 def check_overlap(config: StreamConfig, existing: StreamsByName) -> None:
-    """Refuse subjects that another stream takes."""
+    """Reject subjects that another stream has."""
     if not config.subjects:
         return
     for name, other in existing.items():
@@ -136,7 +136,7 @@ def validate_fields(
     strict: bool = False,
     limits: JetStreamLimits = NO_LIMITS,
 ) -> StreamConfig:
-    """Fill defaults and apply every rule that does not depend on create or update."""
+    """Fill in defaults and apply every rule that does not depend on create or update."""
     new_config = copy_config(config)
     apply_field_defaults(new_config, strict, limits)
     new_config.mirror_direct = sourcing.check_sourcing(new_config, existing, strict=strict)
@@ -147,7 +147,7 @@ def validate_fields(
 
 
 def _check_changes(old: StreamConfig, new: StreamConfig) -> None:
-    """Refuse what an update may not change, in the reference's order."""
+    """Reject what an update may not change, in nats-server's order."""
     prefix = "stream configuration update can not"
     if new.storage != old.storage:
         raise invalid_config(f"{prefix} change storage type")
@@ -171,7 +171,7 @@ def _check_changes(old: StreamConfig, new: StreamConfig) -> None:
 
 
 def _check_mirror_change(old: StreamConfig, new: StreamConfig) -> None:
-    """A mirror may be removed (promotion), or change the consumer it reads from, and nothing else."""
+    """Allow a mirror only to be removed (promotion) or to change the consumer it reads from."""
     if new.mirror is None:
         return
     if old.mirror is None:
