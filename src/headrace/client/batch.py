@@ -34,14 +34,14 @@ from headrace.client.response_mux import PendingAck
 if TYPE_CHECKING:
     from headrace.client.context import JetStream
 
-#: What a server takes in one batch, unless it is configured otherwise.
+#: Maximum number of messages in a batch, unless the server is configured otherwise.
 MAX_MESSAGES = 1000
-#: The API level of servers that know atomic batches (nats-server 2.12).
+#: The API level of servers that support atomic batches (nats-server 2.12).
 API_LEVEL = 2
 _ACK_EVERY = 100
 _WAIT_FOR_FIRST_FROM_BYTES = 64 * 1024
 
-#: The headers that may be the reason of an error which a server reports for the batch as a whole.
+#: Headers that can cause an error which a server reports for the batch as a whole.
 _HEADERS_BY_ERR_CODE: dict[int, frozenset[str]] = {
     10060: frozenset({m.EXPECTED_STREAM}),
     10071: frozenset({m.EXPECTED_SEQUENCE, m.EXPECTED_SUBJECT_SEQUENCE}),
@@ -54,13 +54,13 @@ _HEADERS_BY_ERR_CODE: dict[int, frozenset[str]] = {
     10201: frozenset({m.MSG_ID}),
 }
 _CHECKED_HEADERS = frozenset().union(*_HEADERS_BY_ERR_CODE.values())
-#: Errors of the message that is answered, whatever the batch: too large, stream sealed, stream without batches.
+#: Errors of the acknowledged message itself, whatever the batch: too large, stream sealed, stream without batches.
 _SINGLE_MESSAGE_ERRORS = {10054, 10109, 10174}
 
 
 @dataclass
 class BatchAck(PubAck):
-    """The acknowledgement of a batch: `seq` is the sequence of its last message, `count` how many were stored."""
+    """The acknowledgement of a batch: `seq` is the sequence of its last message, `count` the number of messages stored."""
 
     @property
     def batch(self) -> str:
@@ -125,7 +125,7 @@ class Batch:
         self._checked_members: list[tuple[Member, dict[str, str]]] = []
 
     def __len__(self) -> int:
-        """How many messages it has so far."""
+        """Return the number of messages so far."""
         return self._sent + (self._pending is not None)
 
     async def publish(
@@ -141,7 +141,7 @@ class Batch:
         msg_id: str | None = None,
         stream: str | None = None,
     ) -> int:
-        """Add a message; its position in the batch, from 1. The options are those of `Message`."""
+        """Add a message; return its position in the batch, from 1. The options are those of `Message`."""
         message = Message(
             subject,
             payload,
@@ -156,7 +156,7 @@ class Batch:
         return await self.add(message)
 
     async def add(self, message: Message) -> int:
-        """Add a message that was made before."""
+        """Add a `Message` object."""
         async with self._lock:
             self._check_open()
             try:
@@ -166,12 +166,12 @@ class Batch:
                     _PendingMessage(message.subject, message.payload, message.encode_headers())
                 )
             except BaseException:
-                # Going on without this message would store a part of what was meant to be whole.
+                # Continuing without this message would store only a part of the batch.
                 self._state = _BatchState.FAILED
                 raise
 
     async def commit(self) -> BatchAck | None:
-        """Store everything; None if the batch is empty."""
+        """Store everything; return None if the batch is empty."""
         async with self._lock:
             self._check_open()
             self._state = _BatchState.FAILED
@@ -184,13 +184,13 @@ class Batch:
             return self.ack
 
     async def abandon(self) -> None:
-        """Store nothing. The server is told, so that it does not keep the batch for its 10 s."""
+        """Store nothing. The server is notified, so that it does not keep the batch for its 10 s."""
         if self._state is not _BatchState.DONE:
             self._state = _BatchState.DONE
             await self._abandon_on_server()
 
     async def send_all(self, messages: list[Message]) -> BatchAck:
-        """Everything in one go, with one round trip where little is at stake."""
+        """Send all messages and commit, with one round trip if the batch is small."""
         if not messages:
             raise ValueError("a batch needs at least one message")
         if len(messages) > self._limit:
@@ -254,14 +254,14 @@ class Batch:
         await self._check_acks(*earlier)
 
     async def _require_support(self) -> None:
-        """An older server would store the first message like any other."""
+        """Raise LevelTooLow for an older server, which would store the first message like any other."""
         if self._sent == 0 and (level := await self._js.api_level()) is not None and level < API_LEVEL:
             raise LevelTooLow.refuse(f"atomic batches need API level {API_LEVEL}, the server has {level}")
 
     async def _send_for_ack(
         self, member: Member, pending: _PendingMessage, *, commit: bool = False
     ) -> PendingAck:
-        """Send a message that wants an answer."""
+        """Send a message that requests a reply."""
         headers = self._with_batch_headers(member.position, pending.headers)
         if commit:
             headers[m.BATCH_COMMIT] = "1"
@@ -278,7 +278,7 @@ class Batch:
         return {**headers, m.BATCH_ID: self.id, m.BATCH_SEQUENCE: str(position)}
 
     async def _check_acks(self, *members: Member) -> None:
-        """Answers to members are empty, or say what is wrong with them."""
+        """Check replies to members: they are empty, or contain an error."""
         for member in members:
             pending_ack = self._pending_acks.pop(member)
             try:
@@ -322,12 +322,12 @@ class Batch:
             await self._js.connection.publish(self._first_subject, b"", headers=headers)
 
     def _attribute_error(self, error: JetStreamError, acked_member: Member) -> None:
-        """Name the member that was refused, or those that it may have been."""
+        """Name the member that was rejected, or the candidates."""
         if error.err_code in _SINGLE_MESSAGE_ERRORS or acked_member.position == 1:
             error.member = acked_member
             return
         reasons = _HEADERS_BY_ERR_CODE.get(error.err_code or 0, frozenset())
-        # Who expected the sequence that the server has is not the one who expected another.
+        # A member that expected the actual sequence cannot be the cause.
         matching_value = str(error.actual) if isinstance(error, WrongLastSequence) else None
         error.candidates = tuple(
             member
@@ -343,5 +343,5 @@ def make_too_large_error(limit: int = MAX_MESSAGES) -> BatchTooLarge:
 
 
 def to_messages(messages: Iterable[Message | tuple[Any, ...]]) -> list[Message]:
-    """Messages, or tuples (subject, payload) or (subject, payload, headers), as messages."""
+    """Convert messages, or tuples (subject, payload) or (subject, payload, headers), to messages."""
     return [each if isinstance(each, Message) else Message(*each) for each in messages]

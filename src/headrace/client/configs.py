@@ -29,7 +29,7 @@ _NANOSECONDS = 1_000_000_000
 
 @dataclass
 class Placement(api.Placement):
-    """Where a stream's copies live; `preferred` is the server that should lead."""
+    """Where a stream's replicas are placed; `preferred` is the server that should lead."""
 
     preferred: str | None = None
 
@@ -38,8 +38,8 @@ class Placement(api.Placement):
 class StreamConsumerSource(api.StreamConsumerSource):
     """The durable consumer that a mirror or source reads from.
 
-    Made by the user beforehand (`name` and `deliver_subject`; see `create_sourcing_consumer`), or, on servers that
-    know it, by the sourcing server itself (`name` and `server_managed=True`).
+    Created by the user beforehand (`name` and `deliver_subject`; see `create_sourcing_consumer`), or, on servers that
+    support it, by the sourcing server itself (`name` and `server_managed=True`).
     """
 
     name: str = ""
@@ -49,7 +49,7 @@ class StreamConsumerSource(api.StreamConsumerSource):
 
 @dataclass
 class StreamSource(api.StreamSource):
-    """An upstream stream of a mirror or source, as programs write it; `jetstream_api.configs.StreamSource` is the API's."""
+    """An upstream of a mirror or source, for programs; `jetstream_api.configs.StreamSource` is the API's."""
 
     @classmethod
     def from_response(cls, resp: dict[str, Any]) -> StreamSource:
@@ -61,7 +61,7 @@ class StreamSource(api.StreamSource):
 
 @dataclass
 class StreamSourceInfo(api.StreamSourceInfo):
-    """How far a mirror or source is; `seq` is the last sequence it has of the origin."""
+    """How far a mirror or source is; `seq` is the last upstream sequence it has."""
 
     seq: int | None = None
     filter_subject: str | None = None
@@ -77,7 +77,7 @@ class StreamSourceInfo(api.StreamSourceInfo):
 
 @dataclass
 class StreamConfig(api.StreamConfig):
-    """A stream's configuration; nats-py's own, with its parts in their full form."""
+    """A stream's configuration: nats-py's, with all fields of its parts."""
 
     @classmethod
     def from_response(cls, resp: dict[str, Any]) -> StreamConfig:

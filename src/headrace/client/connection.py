@@ -13,7 +13,7 @@ class Client(nats.aio.client.Client):
     """A connection; everything else is nats-py's."""
 
     def jetstream(self, **opts: Any) -> JetStream:
-        """A JetStream context; options `prefix`, `domain`, `timeout` in seconds and nats-py's others."""
+        """Return a JetStream context; options `prefix`, `domain`, `timeout` in seconds and nats-py's others."""
         return JetStream(self, **opts)
 
 
@@ -39,5 +39,5 @@ async def connect(servers: str | list[str] = "nats://127.0.0.1:4222", **options:
 
 
 def jetstream(connection: nats.aio.client.Client, **options: Any) -> JetStream:
-    """A JetStream context on a connection that nats-py made."""
+    """Return a JetStream context on a connection made with nats-py."""
     return JetStream(connection, **options)

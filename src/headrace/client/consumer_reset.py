@@ -32,7 +32,7 @@ async def reset_consumer(
     try:
         response = await js.api_request(f"CONSUMER.RESET.{stream}.{consumer}", body, timeout=timeout)
     except NoAnswer:
-        # nats-server leaves a reset of what does not exist without an answer; asking for it says what is missing.
+        # nats-server does not reply to a reset of something that does not exist; an info request shows what is missing.
         await js.consumer_info(stream, consumer)
         raise
     reset_seq = response.pop("reset_seq")

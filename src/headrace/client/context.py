@@ -56,24 +56,24 @@ class JetStream(JetStreamContext):
 
     @property
     def timeout(self) -> float:
-        """How long requests wait for their answers, in seconds."""
+        """How long requests wait for their replies, in seconds."""
         return self._timeout
 
     async def api_request(
         self, call: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Call the JetStream API (`"STREAM.INFO.ORDERS"`); the answer, or the error under its name."""
+        """Call the JetStream API (`"STREAM.INFO.ORDERS"`); return the response, or raise its error as a named class."""
         data = json.dumps(body).encode() if body else b""
         seconds = self._timeout if timeout is None else timeout
         return await self._api_request(f"{self._prefix}.{call}", data, timeout=seconds)
 
     async def _api_request(self, req_subject: str, req: bytes = b"", timeout: float = 5) -> dict[str, Any]:
-        """What all of nats-py's methods call, so that their errors have names too."""
+        """Called by all of nats-py's methods, so that their errors are named classes too."""
         with translate_nats_errors(req_subject):
             return await super()._api_request(req_subject, req, timeout)
 
     async def api_level(self) -> int | None:
-        """The server's JetStream API level; None if the server does not tell."""
+        """Return the server's JetStream API level; None if the server does not report it."""
         if self._api_level is None:
             try:
                 self._api_level = (await self.account_info()).api.level or 0
@@ -114,10 +114,10 @@ class JetStream(JetStreamContext):
             return await super().publish(subject, payload, timeout, headers=message.encode_headers() or None)
 
     def batch(self, **options: Any) -> Batch:
-        """An atomic batch, as a context: `async with js.batch() as batch: await batch.publish(...)`.
+        """Return an atomic batch, as a context: `async with js.batch() as batch: await batch.publish(...)`.
 
-        Options: `ack_every` (an answer is asked for every so many messages, which bounds what is under way), `timeout`
-        in seconds, `limit` (the messages a server takes in a batch).
+        Options: `ack_every` (request a reply every so many messages, which bounds the number in flight), `timeout` in
+        seconds, `limit` (the maximum number of messages in a batch).
         """
         return Batch(self, **options)
 
@@ -126,7 +126,7 @@ class JetStream(JetStreamContext):
     ) -> BatchAck:
         """Store messages as one atomic batch; tuples are (subject, payload) or (subject, payload, headers).
 
-        Options as for `batch`. More messages than a batch takes are refused before anything is sent.
+        Options as for `batch`. Too many messages for one batch are rejected before anything is sent.
         """
         return await Batch(self, **options).send_all(to_messages(messages))
 
@@ -135,7 +135,9 @@ class JetStream(JetStreamContext):
     async def create_key_value(
         self, config: BucketConfig | api.KeyValueConfig | None = None, **params: Any
     ) -> KeyValue:
-        """Create a bucket; the options are those of `BucketConfig`. One that exists alike is taken as it is."""
+        """Create a bucket; the options are those of `BucketConfig`. An existing one with the same configuration is
+        returned.
+        """
         bucket = kv_config.make_config(config, params)
         stream = bucket.to_stream_config()
         if bucket.limit_markers:
@@ -149,7 +151,7 @@ class JetStream(JetStreamContext):
         return KeyValue(self, bucket.bucket, StreamInfo.from_response(info))
 
     async def key_value(self, bucket: str) -> KeyValue:
-        """An existing bucket; `BucketNotFound` if there is none."""
+        """Return an existing bucket; raise `BucketNotFound` if there is none."""
         try:
             info = await self.stream_info(kv_config.stream_name_for(check_bucket(bucket)))
         except StreamNotFound as error:
@@ -161,9 +163,9 @@ class JetStream(JetStreamContext):
         return KeyValue(self, bucket, info)
 
     async def update_key_value(self, bucket: str, **changes: Any) -> KeyValue:
-        """Change options of a bucket and leave the others: `update_key_value("b", limit_markers="1h")`.
+        """Change some options of a bucket: `update_key_value("b", limit_markers="1h")`.
 
-        Limit markers can be enabled and changed, not disabled.
+        Limit markers can be enabled and changed, but not disabled.
         """
         name = kv_config.stream_name_for(check_bucket(bucket))
         try:
@@ -187,12 +189,12 @@ class JetStream(JetStreamContext):
         return bool(response["success"])
 
     async def key_value_names(self) -> list[str]:
-        """The names of all buckets."""
+        """Return the names of all buckets."""
         names = [name async for name in self._iter_listing("STREAM.NAMES", "streams")]
         return [bucket for name in names if (bucket := kv_config.parse_bucket_name(name)) is not None]
 
     async def key_value_statuses(self) -> list[BucketStatus]:
-        """The status of every bucket."""
+        """Return the status of every bucket."""
         infos = await self.streams_info()
         named_infos = [(info, kv_config.parse_bucket_name(str(info.config.name))) for info in infos]
         return [BucketStatus(info, bucket) for info, bucket in named_infos if bucket is not None]
@@ -210,7 +212,7 @@ class JetStream(JetStreamContext):
         return await self._create_or_update_stream("CREATE", config, params)
 
     async def update_stream(self, /, config: api.StreamConfig | None = None, **params: Any) -> StreamInfo:
-        """Change a stream's configuration to this one."""
+        """Replace a stream's configuration with this one."""
         return await self._create_or_update_stream("UPDATE", config, params)
 
     async def _create_or_update_stream(
@@ -224,12 +226,12 @@ class JetStream(JetStreamContext):
         )
 
     async def stream_info(self, name: str, subjects_filter: str | None = None) -> StreamInfo:
-        """A stream's configuration and state."""
+        """Return a stream's configuration and state."""
         body = {"subjects_filter": subjects_filter} if subjects_filter else None
         return StreamInfo.from_response(await self.api_request(f"STREAM.INFO.{name}", body))
 
     async def streams_info(self, offset: int = 0) -> list[StreamInfo]:  # type: ignore[override]
-        """All streams, from an offset on."""
+        """Return all streams, from an offset on."""
         listing = self._iter_listing("STREAM.LIST", "streams", offset)
         return [StreamInfo.from_response(info) async for info in listing]
 
@@ -241,7 +243,7 @@ class JetStream(JetStreamContext):
         timeout: float | None = None,
         **params: Any,
     ) -> ConsumerInfo:
-        """Create a consumer, or update one that exists."""
+        """Create a consumer, or update an existing one."""
         config = (config or api.ConsumerConfig()).evolve(**params)
         call = f"CONSUMER.CREATE.{stream}"
         if name := config.name or config.durable_name:
@@ -252,16 +254,16 @@ class JetStream(JetStreamContext):
         return ConsumerInfo.from_response(await self.api_request(call, body, timeout=timeout))
 
     async def consumer_info(self, stream: str, consumer: str, timeout: float | None = None) -> ConsumerInfo:
-        """A consumer's configuration and state."""
+        """Return a consumer's configuration and state."""
         response = await self.api_request(f"CONSUMER.INFO.{stream}.{consumer}", timeout=timeout)
         return ConsumerInfo.from_response(response)
 
     async def reset_consumer(
         self, stream: str, consumer: str, seq: int | None = None, timeout: float | None = None
     ) -> ConsumerReset:
-        """Let a consumer deliver again: from its ack floor on, or from a sequence of the stream.
+        """Reset a consumer to deliver again from its ack floor, or from a sequence of the stream.
 
-        Its delivery count begins anew with 1. `InvalidReset` if its deliver policy does not allow the sequence.
+        Its delivery count starts again with 1. Raises `InvalidReset` if its deliver policy does not allow the sequence.
         """
         return await reset_consumer(self, stream, consumer, seq, timeout)
 
@@ -277,10 +279,10 @@ class JetStream(JetStreamContext):
         start_time: datetime | None = None,
         **options: Any,
     ) -> ConsumerInfo:
-        """Create the durable consumer that a mirror or source on another stream reads `stream` through.
+        """Create the durable consumer through which a mirror or source on another stream reads `stream`.
 
         More options: `deliver_policy`, `replay_policy`, `max_ack_pending`, `description`, `metadata`.
-        `sourcing.source_through(info)` is what the sourcing stream then needs in its configuration.
+        `sourcing_consumer.source_through(info)` makes the entry for the sourcing stream's configuration.
         """
         return await sourcing_consumer.create_sourcing_consumer(
             self,
@@ -294,7 +296,7 @@ class JetStream(JetStreamContext):
         )
 
     async def _iter_listing(self, call: str, part: str, offset: int = 0) -> AsyncIterator[Any]:
-        """The parts of a listing, page by page."""
+        """Yield the items of a listing, page by page."""
         while True:
             page = await self.api_request(call, {"offset": offset})
             items = page.get(part) or []

@@ -16,7 +16,7 @@ NEVER = "never"
 
 
 def parse_ttl_ns(duration: Duration, name: str = "ttl") -> int:
-    """Its nanoseconds; ValueError if it is shorter than a second, which no server accepts."""
+    """Return nanoseconds; raise ValueError if shorter than a second, which no server accepts."""
     nanoseconds = parse_duration_ns(duration)
     if nanoseconds < SECOND_NS:
         raise ValueError(f"{name}={duration!r} is too short: at least one second")
@@ -24,7 +24,7 @@ def parse_ttl_ns(duration: Duration, name: str = "ttl") -> int:
 
 
 def parse_optional_ns(duration: Duration | None, name: str) -> int:
-    """Its nanoseconds; 0 for None and 0, which mean none."""
+    """Return nanoseconds; 0 for None and 0, which mean none."""
     if duration is None or duration == 0:
         return 0
     nanoseconds = parse_duration_ns(duration)
@@ -34,7 +34,7 @@ def parse_optional_ns(duration: Duration | None, name: str) -> int:
 
 
 def format_ttl(ttl: Duration) -> str:
-    """The value of a `Nats-TTL` header, in the shortest Go form: 3600 is "1h", timedelta(seconds=90) is "1m30s"."""
+    """Return the value of a `Nats-TTL` header, in the shortest Go form: 3600 is "1h", timedelta(seconds=90) is "1m30s"."""
     if ttl == NEVER:
         return NEVER
     seconds = -(-parse_ttl_ns(ttl) // SECOND_NS)

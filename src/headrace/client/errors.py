@@ -25,10 +25,9 @@ class Member(NamedTuple):
 
 
 class JetStreamError(HeadraceError, theirs.APIError):
-    """A server refused a request; `code`, `err_code` and `description` are its answer.
+    """A server rejected a request; `code`, `err_code` and `description` are from its response.
 
-    In a batch, `member` is the message that was refused where that is certain, and `candidates` are those that
-    it may have been.
+    In a batch, `member` is the rejected message if that is certain, and `candidates` are those that it may have been.
     """
 
     CODE: ClassVar[int] = 0
@@ -43,7 +42,7 @@ class JetStreamError(HeadraceError, theirs.APIError):
 
     @classmethod
     def refuse(cls, description: str) -> Self:
-        """The same error, found before anything was sent."""
+        """Make the same error, found before anything was sent."""
         return cls(cls.CODE, cls.ERR_CODE, description)
 
     def __str__(self) -> str:
@@ -62,7 +61,7 @@ class JetStreamError(HeadraceError, theirs.APIError):
 
 
 class BadRequest(JetStreamError, theirs.BadRequestError):
-    """The request cannot be served as it is (400)."""
+    """The request is invalid (400)."""
 
     CODE = 400
 
@@ -74,13 +73,13 @@ class NotFound(JetStreamError, theirs.NotFoundError):
 
 
 class ServerFault(JetStreamError, theirs.ServerError):
-    """The server could not do it (500); a configuration that it refuses is among these."""
+    """The server failed (500); this includes rejected configurations."""
 
     CODE = 500
 
 
 class Unavailable(JetStreamError, theirs.ServiceUnavailableError):
-    """The server cannot do it now (503)."""
+    """The server cannot serve the request now (503)."""
 
     CODE = 503
 
@@ -93,26 +92,26 @@ class WrongLastSequence(BadRequest):
 
     @property
     def actual(self) -> int | None:
-        """The sequence that the server has, where it says so."""
+        """The sequence that the server has, if it reports it."""
         found = re.search(r": (\d+)$", self.description or "")
         return int(found[1]) if found else None
 
 
 class WrongRevision(WrongLastSequence, theirs.KeyWrongLastSequenceError):
-    """The key has another revision than the expected one."""
+    """The key's revision is not the expected one."""
 
     remedy = "get the key again and retry with its revision"
 
 
 class KeyExists(WrongRevision):
-    """create() found a value; `revision` is that of the value where one key was asked for."""
+    """create() found a value; `revision` is its revision if a single key was created."""
 
     remedy = "use put() or update() to change a key that exists"
     revision: int | None = None
 
 
 class KeyNotFound(NotFound, theirs.KeyNotFoundError):
-    """The key has no value: never written, deleted, purged or expired. `entry` is the marker that says so."""
+    """The key has no value: never written, deleted, purged or expired. `entry` is its marker, if there is one."""
 
     ERR_CODE = 10037
 
@@ -166,14 +165,14 @@ class InvalidReset(BadRequest, theirs.ConsumerInvalidResetError):
 
 
 class InvalidTTL(BadRequest):
-    """The server does not read the TTL."""
+    """The server cannot parse the TTL."""
 
     ERR_CODE = 10165
     remedy = 'write at least one second, for example 90, "1m30s" or timedelta(minutes=1)'
 
 
 class TTLDisabled(BadRequest):
-    """The stream takes no TTL for single messages."""
+    """The stream does not allow TTLs for single messages."""
 
     ERR_CODE = 10166
     remedy = "set allow_msg_ttl on the stream, or limit_markers on the bucket with update_key_value()"
@@ -187,14 +186,14 @@ class MessageTooLarge(BadRequest):
 
 
 class StreamFull(Unavailable):
-    """The stream refuses new messages because one of its limits is reached."""
+    """The stream rejects new messages because one of its limits is reached."""
 
     ERR_CODE = 10077
     remedy = "delete or purge something, or raise max_bytes or max_msgs"
 
 
 class StreamMismatch(BadRequest):
-    """The subject belongs to another stream than the expected one."""
+    """The subject belongs to a stream other than the expected one."""
 
     ERR_CODE = 10060
 
@@ -207,7 +206,7 @@ class RollupRefused(ServerFault):
 
 
 class InvalidConfig(ServerFault):
-    """The configuration is refused."""
+    """The configuration is rejected."""
 
     ERR_CODE = 10052
 
@@ -220,7 +219,7 @@ class MissingSubjectSequence(BadRequest):
 
 
 class LevelTooLow(JetStreamError):
-    """The server's API is older than what was asked for."""
+    """The server's API is older than the request requires."""
 
     CODE = 412
     ERR_CODE = 10185
@@ -238,7 +237,7 @@ class LimitMarkersPermanent(BadRequest):
 
 
 class AtomicDisabled(BadRequest):
-    """The stream takes no atomic batches."""
+    """The stream does not allow atomic batches."""
 
     ERR_CODE = 10174
     remedy = "set allow_atomic on the stream, or on the bucket with update_key_value()"
@@ -254,7 +253,7 @@ class BatchIncomplete(BadRequest):
 
 
 class BatchTooLarge(BadRequest):
-    """More messages than a server takes in one batch."""
+    """More messages than a server accepts in one batch."""
 
     ERR_CODE = 10199
     remedy = "divide it"
@@ -282,7 +281,7 @@ class TooManyBatches(JetStreamError):
 
 
 class BatchClosed(HeadraceError):
-    """The batch is committed or abandoned; begin another one."""
+    """The batch is committed or abandoned; start another one."""
 
 
 class NoStream(HeadraceError, theirs.NoStreamResponseError):
@@ -297,14 +296,14 @@ class NoStream(HeadraceError, theirs.NoStreamResponseError):
 
 
 class NoAnswer(HeadraceError, nats.errors.TimeoutError):
-    """The server did not answer in time; whether it acted is unknown."""
+    """The server did not reply in time; whether it acted is unknown."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else "no answer in time"
 
 
 class OutcomeUnknown(NoAnswer):
-    """A commit was not answered in time: the batch is stored whole, or not at all.
+    """There was no reply to a commit in time: the batch is stored completely, or not at all.
 
     Send it again with expected sequences or message ids, which make the second one fail if the first was stored.
     """
@@ -316,7 +315,7 @@ def _iter_subclasses(kind: type[JetStreamError]) -> Iterator[type[JetStreamError
         yield from _iter_subclasses(child)
 
 
-#: Parents come first, so that a code means the general name and callers choose the special one.
+#: Parents come first, so that a code maps to the general class and callers choose the specific one.
 _CLASS_BY_ERR_CODE: dict[int, type[JetStreamError]] = {10164: WrongLastSequence}
 for _kind in _iter_subclasses(JetStreamError):
     if "ERR_CODE" in vars(_kind) and _kind is not KeyNotFound:
@@ -330,14 +329,14 @@ _CLASS_BY_CODE: dict[int, type[JetStreamError]] = {
 
 
 def make_error(response: dict[str, Any]) -> JetStreamError:
-    """The named error of an API error object `{"code", "err_code", "description"}`."""
+    """Return the named error of an API error object `{"code", "err_code", "description"}`."""
     code, err_code = int(response.get("code") or 0), int(response.get("err_code") or 0)
     kind = _CLASS_BY_ERR_CODE.get(err_code) or _CLASS_BY_CODE.get(code, JetStreamError)
     return kind(code, err_code, str(response.get("description") or "the server refused without a reason"))
 
 
 def translate_error(error: JetStreamError, kind: type[JetStreamError]) -> JetStreamError:
-    """The same answer under a more special name."""
+    """Return the same response as a more specific class."""
     translated = kind(error.code, error.err_code, error.description)
     translated.member, translated.candidates = error.member, error.candidates
     return translated
@@ -345,7 +344,7 @@ def translate_error(error: JetStreamError, kind: type[JetStreamError]) -> JetStr
 
 @contextmanager
 def translate_nats_errors(target: str = "the request") -> Iterator[None]:
-    """What nats-py raises inside leaves under its Headrace name."""
+    """Translate nats-py's exceptions to Headrace's."""
     try:
         yield
     except HeadraceError:

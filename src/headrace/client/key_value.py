@@ -69,7 +69,7 @@ class KeyValue(NatsKeyValue):
         return self._js
 
     async def get(self, key: str, revision: int | None = None, validate_keys: bool = True) -> Entry:
-        """The last entry of the key, or the one of a revision; `KeyNotFound` if the key has no value there."""
+        """Return the last entry of the key, or that of a revision; raise `KeyNotFound` if the key has no value there."""
         if validate_keys:
             check_key(key)
         entry = await self.last(key, revision)
@@ -80,10 +80,10 @@ class KeyValue(NatsKeyValue):
         return entry
 
     async def last(self, key: str, revision: int | None = None, *, from_leader: bool = False) -> Entry | None:
-        """The last entry of the key, be it a value or a marker; None if there is none.
+        """Return the last entry of the key, value or marker; None if there is none.
 
-        Any replica or mirror may answer, and may be behind. With `from_leader` only the stream's leader does: what a
-        write depends on has to be asked so.
+        Any replica or mirror may reply, and may lag. With `from_leader` only the stream's leader does: use it when a
+        write depends on the result.
         """
         subject = self._pre + key
         try:
@@ -99,15 +99,15 @@ class KeyValue(NatsKeyValue):
             raise self._make_bucket_not_found() from error
         if message.subject != subject:
             return None
-        # A marker for an unknown reason still says that the key is gone.
+        # A marker with an unknown reason still means that the key is gone.
         operation = parse_operation(message.headers) or Operation.PURGE
         created = message.time or datetime.now(UTC)
         return Entry(self._name, key, message.data or b"", message.seq or 0, 0, created, operation)
 
     async def put(self, key: str, value: bytes, validate_keys: bool = True) -> int:
-        """Store a value whatever was there; its revision.
+        """Store a value whatever was there; return its revision.
 
-        There is no TTL here: when it ended, an older revision would come back. `create` takes one.
+        There is no TTL here: when it expired, an older revision would come back. `create` accepts one.
         """
         return await self._write(key, value, {}, validate_keys)
 
@@ -120,7 +120,7 @@ class KeyValue(NatsKeyValue):
         *,
         ttl: Duration | None = None,
     ) -> int:
-        """Store a value if the key has none; its revision. With a `ttl` the key is gone after that time.
+        """Store a value if the key has none; return its revision. With a `ttl` the key is gone after that time.
 
         Raises `KeyExists`, or `TTLDisabled` if the bucket has no limit markers.
         """
@@ -131,7 +131,7 @@ class KeyValue(NatsKeyValue):
             entry = await self.last(key, from_leader=True)
             if entry and not entry.deleted:
                 raise _make_key_exists(key, entry.revision, error) from error
-        # A tombstone or marker is the last revision, if it is still there: what is written next takes its place.
+        # A tombstone or marker, if it still exists, is the last revision: the new value replaces it.
         last = entry.revision if entry else 0
         try:
             return await self._write(key, value, headers | {m.EXPECTED_SUBJECT_SEQUENCE: str(last)})
@@ -141,7 +141,7 @@ class KeyValue(NatsKeyValue):
     async def update(
         self, key: str, value: bytes, last: int | None = None, validate_keys: bool = True
     ) -> int:
-        """Store a value if `last` is the key's revision (0 or None: it has none); `WrongRevision` if not."""
+        """Store a value if `last` is the key's revision (0 or None: it has none); raise `WrongRevision` if not."""
         return await self._write(key, value, {m.EXPECTED_SUBJECT_SEQUENCE: str(last or 0)}, validate_keys)
 
     async def delete(
@@ -151,7 +151,7 @@ class KeyValue(NatsKeyValue):
         validate_keys: bool = True,
         msg_ttl: Duration | None = None,
     ) -> bool:
-        """Mark the key as deleted, if `last` is its revision where given; its history stays."""
+        """Mark the key as deleted, if `last` (when given) is its revision; its history stays."""
         if msg_ttl is not None:
             raise TypeError("delete() takes no TTL: purge(key, ttl=...) removes the key and then its marker")
         await self._write(
@@ -168,7 +168,7 @@ class KeyValue(NatsKeyValue):
         last: int | None = None,
         validate_keys: bool = True,
     ) -> bool:
-        """Remove the key with its history, if `last` is its revision where given.
+        """Remove the key with its history, if `last` (when given) is its revision.
 
         A marker stays for watchers; with a `ttl` the marker is gone too after that time, and nothing is left.
         """
@@ -178,21 +178,23 @@ class KeyValue(NatsKeyValue):
         return True
 
     async def put_many(self, values: Mapping[str, bytes]) -> dict[str, int]:
-        """Store several keys, all or none; their revisions. The bucket needs `allow_atomic`."""
+        """Store several keys, all or none; return their revisions. The bucket needs `allow_atomic`."""
         return await kv_batch.put_many(self, values)
 
     async def update_many(self, values: Mapping[str, tuple[bytes, int]]) -> dict[str, int]:
-        """Store several keys if each has the revision given with it, all or none; their new revisions."""
+        """Store several keys if each has the given revision, all or none; return their new revisions."""
         return await kv_batch.update_many(self, values)
 
     async def create_many(
         self, values: Mapping[str, bytes], *, ttl: Duration | None = None
     ) -> dict[str, int]:
-        """Store several keys if none of them has a value, all or none; their revisions."""
+        """Store several keys if none of them has a value, all or none; return their revisions."""
         return await kv_batch.create_many(self, values, await self._ttl_headers(ttl))
 
     async def history(self, key: str) -> list[Entry]:  # type: ignore[override]
-        """Every stored entry of the key, oldest first, with its deletes and markers; `NoKeys` if there is none."""
+        """Return every stored entry of the key, oldest first, with its deletes and markers; raise `NoKeys` if there is
+        none.
+        """
         async with await self.watch(check_key(key), include_history=True) as watcher:
             entries = await watcher.initial()
         if not entries:
@@ -200,7 +202,9 @@ class KeyValue(NatsKeyValue):
         return entries
 
     async def keys(self, /, filters: Sequence[str] | None = None, **kwargs: Any) -> list[str]:
-        """The keys that have a value, or those that match one of the filters ("orders.*"); `NoKeys` if none does."""
+        """Return the keys that have a value and match one of the filters ("orders.*"); raise `NoKeys` if there are
+        none.
+        """
         options = {"ignore_deletes": True, "meta_only": True, **kwargs}
         async with await self.watch(filters or ">", **options) as watcher:
             entries = await watcher.initial()
@@ -219,13 +223,13 @@ class KeyValue(NatsKeyValue):
             markers = [entry for entry in await watcher.initial() if entry.deleted]
         for entry in markers:
             is_young = not purge_all and datetime.now(UTC) - entry.created < limit
-            # Up to the marker that was seen: what is put meanwhile stays.
+            # Up to the marker that was seen: values stored meanwhile stay.
             end = entry.revision if is_young else entry.revision + 1
             await self._js.purge_stream(self._stream, subject=self._pre + entry.key, seq=end)
         return True
 
     async def status(self) -> BucketStatus:
-        """State and configuration now."""
+        """Return the current state and configuration."""
         with translate_nats_errors(f"the status of bucket {self._name!r}"):
             self._last_status = BucketStatus(await self._js.stream_info(self._stream), self._name)
         return self._last_status
@@ -259,13 +263,13 @@ class KeyValue(NatsKeyValue):
         return await self.watch(">", **kwargs)
 
     async def get_cached_status(self, *, required: str) -> BucketStatus:
-        """What is known of the bucket; asked for again if it lacks what is wanted, which may have been enabled."""
+        """Return the cached status; request it again if it lacks `required`, which may have been enabled meanwhile."""
         if not getattr(self._last_status, required):
             await self.status()
         return self._last_status
 
     def subject(self, key: str) -> str:
-        """Where the key is written."""
+        """Return the subject to which the key is written."""
         return self._write_prefix + check_key(key)
 
     async def _write(
@@ -303,7 +307,9 @@ def _make_revision_headers(last: int | None) -> dict[str, str]:
 
 
 def _get_prefixes(bucket: str, config: api.StreamConfig) -> tuple[str, str]:
-    """Where keys are read and where they are written: a mirror has its origin's subjects and takes no writes."""
+    """Return where keys are read and where they are written: a mirror has its upstream's subjects and accepts no
+    writes.
+    """
     if not config.mirror:
         return subject_prefix_for(bucket), subject_prefix_for(bucket)
     upstream_prefix = subject_prefix_for(parse_bucket_name(config.mirror.name) or config.mirror.name)

@@ -57,7 +57,7 @@ async def create_many(
 
 
 async def _find_tombstones(kv: KeyValue, keys: Iterable[str], error: WrongLastSequence) -> dict[str, int]:
-    """The revisions of keys that are deleted; a key that has a value is what the error is about."""
+    """Return the revisions of deleted keys; raise the error for a key that has a value."""
     entries = await _get_last_entries(kv, keys)
     existing = [key for key, entry in entries.items() if not entry.deleted]
     if existing:
@@ -68,7 +68,7 @@ async def _find_tombstones(kv: KeyValue, keys: Iterable[str], error: WrongLastSe
 async def _make_wrong_revision(
     kv: KeyValue, expected: Mapping[str, int], error: WrongLastSequence
 ) -> WrongRevision:
-    """The error with the keys whose revisions are not the expected ones, as far as they still show."""
+    """Return the error with the keys whose revisions are not the expected ones, as far as that can still be seen."""
     entries = await _get_last_entries(kv, expected)
     actual = {key: entries[key].revision if key in entries else 0 for key in expected}
     mismatched = {key: expected[key] for key in expected if actual[key] != expected[key]}

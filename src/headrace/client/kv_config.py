@@ -18,7 +18,7 @@ from headrace.client.kv_entry import check_bucket
 from headrace.deprecation import RenamedAttribute
 
 MAX_HISTORY = 64
-#: The API level of servers that know limit markers (nats-server 2.11).
+#: The API level of servers that support limit markers (nats-server 2.11).
 LIMIT_MARKERS_API_LEVEL = 1
 _STREAM_PREFIX = "KV_"
 _DUPLICATE_WINDOW_NS = 120 * SECOND_NS
@@ -29,7 +29,7 @@ def stream_name_for(bucket: str) -> str:
 
 
 def parse_bucket_name(stream: str) -> str | None:
-    """The bucket that a stream is, by its name."""
+    """Return the bucket of a stream, by its name."""
     return stream.removeprefix(_STREAM_PREFIX) if stream.startswith(_STREAM_PREFIX) else None
 
 
@@ -39,10 +39,10 @@ def subject_prefix_for(bucket: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketConfig:
-    """What a bucket is made with.
+    """Configuration of a bucket.
 
-    `limit_markers` is how long the server keeps a marker in place of a key that expired, so that watchers hear of it;
-    it also allows a TTL for single keys. `allow_atomic` allows several keys to change together. `mirror` and `sources`
+    `limit_markers` is how long the server keeps a marker in place of an expired key, so that watchers are notified; it
+    also enables a TTL for single keys. `allow_atomic` allows several keys to change together. `mirror` and `sources`
     are names of buckets, or `StreamSource`s.
     """
 
@@ -67,7 +67,7 @@ class BucketConfig:
     stream = RenamedAttribute("to_stream_config")
 
     def to_stream_config(self) -> dict[str, Any]:
-        """The configuration of its stream, as it is sent."""
+        """Return the configuration of its stream, as it is sent."""
         config: dict[str, Any] = {
             "name": stream_name_for(check_bucket(self.bucket)),
             "retention": "limits",
@@ -89,7 +89,7 @@ class BucketConfig:
 
 
 def make_config(config: BucketConfig | api.KeyValueConfig | None, params: Mapping[str, Any]) -> BucketConfig:
-    """A configuration from an object, from keywords, or from nats-py's object and names."""
+    """Make a configuration from an object, from keywords, or from nats-py's object and names."""
     values: dict[str, Any] = {}
     if config is not None:
         values = {field.name: getattr(config, field.name) for field in fields(config)}
@@ -103,7 +103,7 @@ def make_config(config: BucketConfig | api.KeyValueConfig | None, params: Mappin
 
 
 def apply_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A stream's configuration with options of the bucket changed."""
+    """Return a stream's configuration with bucket options changed."""
     unknown = changes.keys() - _OPTION_ENCODERS.keys()
     if unknown:
         raise TypeError(
@@ -116,7 +116,7 @@ def apply_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
         bucket = parse_bucket_name(config["name"])
         raise LimitMarkersPermanent.refuse(f"limit markers of bucket {bucket!r} cannot be disabled")
     if age := result.get("max_age"):
-        # The server refuses a window longer than the age, and picks one itself if none is given.
+        # The server rejects a window longer than the age, and chooses one itself if none is given.
         result["duplicate_window"] = min(_DUPLICATE_WINDOW_NS, age)
     return result
 
@@ -148,7 +148,7 @@ def _make_encoder(
     return lambda value: {name: convert(value)}
 
 
-#: An option of a bucket, and what it sets in the stream's configuration.
+#: Bucket options, and the stream fields that they set.
 _OPTION_ENCODERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "description": _make_encoder("description"),
     "history": _encode_history,
@@ -173,7 +173,7 @@ def encode_mirror(mirror: api.StreamSource | str) -> dict[str, Any]:
 
 
 def encode_source(source: api.StreamSource | str, bucket: str) -> dict[str, Any]:
-    """A source whose keys become keys of this bucket, unless it says otherwise."""
+    """Encode a source whose keys become keys of this bucket, unless it says otherwise."""
     result = encode_mirror(source)
     if not result.get("subject_transforms"):
         source_prefix = subject_prefix_for(parse_bucket_name(result["name"]) or result["name"])
@@ -189,7 +189,7 @@ class BucketStatus(NatsKeyValue.BucketStatus):
 
     @property
     def limit_marker_ttl(self) -> float:
-        """How long markers are kept, in seconds; 0: the bucket has none."""
+        """How long markers are kept, in seconds; 0 if the bucket has none."""
         return self.stream_info.config.subject_delete_marker_ttl or 0
 
     @property
@@ -199,12 +199,12 @@ class BucketStatus(NatsKeyValue.BucketStatus):
 
     @property
     def allows_ttl(self) -> bool:
-        """create() and purge() take a TTL."""
+        """Whether create() and purge() accept a TTL."""
         return bool(self.stream_info.config.allow_msg_ttl)
 
     @property
     def allows_atomic(self) -> bool:
-        """Several keys can change together."""
+        """Whether several keys can change together."""
         return bool(self.stream_info.config.allow_atomic)
 
     @property

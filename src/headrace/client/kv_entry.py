@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError
 
 OPERATION_HEADER = "KV-Operation"
 MARKER_REASON_HEADER = "Nats-Marker-Reason"
-#: The names that earlier drafts of the markers had.
+#: Names from earlier drafts of the markers.
 LIMIT_HEADERS = ("Nats-Applied-Limit", "Nats-Limit-Applied")
 
 _BUCKET = re.compile(r"[a-zA-Z0-9_-]+")
@@ -27,7 +27,7 @@ _PATTERN = re.compile(r"[-/_=.a-zA-Z0-9*>]+")
 
 
 class InvalidName(HeadraceError, theirs.InvalidKeyError, theirs.InvalidBucketNameError, ValueError):
-    """A key, a pattern of keys or a bucket that cannot be named so."""
+    """An invalid name of a key, key pattern or bucket."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -46,7 +46,7 @@ _OPERATION_BY_REASON = {"MaxAge": Operation.PURGE, "Purge": Operation.PURGE, "Re
 
 @dataclass
 class Entry(NatsKeyValue.Entry):
-    """A revision of a key. `delta` is how many entries a watcher or history has still to come."""
+    """A revision of a key. `delta` is how many entries of a watcher or history are still to come."""
 
     bucket: str
     key: str
@@ -58,14 +58,14 @@ class Entry(NatsKeyValue.Entry):
 
     @property
     def deleted(self) -> bool:
-        """The key has no value: deleted, purged or expired."""
+        """Whether the key has no value: deleted, purged or expired."""
         return self.operation is not Operation.PUT
 
 
 def parse_operation(headers: Mapping[str, str] | None) -> Operation | None:
-    """What a stored message did to its key; None for a marker of a reason that is not known.
+    """Return what a stored message did to its key; None for a marker with an unknown reason.
 
-    A client's own operation comes before the server's reason for a marker.
+    A client's own operation takes precedence over the server's reason for a marker.
     """
     if not headers:
         return Operation.PUT
@@ -92,7 +92,7 @@ def check_key(key: str) -> str:
 
 
 def check_pattern(pattern: str) -> str:
-    """A filter of keys: a key in which `*` stands for one part and a last `>` for all others; empty is all."""
+    """Check a key filter: a key in which `*` stands for one part and a final `>` for all others; empty means all."""
     if not pattern:
         return ">"
     if not _PATTERN.fullmatch(pattern) or pattern[0] == "." or pattern[-1] == "." or ".." in pattern:

@@ -56,7 +56,7 @@ class Message:
     wire_headers = RenamedAttribute("encode_headers")
 
     def encode_headers(self) -> dict[str, str]:
-        """All its headers; ValueError for a TTL that no server accepts."""
+        """Return all its headers; raise ValueError for a TTL that no server accepts."""
         values = {
             EXPECTED_STREAM: self.stream,
             EXPECTED_SEQUENCE: self.expect_last_sequence,
@@ -70,5 +70,5 @@ class Message:
 
 
 def normalize_headers(headers: Mapping[Any, Any] | None) -> dict[str, str]:
-    """Headers under plain text names: nats-py's `Header` names are an enumeration."""
+    """Return headers with plain text names: nats-py's `Header` names are an enumeration."""
     return {str(getattr(name, "value", name)): str(value) for name, value in (headers or {}).items()}

@@ -22,7 +22,7 @@ _NO_RESPONDERS = "503"
 
 
 class PendingAck:
-    """The answer to one message, when it comes."""
+    """The reply to one message, when it arrives."""
 
     def __init__(self, reply_id: str, subject: str) -> None:
         self.reply_id = reply_id
@@ -38,7 +38,7 @@ class PendingAck:
             self._reply.set_result(message)
 
     async def wait(self, timeout_s: float) -> dict[str, Any] | None:
-        """The JSON of the answer, None for an empty one; raises the error that the server answered."""
+        """Return the JSON of the reply, None for an empty one; raise the error in it."""
         try:
             message = await asyncio.wait_for(asyncio.shield(self._reply), timeout_s)
         except TimeoutError as error:
@@ -64,7 +64,7 @@ class ReplyInbox:
         self._subscribing: asyncio.Task[Any] | None = None
 
     async def send(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PendingAck:
-        """Publish a message that asks for an answer."""
+        """Publish a message that requests a reply."""
         await self._ensure_subscribed()
         reply_id = str(next(self._reply_ids))
         ack = self._pending[reply_id] = PendingAck(reply_id, subject)
@@ -78,7 +78,7 @@ class ReplyInbox:
         return ack
 
     def discard(self, *acks: PendingAck) -> None:
-        """Nobody reads these any more."""
+        """Discard replies that nobody will read."""
         for ack in acks:
             self._pending.pop(ack.reply_id, None)
 

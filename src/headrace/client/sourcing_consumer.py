@@ -18,7 +18,7 @@ from headrace.client.errors import translate_nats_errors
 if TYPE_CHECKING:
     from headrace.client.context import JetStream
 
-#: What servers require of such a consumer.
+#: Required by servers for such a consumer.
 _HEARTBEAT_S = 1.0
 
 
@@ -37,15 +37,15 @@ async def create_sourcing_consumer(
     description: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> ConsumerInfo:
-    """Create the consumer on the origin `stream`, or update one that exists.
+    """Create the consumer on the upstream `stream`, or update an existing one.
 
-    Start and filter belong here, not to the source that uses it. A work queue needs the policy `all`, which is the
+    Start and filter are set here, not in the source that uses it. A work queue needs the policy `all`, which is the
     default.
     """
     if not deliver_subject:
         raise ValueError("a sourcing consumer needs a deliver_subject that the sourcing server subscribes to")
     policy = _choose_deliver_policy(start_seq, start_time, deliver_policy)
-    # The last of each subject is only delivered to consumers that say which subjects.
+    # Only consumers with a subject filter can get the last message of each subject.
     filters = list(filter_subjects) or ([">"] if policy is api.DeliverPolicy.LAST_PER_SUBJECT else [])
     config = ConsumerConfig(
         name=name,
@@ -72,9 +72,9 @@ async def create_sourcing_consumer(
 def source_through(
     consumer: ConsumerInfo, *, external: api.ExternalStream | None = None, domain: str | None = None
 ) -> StreamSource:
-    """What to write in the mirror or sources of the stream that shall read through this consumer.
+    """Return the entry for `mirror` or `sources` of the stream that reads through this consumer.
 
-    `domain` is that of the origin's server where it is another one, joined by a leafnode connection.
+    `domain` is that of the upstream's server if it is a different one, connected as a leafnode.
     """
     if external is not None and domain is not None:
         raise ValueError("give external or domain: a domain is short for its API")
@@ -89,7 +89,7 @@ def source_through(
 
 
 def make_external(domain: str) -> api.ExternalStream:
-    """How a mirror or source names a stream in another JetStream domain."""
+    """Return how a mirror or source names a stream in another JetStream domain."""
     return api.ExternalStream(api=f"$JS.{domain}.API", deliver="")
 
 

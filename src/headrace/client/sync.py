@@ -61,12 +61,12 @@ class EventLoopThread:
         self.thread.start()
 
     def run(self, work: Awaitable[T], timeout_s: float | None) -> T:
-        """Have it done there, and wait for the result."""
+        """Run the work on that thread, and wait for the result."""
         result = asyncio.run_coroutine_threadsafe(_to_coroutine(work), self.loop)
         try:
             return result.result(timeout_s)
         except BaseException as error:
-            # Also when the caller is interrupted: what nobody waits for should not go on.
+            # Also when the caller is interrupted: work that nobody waits for should not continue.
             if not result.done() and result.cancel() and isinstance(error, TimeoutError):
                 raise NoAnswer(f"not done within {timeout_s:g} s; is the server reachable?") from None
             raise
@@ -88,7 +88,7 @@ async def _to_coroutine(work: Awaitable[T]) -> T:
 
 
 class _ProcessEventLoop:
-    """The background of this process, made when it is first needed."""
+    """The background event loop of this process, created on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,7 +103,9 @@ class _ProcessEventLoop:
             return self._loop_thread
 
     def on_fork(self) -> None:
-        """In the child: the parent's thread is not here. Its loop is kept, since closing it would reach the parent."""
+        """In the child: the parent's thread does not exist here. Its loop is kept, because closing it would affect the
+        parent.
+        """
         self._parent_loop_threads.append(self._loop_thread)
         self._loop_thread = None
         self._lock = threading.Lock()
@@ -118,7 +120,7 @@ os.register_at_fork(after_in_child=_process_loop.on_fork)
 
 
 class _SyncProxy(Generic[Inner]):
-    """The blocking face of an asynchronous object, which is its `inner`."""
+    """Blocking wrapper of an asynchronous object, `inner`."""
 
     def __init__(self, inner: Inner, timeout_s: float) -> None:
         self.inner = inner
@@ -127,7 +129,7 @@ class _SyncProxy(Generic[Inner]):
         self._pid = os.getpid()
 
     def run(self, work: Awaitable[T], timeout: float | None = None) -> T:
-        """Wait for something asynchronous, for what has no method here: `client.run(client.js.purge_stream("S"))`."""
+        """Wait for an awaitable, for operations without a method here: `client.run(client.js.purge_stream("S"))`."""
         return self._wait(work, self._timeout_s if timeout is None else timeout)
 
     def _wait(self, work: Awaitable[T], timeout_s: float | None) -> T:
@@ -188,9 +190,9 @@ class Batch(_SyncProxy[asynchronous_batch.Batch]):
 
 
 class Watcher(_SyncProxy[watch.Watcher]):
-    """The blocking form of `client.watch.Watcher`: an iterator of entries, with None where the initial ones end.
+    """The blocking form of `client.watch.Watcher`: an iterator of entries, with None after the initial ones.
 
-    It waits for the next one as long as it takes.
+    It waits for the next entry as long as necessary.
     """
 
     updates = _make_blocking(watch.Watcher.updates)
@@ -216,7 +218,7 @@ class Watcher(_SyncProxy[watch.Watcher]):
 
 
 class KeyValue(_SyncProxy[key_value.KeyValue]):
-    """The blocking form of `client.kv.KeyValue`: a bucket."""
+    """The blocking form of `client.key_value.KeyValue`: a bucket."""
 
     get = _make_blocking(key_value.KeyValue.get)
     put = _make_blocking(key_value.KeyValue.put)
@@ -271,11 +273,11 @@ class Client(_SyncProxy[context.JetStream]):
         return self.inner.connection
 
     def batch(self, **options: Any) -> Batch:
-        """An atomic batch: `with client.batch() as batch: batch.publish(...)`."""
+        """Return an atomic batch: `with client.batch() as batch: batch.publish(...)`."""
         return Batch(self.inner.batch(**options), self._timeout_s)
 
     def kv(self, bucket: str) -> KeyValue:
-        """An existing bucket."""
+        """Return an existing bucket."""
         return KeyValue(self.run(self.inner.key_value(bucket)), self._timeout_s)
 
     def create_kv(self, bucket: str, **options: Any) -> KeyValue:
@@ -287,11 +289,11 @@ class Client(_SyncProxy[context.JetStream]):
         return KeyValue(self.run(self.inner.update_key_value(bucket, **changes)), self._timeout_s)
 
     def request(self, subject: str, payload: bytes = b"", timeout: float = 5.0) -> bytes:
-        """Ask whoever answers on a subject; the payload of the first answer."""
+        """Send a request; return the payload of the first reply."""
         return bytes(self.run(self.nc.request(subject, payload, timeout=timeout)).data)
 
     def close(self) -> None:
-        """Send what is buffered and end the connection."""
+        """Flush buffered data and close the connection."""
         if not self.nc.is_closed:
             self.run(_close(self.nc))
 
@@ -324,7 +326,7 @@ def connect(
 ) -> Client:
     """Connect to one of the servers; use it as a context, or `close()` it.
 
-    All in seconds: `connect_timeout` until it is connected, `timeout` for a single request, `call_timeout` for a whole call.
+    All in seconds: `connect_timeout` until connected, `timeout` for a single request, `call_timeout` for a whole call.
     Further options are those of `nats.connect`.
     """
     server_urls = servers if isinstance(servers, str) else list(servers)

@@ -60,7 +60,7 @@ class WatchOptions:
             raise ValueError(f"choose one of {' and '.join(chosen)}: they say where to start")
 
     def make_consumer_config(self, prefix: str) -> api.ConsumerConfig:
-        """The consumer that delivers it."""
+        """Return the configuration of the consumer that delivers the entries."""
         subjects = [prefix + check_pattern(key) for key in self.keys]
         idle_ns = parse_optional_ns(self.inactive_threshold, "inactive_threshold")
         return api.ConsumerConfig(
@@ -129,7 +129,7 @@ class Watcher(NatsKeyValue.KeyWatcher):
         self._consumer = info.name
         if self._options.updates_only:
             if info.delivered.consumer_seq == 0:
-                # After a reset, nats-py's ordered consumer would begin with what was there before.
+                # After a reset, nats-py's ordered consumer would start with earlier messages.
                 self._last_seq = info.delivered.stream_seq
             await self._finish_init()
         elif info.num_pending == 0 and info.delivered.consumer_seq == 0:
@@ -139,7 +139,7 @@ class Watcher(NatsKeyValue.KeyWatcher):
         self._ready.set()
 
     async def _watch_init(self) -> None:
-        """Initial entries that expire before they are delivered leave no message that would end the beginning."""
+        """Detect the end of the initial entries if the last ones expired before delivery: no message signals it then."""
         while not self._init_done:
             received_count = self._received_count
             await asyncio.sleep(_INIT_CHECK_S)
@@ -163,7 +163,7 @@ class Watcher(NatsKeyValue.KeyWatcher):
             await self._finish_init()
 
     def _make_entry(self, message: Msg) -> Entry | None:
-        """None if the watcher does not want to see it."""
+        """Return the entry of a message; None if the options exclude it."""
         operation = parse_operation(message.headers)
         if operation is None or (self._options.ignore_deletes and operation is not Operation.PUT):
             return None
@@ -184,7 +184,7 @@ class Watcher(NatsKeyValue.KeyWatcher):
             await self._updates.put(None)
 
     async def updates(self, timeout: float = 5.0) -> Entry | None:
-        """The next entry, or None when the initial ones have all come; `NoAnswer` if nothing comes in time."""
+        """Return the next entry, or None after the initial ones; raise `NoAnswer` if nothing arrives in time."""
         try:
             update = await asyncio.wait_for(self._updates.get(), timeout)
         except TimeoutError as error:
@@ -194,7 +194,7 @@ class Watcher(NatsKeyValue.KeyWatcher):
         return update  # type: ignore[return-value]
 
     async def initial(self) -> list[Entry]:
-        """The entries up to the None."""
+        """Return the entries before the None."""
         entries: list[Entry] = []
         async for entry in self:
             if entry is None:
@@ -203,7 +203,7 @@ class Watcher(NatsKeyValue.KeyWatcher):
         return entries
 
     async def stop(self) -> None:
-        """End it; who iterates over it comes to the end."""
+        """Stop watching; iterators end."""
         if self._stopped:
             return
         self._stopped = True
@@ -237,6 +237,6 @@ class Watcher(NatsKeyValue.KeyWatcher):
 
 
 def check_patterns(keys: str | Sequence[str]) -> tuple[str, ...]:
-    """One filter or several, checked."""
+    """Check one filter or several."""
     key_list = (keys,) if isinstance(keys, str) else tuple(keys)
     return tuple(check_pattern(key) for key in key_list) or (">",)
