@@ -40,22 +40,22 @@ from headrace.sim.workloads.claim_lease_readers import LeaseActor
 from headrace.sim.workloads.claim_sim_config import CONSUMERS, NAMESPACE, STREAMS, THRESHOLD, derive_options
 from headrace.storage import StoreOptions
 
-#: Objects that are not ours: of another namespace, or of no shape that we know.
+#: Objects that are not ours: of another namespace, or with unknown keys.
 FOREIGN_KEYS = ("other/a/2026010100/x", "ns/readme", "ns/a/soon/x", "ns/a/2026010100/deep/x")
 PROCESS_COUNTS = {"producer": 2, "consumer": 2, "collector": 2, "operator": 1}
 
 
 class ClaimSimulation:
-    """One seed's run."""
+    """The run of one seed."""
 
     def __init__(self, seed: int, store: StoreOptions | None = None) -> None:
         self.seed = seed
         self.options = derive_options(seed, store or StoreOptions(), ACTIONS, FEATURE_ACTORS)
         self.rng = Random(f"claim world {seed}")
-        #: What parts decide by: worlds without any are what they would be if there were none.
+        #: Random generator of the features: simulations without features run as if there were none.
         self.feature_rng = Random(f"parts of claims {seed}")
         self.feature_actors = {name: FEATURE_ACTORS[name]() for name in self.options.features}
-        random.seed(f"jitter {seed}")  # the broker's own
+        random.seed(f"jitter {seed}")  # used by the broker itself
         self.clock = SimClock()
         self.host = SimHost(self.options.store, self.clock, Random(f"host {seed}"))
         self.bucket = SimBucket(self.clock, Random(f"objects {seed}"), ObjectFaults())
@@ -82,7 +82,7 @@ class ClaimSimulation:
             self.trace,
         )
         self.processes: dict[str, list[ActorProcess]] = {}
-        #: All that ever were: what waits for ever is kept from being swept away while it waits.
+        #: All processes ever started: references to pending tasks, which would otherwise be garbage-collected.
         self._all_processes: list[ActorProcess] = []
         self.publish_plans: list[PublishPlan] = []
         self.crashes = 0
@@ -93,14 +93,14 @@ class ClaimSimulation:
         return f"ClaimWorld({self.seed}): {self.options}"
 
     def run(self) -> str:
-        """Faults, then healing; the digest of all that happened."""
+        """Run with faults, then heal; return a digest of everything that happened."""
         run_program(SimLoop(self.clock, self.host), self._run())
         return self._digest.hexdigest()
 
     def trace(self, *items: str) -> None:
         self._digest.update(f"{self.clock.now_ns()} {' '.join(items)}\n".encode())
 
-    # The beginning
+    # Setup
 
     async def _run(self) -> None:
         await self._set_up()
@@ -134,7 +134,7 @@ class ClaimSimulation:
         )
 
     async def start_process(self, kind: str) -> ActorProcess:
-        """A new process; collectors go by the server's clock."""
+        """Start a process; collectors use the server's clock."""
         self._started += 1
         skew_ns = self.rng.randint(-self.options.skew_s, self.options.skew_s) * SECOND_NS
         clock = None if kind == "collector" else SkewedClock(self.clock, skew_ns)
@@ -143,7 +143,7 @@ class ClaimSimulation:
         await process.connection.open()
         return process
 
-    # The middle
+    # Events
 
     async def _run_event(self) -> None:
         weights = [ACTIONS[name][1] for name in self.options.actions]
@@ -177,7 +177,7 @@ class ClaimSimulation:
         return self.rng.choice(self.processes[kind])
 
     def make_plan(self, *, has_msg_id: bool, stream: str = "") -> PublishPlan:
-        """Something new to publish, to any stream if none is given; most of it is large."""
+        """Plan a new publish, to a random stream if none is given; most payloads are large."""
         ident = self.next_ident()
         size = self.rng.randrange(self.options.payload_max)
         self.claim_checker.payloads[ident] = (f"{ident} ".encode() + self.rng.randbytes(16)) * (
@@ -191,16 +191,16 @@ class ClaimSimulation:
         return plan
 
     def next_ident(self) -> str:
-        """A name for the next payload."""
+        """Return an ident for the next payload."""
         return str(len(self.claim_checker.payloads) + 1)
 
     def get_claim_streams(self) -> list[tuple[str, Any]]:
-        """The streams that may carry references, copies too."""
+        """Return the streams that may carry references, including copies."""
         streams = self.host.broker.jetstream.streams
         return [(name, streams[name]) for name in sorted(streams) if not name.startswith("CLAIMS")]
 
     async def crash(self, *, power: bool) -> None:
-        """The server dies and comes back a while later. What is found then is judged."""
+        """Crash the server and restart it a while later; then check its state."""
         self.crashes += 1
         disk = self.host.stop_server()
         outcome = self.rng.choice(OUTCOMES)
@@ -216,10 +216,10 @@ class ClaimSimulation:
         for claim_message in self.claim_checker.find_claim_messages():
             self.trace("carried", str(claim_message))
 
-    # The end
+    # Healing
 
     async def _heal(self) -> None:
-        """No more faults: what waits comes to its end, then time passes until nothing is owed to anybody."""
+        """Stop all faults: pending work completes, then time passes until nothing is required any more."""
         self.bucket.heal()
         self.host.stall_share = 0
         for process in self.list_processes():
@@ -246,7 +246,7 @@ class ClaimSimulation:
             raise Violation(f"C12: with everything healed, collecting fails: {error!r}") from error
 
 
-# What can happen
+# Events
 
 
 async def _publish(sim: ClaimSimulation) -> None:
@@ -263,14 +263,14 @@ async def _publish_and_die(sim: ClaimSimulation) -> None:
 
 
 async def _publish_again(sim: ClaimSimulation) -> None:
-    """Something that was published, or perhaps not, is published once more under the same id."""
+    """Publish something again with the same id, whether or not the first attempt succeeded."""
     if sim.publish_plans:
         producer = sim.pick_process("producer")
         producer.start_task(producer.publish(sim.rng.choice(sim.publish_plans[-12:])))
 
 
 async def _publish_at_once(sim: ClaimSimulation) -> None:
-    """Two publish the same under the same id, at nearly the same time."""
+    """Publish the same payload with the same id from two processes at nearly the same time."""
     plan = sim.make_plan(has_msg_id=True)
     for producer in sim.processes["producer"]:
         producer.start_task(producer.publish(plan))
@@ -291,13 +291,13 @@ async def _collect(sim: ClaimSimulation) -> None:
 
 
 async def _collect_twice(sim: ClaimSimulation) -> None:
-    """Both at once, with whatever else is under way."""
+    """Run two collections at once, beside other work."""
     for collector in sim.processes["collector"]:
         collector.start_task(sim.rng.choice((collector.collect, collector.collect_due))())
 
 
 async def _race(sim: ClaimSimulation) -> None:
-    """What is about to be collected is published once more."""
+    """Publish again what is about to be collected."""
     for collector in sim.processes["collector"]:
         collector.start_task(collector.collect())
     for plan in sim.publish_plans[-8:]:
@@ -324,7 +324,7 @@ async def _purge(sim: ClaimSimulation) -> None:
 
 
 async def _tamper(sim: ClaimSimulation) -> None:
-    """A stranger has access to the bucket."""
+    """Let a third party change the bucket."""
     ours = [key for key in sim.bucket.list_keys() if key not in FOREIGN_KEYS]
     if ours and sim.rng.random() < 0.5:
         key = sim.rng.choice(ours)
@@ -348,14 +348,14 @@ async def _kill_server(sim: ClaimSimulation) -> None:
 
 
 async def _pass_time(sim: ClaimSimulation) -> None:
-    """Time passes, up to well beyond what any claim is given."""
+    """Let time pass, up to well beyond any claim's lifetime."""
     ttl = sim.options.ttl
     most = ttl.max_age + ttl.grace_period
     shares = (0.01, 0.05, 0.2, 0.5, 1.0) if sim.rng.random() < 0.7 else (1.2, 2.0)
     await asyncio.sleep(most * sim.rng.choice(shares) * sim.rng.random())
 
 
-#: What only some worlds have.
+#: Features that only some simulations have.
 FEATURE_ACTORS: dict[str, type[ClaimFeatureActor]] = {
     "lease": LeaseActor,
     "copy": CopyActor,
@@ -365,7 +365,7 @@ FEATURE_ACTORS: dict[str, type[ClaimFeatureActor]] = {
 
 Action = Callable[[ClaimSimulation], Coroutine[Any, Any, None]]
 
-#: Every kind of event that can be switched off, and how often it happens.
+#: Every kind of event that a seed can disable, and its weight.
 ACTIONS: dict[str, tuple[Action, int]] = {
     "publish": (_publish, 20),
     "publish deadly": (_publish_and_die, 3),

@@ -10,7 +10,7 @@ EPOCH_NS = 1_767_225_600 * SECOND_NS
 
 
 class SimClock:
-    """A `Clock` whose hands are moved by the simulation."""
+    """A `Clock` that the simulation moves."""
 
     def __init__(self, start_ns: int = EPOCH_NS) -> None:
         self._now_ns = start_ns
@@ -19,12 +19,12 @@ class SimClock:
         return self._now_ns
 
     def advance(self, delta_ns: int) -> int:
-        """Moves time forward by `delta_ns` and returns the new time."""
+        """Move time forward by `delta_ns`; return the new time."""
         if delta_ns < 0:
             raise ValueError(f"time cannot go back by {-delta_ns} ns")
         self._now_ns += delta_ns
         return self._now_ns
 
     def set_by(self, delta_ns: int) -> None:
-        """Somebody sets the clock, forward or back."""
+        """Set the clock forward or back."""
         self._now_ns += delta_ns

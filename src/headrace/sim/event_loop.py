@@ -20,17 +20,17 @@ _T = TypeVar("_T")
 
 
 class LoopEnvironment(Protocol):
-    """What goes on outside of the coroutines."""
+    """What happens outside of the coroutines."""
 
     def next_deadline(self) -> int | None:
-        """When something happens by itself, in the clock's time; None if nothing will."""
+        """Return when something happens by itself, in the clock's time; None if nothing will."""
 
     def run_due(self) -> object:
-        """Let it happen."""
+        """Run what is due."""
 
 
 class SimulationStuck(RuntimeError):
-    """Everybody waits for something that will never come, or nobody ever rests."""
+    """Everything waits for something that will never come, or the loop never becomes idle."""
 
 
 class _ClockSelector:
@@ -45,7 +45,7 @@ class _ClockSelector:
 
 
 class SimLoop(base_events.BaseEventLoop):
-    """A loop whose time is a simulated clock's, counted from the loop's beginning."""
+    """A loop whose time is a simulated clock's, counted from the loop's start."""
 
     def __init__(self, clock: SimClock, environment: LoopEnvironment) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class SimLoop(base_events.BaseEventLoop):
         return (self._clock.now_ns() - self._start_ns) / SECOND_NS
 
     def advance_clock(self, timeout: float | None) -> None:
-        """Called once a turn: coroutines can go on now (0), at some time, or only when the world does something."""
+        """Called once per turn: coroutines can continue now (0), after a timeout, or only when the environment acts."""
         self._iterations += 1
         if self._iterations > _ITERATIONS_MAX:
             raise SimulationStuck(f"no rest in {_ITERATIONS_MAX:,} turns")
@@ -77,7 +77,7 @@ class SimLoop(base_events.BaseEventLoop):
             raise SimulationStuck("everybody waits, and nothing is going to happen")
 
     def run_in_executor(self, executor: Any, func: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:  # type: ignore[override]
-        """At once: a thread would go on whenever it likes."""
+        """Run at once: a thread would run at unpredictable times."""
         done: asyncio.Future[_T] = self.create_future()
         try:
             done.set_result(func(*args))
@@ -86,14 +86,14 @@ class SimLoop(base_events.BaseEventLoop):
         return done
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """There are none."""
+        """Do nothing: there are no events."""
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps who would have to be woken."""
+        """Do nothing: the loop never sleeps."""
 
 
 def run_program(loop: SimLoop, program: Coroutine[Any, Any, _T]) -> _T:
-    """Run a program to its end; whoever is still under way then is ended with it."""
+    """Run a program to its end, then cancel all remaining tasks."""
     try:
         return loop.run_until_complete(program)
     finally:

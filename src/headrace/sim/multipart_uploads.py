@@ -13,7 +13,7 @@ from headrace.claims.stores import MultipartUpload, ObjectStoreError
 
 @dataclass(slots=True)
 class OpenUpload:
-    """An upload under way and what it has of its object."""
+    """An unfinished upload with its parts so far."""
 
     upload: MultipartUpload
     metadata: dict[str, str]
@@ -28,7 +28,7 @@ class MultipartUploads:
         self._count = 0
 
     def begin(self, key: str, metadata: dict[str, str], initiated_ns: int) -> str:
-        """A new upload; its id."""
+        """Start an upload; return its id."""
         self._count += 1
         upload_id = f"upload {self._count}"
         self._open[upload_id] = OpenUpload(MultipartUpload(key, upload_id, initiated_ns), metadata)
@@ -40,9 +40,9 @@ class MultipartUploads:
         self._open[upload_id].parts.append(part)
 
     def finish(self, upload_id: str) -> OpenUpload | None:
-        """Completed or aborted: it is no more; None if it was none already."""
+        """Remove a completed or aborted upload; return None if there was none."""
         return self._open.pop(upload_id, None)
 
     def list_open(self) -> list[MultipartUpload]:
-        """Those under way, in the order in which they were begun."""
+        """Return unfinished uploads in the order they were started."""
         return [open_upload.upload for open_upload in self._open.values()]

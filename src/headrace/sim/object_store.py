@@ -30,7 +30,7 @@ _FOREVER_NS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class ObjectFaults:
-    """How often what goes wrong, a call; `skew_ns` is how far the store's clock is ahead."""
+    """Probability of each fault per call; `skew_ns` is how far the store's clock is ahead."""
 
     refused: float = 0
     unanswered: float = 0
@@ -45,7 +45,7 @@ class ObjectFaults:
 
 @dataclass(slots=True)
 class ObjectVersion:
-    """An object from its upload to its end; replaced ones end and begin anew."""
+    """An object from its upload to its end; replacing it makes a new version."""
 
     info: ObjectInfo
     data: bytes
@@ -54,8 +54,8 @@ class ObjectVersion:
 
 
 class SimBucket:
-    """One bucket. `on_delete(key, who)` is asked before somebody's deletion takes effect, `on_abort(upload, who)` before
-    an upload in parts is given up by somebody else.
+    """One bucket. `on_delete(key, who)` is called before a deletion takes effect, `on_abort(upload, who)` before a
+    process aborts another's multipart upload.
     """
 
     def __init__(self, clock: SimClock, rng: Random, faults: ObjectFaults, bucket: str = "claims") -> None:
@@ -64,7 +64,7 @@ class SimBucket:
         self.on_delete: Callable[[str, str], None] = lambda key, process_name: None
         self.on_abort: Callable[[MultipartUpload, str], None] = lambda upload, process_name: None
         self.uploads = MultipartUploads()
-        #: Objects that a stranger altered, replaced or removed.
+        #: Objects that a third party altered, replaced or removed.
         self.tampered: set[str] = set()
         self.fault_counts: dict[str, int] = {}
         self._clock = clock
@@ -73,24 +73,24 @@ class SimBucket:
         self._deleted: list[ObjectVersion] = []
         self._never_done: asyncio.Future[None] | None = None
 
-    # What is true
+    # Actual state
 
     def list_keys(self) -> list[str]:
-        """The keys of all objects."""
+        """Return the keys of all objects."""
         return sorted(self._objects)
 
     def get_actual(self, key: str) -> ObjectVersion | None:
-        """An object as it really is now."""
+        """Return an object as it really is now."""
         return self._objects.get(key)
 
     def heal(self) -> None:
-        """No more faults; what is hidden stays so for as long as was said."""
+        """Stop all faults; hidden objects stay hidden for the time already chosen."""
         self.faults = ObjectFaults(skew_ns=self.faults.skew_ns)
 
-    # What a stranger does
+    # Tampering
 
     def tamper(self, key: str) -> str:
-        """Somebody who should not alters, replaces or removes an object; what was done."""
+        """Alter, replace or remove an object as a third party; return what was done."""
         version, change = self._objects[key], self._rng.choice(("altered", "cut", "replaced", "removed"))
         self.tampered.add(key)
         if change == "removed":
@@ -106,7 +106,7 @@ class SimBucket:
         self.store(key, bytes(data), dict(version.info.metadata))
         return change
 
-    # What doors do
+    # Operations of object stores
 
     def store(self, key: str, data: bytes, metadata: dict[str, str] | None = None) -> None:
         now_ns = self._clock.now_ns()
@@ -121,7 +121,7 @@ class SimBucket:
         return self.uploads.begin(key, metadata, self._clock.now_ns() + self.faults.skew_ns)
 
     def complete_upload(self, upload_id: str) -> bool:
-        """All parts become an object; False if the upload was ended before."""
+        """Make an object of all parts; return False if the upload was finished before."""
         upload = self.uploads.finish(upload_id)
         if upload is None:
             return False
@@ -132,16 +132,16 @@ class SimBucket:
         version = self._objects.pop(key, None)
         if version is not None:
             version.deleted_ns = self._clock.now_ns()
-            version.data = b""  # old listings show that it was there, nobody reads it
+            version.data = b""  # stale listings show that it existed, but nobody reads it
             self._deleted.append(version)
 
     def get_visible(self, key: str) -> ObjectVersion | None:
-        """An object as the store shows it."""
+        """Return an object as the store shows it."""
         version = self._objects.get(key)
         return version if version is not None and version.visible_ns <= self._clock.now_ns() else None
 
     def list_visible(self, prefix: str) -> list[ObjectInfo]:
-        """What a listing says, perhaps as things were a while ago; in the order of keys."""
+        """Return a listing, perhaps of an earlier state, in key order."""
         at_ns = self._clock.now_ns()
         if self._draw_fault("stale", self.faults.stale):
             at_ns -= self._rng.randrange(300 * SECOND_NS)
@@ -153,19 +153,19 @@ class SimBucket:
         return [ObjectInfo(key, found[key].size, found[key].modified_ns) for key in sorted(found)]
 
     async def begin_request(self) -> None:
-        """A request is on its way; it may take long, or be refused."""
+        """Start a request; it may take long, or be refused."""
         rng, slow = self._rng, self._draw_fault("slow", self.faults.slow)
         await asyncio.sleep(rng.uniform(1, 40) if slow else rng.uniform(0.000_5, 0.02))
         if self._draw_fault("refused", self.faults.refused):
             raise ObjectStoreError("503 Slow Down")
 
     def end_request(self) -> None:
-        """It was done; whether the answer arrives is another matter."""
+        """Finish a request that was carried out; its reply may be lost."""
         if self._draw_fault("unanswered", self.faults.unanswered):
             raise ObjectStoreError("no answer in time")
 
     def repeat(self, act: Callable[[], object]) -> bool:
-        """A request may be done once more later, or only then; whether it is to be done now."""
+        """Perhaps schedule a request again, or only, for later; return whether to do it now."""
         loop, delay_s = asyncio.get_running_loop(), self._rng.uniform(0.1, 60)
         if self._draw_fault("late", self.faults.late):
             loop.call_later(delay_s, act)
@@ -175,7 +175,7 @@ class SimBucket:
         return True
 
     async def wait_forever(self) -> None:
-        """Wait for ever."""
+        """Wait forever."""
         if self._never_done is None:
             self._never_done = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._never_done)
@@ -191,23 +191,23 @@ class SimBucket:
 
 
 class SimObjectStore:
-    """One process's way to the bucket. `page` is how many objects a page of a listing has."""
+    """One process's access to the bucket. `page_size` is the number of objects per page of a listing."""
 
     lifecycle = None
 
     def __init__(self, bucket: SimBucket, process_name: str, *, page_size: int = 1000) -> None:
         self.bucket = bucket.bucket
         self.process_dead = False
-        #: Called when an upload is done: a process may die between that and what it does next.
+        #: Called after an upload: a process may die between that and its next step.
         self.on_uploaded: Callable[[], None] = lambda: None
-        #: The same for each part of an upload in parts.
+        #: The same for each part of a multipart upload.
         self.on_part_uploaded: Callable[[], None] = lambda: None
         self._bucket = bucket
         self._process_name = process_name
         self._page_size = page_size
 
     async def ensure_bucket(self) -> None:
-        """It is there."""
+        """Do nothing: the bucket exists."""
 
     async def bucket_exists(self) -> bool:
         return True
@@ -228,7 +228,7 @@ class SimObjectStore:
         self.on_uploaded()
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Chunk], attributes: Attributes) -> None:
-        """In parts; whoever fails gives the upload up if the store lets it, whoever dies does not."""
+        """Upload in parts; on an error the upload is aborted if the store allows it, a dead process does not abort."""
         await self._begin()
         upload_id = self._bucket.begin_upload(key, dict(attributes.metadata()))
         try:
@@ -281,7 +281,7 @@ class SimObjectStore:
         return self._bucket.get_visible(key) is not None
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """One by one, as far as it gets."""
+        """Delete one by one, until an error."""
         await self._begin()
         for number, key in enumerate(keys):
             if number:
@@ -307,14 +307,14 @@ class SimObjectStore:
         return self._bucket.uploads.list_open()
 
     async def abort(self, upload: MultipartUpload) -> None:
-        """One that is over already is no error."""
+        """Abort an upload; one that is already finished is no error."""
         await self._begin()
         self._bucket.on_abort(upload, self._process_name)
         self._bucket.uploads.finish(upload.upload_id)
         await self._end()
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     async def _begin(self) -> None:
         await self._wait_if_dead()
@@ -326,13 +326,13 @@ class SimObjectStore:
         await self._wait_if_dead()
 
     async def _wait_if_dead(self) -> None:
-        """The calls of a process that is gone never return."""
+        """Never return if the process is dead."""
         if self.process_dead:
             await self._bucket.wait_forever()
 
 
 class FaultFreeObjectStore(SimObjectStore):
-    """What is really there, at once: for those who judge."""
+    """Shows what really exists, at once: for checkers."""
 
     def __init__(self, bucket: SimBucket) -> None:
         super().__init__(bucket, "judge")

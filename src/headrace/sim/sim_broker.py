@@ -29,7 +29,7 @@ _STEPS_MAX = 100_000
 
 
 class SimReply(NamedTuple):
-    """What came back for a request."""
+    """The reply to a request."""
 
     header: bytes
     payload: bytes
@@ -41,7 +41,7 @@ class SimReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimServerLimits:
-    """What a server allows: its account, its batches, and how much a push consumer sends before it asks."""
+    """Limits of a server: its account, its batches, and how much a push consumer sends before it requests flow control."""
 
     account: JetStreamLimits = NO_LIMITS
     batches: BatchLimits = DEFAULT_LIMITS
@@ -52,7 +52,9 @@ NO_SERVER_LIMITS = SimServerLimits()
 
 
 def _make_seeded_router() -> SubjectRouter:
-    """A hub whose choice among the members of a queue group follows the seed; the kernel asks the system for its own."""
+    """Return a router that chooses members of a queue group by the seed; the compiled core uses the system's random
+    numbers.
+    """
     system, os.urandom = os.urandom, random.randbytes
     try:
         return SubjectRouter()
@@ -61,9 +63,9 @@ def _make_seeded_router() -> SubjectRouter:
 
 
 class SimBroker:
-    """One server. `replies` holds what was answered, by the number that `publish` or `api` gave."""
+    """One server. `replies` has the replies, by the number that `publish` or `call_nowait` returned."""
 
-    #: Other servers are not told of its inbox.
+    #: Its inbox is not announced to other servers.
     announced = False
 
     def __init__(
@@ -100,7 +102,7 @@ class SimBroker:
         self.router.subscribe_internal(_INBOX_PREFIX + b"*", self)
 
     def start(self) -> None:
-        """Serve: what is overdue goes first."""
+        """Start serving; overdue work is done first."""
         self.jetstream.start()
 
     # Requests
@@ -108,11 +110,11 @@ class SimBroker:
     def on_message(
         self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> None:
-        """An answer arrived."""
+        """Record a reply."""
         self.replies[int(subject[len(_INBOX_PREFIX) :])] = SimReply(header, payload)
 
     def publish(self, subject: str, payload: bytes = b"", **fields: str) -> int:
-        """Publish with headers given as keywords (`Nats_TTL="1s"`); the number of the request."""
+        """Publish with headers given as keywords (`Nats_TTL="1s"`); return the number of the request."""
         self._last_request_id += 1
         pairs = [(key.replace("_", "-").encode(), value.encode()) for key, value in fields.items()]
         header_block = headers.build(pairs) if pairs else b""
@@ -122,11 +124,11 @@ class SimBroker:
         return self._last_request_id
 
     def call_nowait(self, endpoint: str, **body: Any) -> int:
-        """Call the API; the number of the request."""
+        """Call the API; return the number of the request."""
         return self.publish("$JS.API." + endpoint, json.dumps(body).encode() if body else b"")
 
     def call(self, endpoint: str, **body: Any) -> Any:
-        """Call the API and wait for the answer."""
+        """Call the API and wait for the response."""
         request_id = self.call_nowait(endpoint, **body)
         self.run_until(lambda: request_id in self.replies)
         return self.replies[request_id].json
@@ -134,18 +136,18 @@ class SimBroker:
     # Time
 
     def step(self) -> bool:
-        """The end of a turn, or one operation of the disk; False when there is nothing to do."""
+        """Run the end of a turn, or one operation of the disk; return False if there is nothing to do."""
         if self._pending_calls:
             self._pending_calls.popleft()()
             return True
         return self.disk.step()
 
     def run_until_idle(self) -> None:
-        """Until nothing is left to do at this moment."""
+        """Run until nothing is left to do at this moment."""
         self.run_until(lambda: not self.step())
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        """Go on until the condition holds."""
+        """Run until the condition is true."""
         for _ in range(_STEPS_MAX):
             if condition():
                 return
@@ -153,7 +155,7 @@ class SimBroker:
         raise RuntimeError("the broker does not come to rest")
 
     def advance(self, duration_ns: int) -> None:
-        """Let time pass; everything that falls due meanwhile has happened on return."""
+        """Let time pass; everything that became due has happened on return."""
         end_ns = self.clock.now_ns() + duration_ns
         while (deadline_ns := self.timers.next_deadline()) is not None and deadline_ns <= end_ns:
             self.clock.advance(max(deadline_ns - self.clock.now_ns(), 0))

@@ -40,13 +40,13 @@ HEAL_NS = 90 * SECOND_NS
 
 
 class Simulation:
-    """One seed's run."""
+    """The run of one seed."""
 
     def __init__(self, seed: int, store: StoreOptions | None = None) -> None:
         self.seed = seed
         self.options = derive_options(seed, store or StoreOptions(), ACTIONS)
         self.rng = Random(f"world {seed}")
-        random.seed(f"jitter {seed}")  # the broker's own
+        random.seed(f"jitter {seed}")  # used by the broker itself
         self.history_checker = HistoryChecker({name: rules for name, (rules, _) in STREAMS.items()})
         self.delivery_checker = DeliveryChecker(self.history_checker, self.rng)
         self.permission_actors, self.churning_stream = PermissionActors(), ChurningStream()
@@ -76,13 +76,13 @@ class Simulation:
         return self.local.clock.now_ns()
 
     def run(self) -> str:
-        """Faults, then healing; the digest of all that happened."""
+        """Run with faults, then heal; return a digest of everything that happened."""
         for _ in range(self.options.events):
             self.run_event()
         self.heal()
         return self._digest.hexdigest()
 
-    # The beginning
+    # Setup
 
     def _set_up(self) -> None:
         if isinstance(self.servers, TwoServers):
@@ -118,7 +118,7 @@ class Simulation:
         return response
 
     def connect(self, *, restricted: bool | None = None) -> SimClient:
-        """A new client; somewhere among them one listens for what the push consumer sends, and that is no guest."""
+        """Connect a new client; one client without restrictions receives the push consumer's messages."""
         self._cids += 1
         receives_push = not any(other.open and other.receives_push for other in self.clients)
         if restricted is None:
@@ -132,13 +132,13 @@ class Simulation:
         return client
 
     def connect_all(self) -> None:
-        """All clients anew."""
+        """Reconnect all clients."""
         self.disconnect()
         for _ in range(self.options.clients):
             self.clients.append(self.connect())
 
     def disconnect(self, client: SimClient | None = None) -> None:
-        """One connection breaks, or all do."""
+        """Break one connection, or all."""
         for each in [client] if client is not None else list(self.clients):
             each.disconnect()
             self.history_checker.on_disconnect(each.cid)
@@ -148,14 +148,15 @@ class Simulation:
             self.clients = []
 
     def client_for(self, consumer: str) -> SimClient:
-        """Who reads from a consumer: always the same client, so that what was confirmed to it comes after all
-        that was delivered before."""
+        """Return the client that reads from a consumer: always the same one, so that a confirmation arrives after
+        everything that was delivered before.
+        """
         return self.clients[len(consumer) % len(self.clients)]
 
-    # The middle
+    # Events
 
     def run_event(self) -> None:
-        """One thing happens, perhaps a crash."""
+        """Run one event, perhaps a crash."""
         if self.rng.random() < self.options.crash_share:
             if self.rng.random() < 0.5:
                 self._start_commit()
@@ -171,7 +172,7 @@ class Simulation:
             self.crash()
 
     def _start_commit(self) -> None:
-        """Have a frame on its way to the disk."""
+        """Get a frame in flight to the disk."""
         ACTIONS["publish"](self)
         for _ in range(60):
             if self.local.store.in_flight:
@@ -181,7 +182,7 @@ class Simulation:
             self.local.disk.step()
 
     def step(self) -> bool:
-        """One thing moves, somewhere; False when all is quiet."""
+        """Do one step, somewhere; return False if there is nothing to do."""
         clients = self.clients
         client_count = len(clients)
         first = at = int(self.rng.random() * (client_count + 1))
@@ -193,14 +194,14 @@ class Simulation:
                 return False
 
     def run_until_idle(self) -> None:
-        """Until nothing is left to do at this moment."""
+        """Run until nothing is left to do at this moment."""
         for _ in range(200_000):
             if not self.step():
                 return
         raise Violation("C11: the world does not come to rest")
 
     def advance(self, duration_ns: int) -> None:
-        """Let time pass for everybody; clients go on meanwhile."""
+        """Let time pass for everybody; clients continue meanwhile."""
         end_ns = self.now_ns + duration_ns
         while self.now_ns < end_ns:
             self.run_until_idle()
@@ -208,7 +209,7 @@ class Simulation:
         self.run_until_idle()
 
     def crash(self, *, killed: bool = False) -> None:
-        """The near server dies, with the power or alone; connections go with it. What comes back is judged."""
+        """Crash the local server, by power loss or by killing it, with all its connections; then check its state."""
         self.crashes += 1
         self.disconnect()
         if self.rng.random() < 0.5:
@@ -225,11 +226,11 @@ class Simulation:
         return self.rng.choice(self.clients)
 
     def get_known_seqs(self, stream: str) -> list[int]:
-        """Every sequence that was ever seen to belong to a message."""
+        """Return every sequence that was ever seen to belong to a message."""
         return [seq for name, seq in self.history_checker.seq_owners if name == stream]
 
     def check(self, when: str, *, quiescent: bool) -> None:
-        """Hold every stream against the ledger."""
+        """Check every stream against the history."""
         for name in STREAMS:
             stream = self.local.jetstream.streams.get(name)
             if stream is not None:
@@ -243,7 +244,7 @@ class Simulation:
         check_store(self.local.store)
 
     def _check_limits(self) -> None:
-        """The account keeps no more than it may, save for what the server itself has to say of lives that ended."""
+        """Check that the account uses no more than it may, apart from delete markers, which the server itself writes."""
         limits, jetstream = self.options.server_limits.account, self.local.jetstream
         if 0 <= limits.max_streams < len(jetstream.streams):
             raise Violation(f"limits: there are {len(jetstream.streams)} streams")
@@ -251,10 +252,10 @@ class Simulation:
         if 0 <= limits.max_storage < used:
             raise Violation(f"limits: {used} bytes are kept of {limits.max_storage}")
 
-    # The end
+    # Healing
 
     def heal(self) -> None:
-        """No more faults: everything that waits comes to its end, and everything is where it belongs."""
+        """Stop all faults: all pending work completes, and everything must be where it belongs."""
         self.local.disk.faults.clear()
         self.local.disk.capacity = None
         self.run_until_idle()
@@ -329,7 +330,7 @@ class Simulation:
             raise Violation(f"C1: {lost[:9]} were not sourced, {left} are left at their origin")
 
     def _check_reopening(self) -> None:
-        """C10: another start finds the same, and so does one more."""
+        """C10: two more restarts find the same state."""
         before = {name: _read_contents(stream.log) for name, stream in self.local.jetstream.streams.items()}
         for _ in range(2):
             self.disconnect()

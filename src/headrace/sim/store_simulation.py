@@ -22,7 +22,7 @@ from headrace.storage import StoreOptions
 STREAM_NAMES = ("A", "B", "C", MEMORY_PREFIX)
 SUBJECTS = (b"a", b"a.b", b"orders.eu.1", b"orders.us.2", b"x.y.z")
 HEADER = b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n"
-#: Instead of a few sequences, so many are skipped in worlds where they are far apart.
+#: Number of sequences skipped, instead of a few, in simulations with large gaps.
 LARGE_GAPS = {5: 1 << 31, 6: (1 << 32) - 3, 7: 1 << 32, 8: (1 << 32) + 1, 9: 1 << 40}
 
 Action = Callable[["StoreSimulation"], None]
@@ -30,7 +30,7 @@ Action = Callable[["StoreSimulation"], None]
 
 @dataclass(frozen=True, slots=True)
 class StoreSimulationOptions:
-    """What a seed decides before anything happens."""
+    """What a seed decides before the run."""
 
     events: int
     actions: tuple[str, ...]
@@ -41,7 +41,7 @@ class StoreSimulationOptions:
     steps_max: int
     waits_for_checkpoints: bool
     payload_max: int
-    large_gaps: bool  # sequences are skipped by more than a segment can hold
+    large_gaps: bool  # sequences are skipped by more than a segment can span
     store: StoreOptions
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class StoreSimulationOptions:
 
 
 def derive_options(seed: int, store: StoreOptions) -> StoreSimulationOptions:
-    """The options of a seed."""
+    """Return the options of a seed."""
     rng = Random(f"options {seed}")
     chosen = tuple(name for name in ACTIONS if name in ("append", "create") or rng.random() < 0.7)
     return StoreSimulationOptions(
@@ -68,7 +68,7 @@ def derive_options(seed: int, store: StoreOptions) -> StoreSimulationOptions:
 
 
 class StoreSimulation:
-    """One seed's run: a store on a simulated disk, changed, crashed and checked."""
+    """The run of one seed: a store on a simulated disk, changed, crashed and checked."""
 
     def __init__(self, seed: int, store: StoreOptions | None = None) -> None:
         self.seed = seed
@@ -83,7 +83,7 @@ class StoreSimulation:
         return f"StoreWorld({self.seed}): {self.options}"
 
     def run(self) -> str:
-        """Events and crashes, then all comes to rest and must be whole. Returns the run's digest."""
+        """Run events and crashes, then let all work finish and check the store. Returns the run's digest."""
         for _ in range(self.options.events):
             self.run_event()
         self.driver.run_until_idle()
@@ -93,7 +93,7 @@ class StoreSimulation:
         return self._digest.hexdigest()
 
     def run_event(self) -> None:
-        """One thing happens, perhaps a crash."""
+        """Run one event, perhaps a crash."""
         roll = self.rng.random()
         if roll < self.options.crash_share:
             outcome = self.rng.choice(OUTCOMES)
@@ -111,7 +111,7 @@ class StoreSimulation:
             self.driver.step()
 
     def restart(self, disk: SimDisk, how: str) -> None:
-        """Recovers on what a crash left, and holds the store to its promises."""
+        """Recover on what a crash left, and check the store's promises."""
         history = self.driver.history
         self.crashes += 1
         self.driver = StoreDriver(disk, self.options.store, self.clock)
@@ -125,10 +125,10 @@ class StoreSimulation:
     def _trace(self, *items: str) -> None:
         self._digest.update("\0".join(items).encode() + b"\n")
 
-    # Choices that actions make
+    # Choices for actions
 
     def pick_stream(self) -> str:
-        """A stream that exists; one is made if there is none."""
+        """Return a stream that exists; create one if there is none."""
         names = sorted(self.driver.model.logs)
         if not names:
             self.driver.create("A")
@@ -198,7 +198,7 @@ def _change_metadata(sim: StoreSimulation) -> None:
 
 
 def _checkpoint(sim: StoreSimulation) -> None:
-    """Patient worlds wait for its end; in others it goes on while more happens, or a crash."""
+    """Take a checkpoint; some simulations wait for its end, others continue, perhaps with a crash."""
     if sim.options.waits_for_checkpoints:
         sim.driver.checkpoint()
     else:
@@ -217,7 +217,7 @@ def _run_until_idle(sim: StoreSimulation) -> None:
     sim.driver.run_until_idle()
 
 
-#: Every kind of event that can be switched off.
+#: Every kind of event that a seed can disable.
 ACTIONS: dict[str, Action] = {
     "append": _append,
     "create": _create,

@@ -28,7 +28,7 @@ from headrace.sim.object_store import FaultFreeObjectStore, SimBucket
 
 
 class ClaimChecker:
-    """`skew_ns` is how far any two clocks may differ."""
+    """Checks a claim simulation; `skew_ns` is how far any two clocks may differ."""
 
     def __init__(self, host: SimHost, bucket: SimBucket, config: ClaimConfig, skew_ns: int) -> None:
         self.payloads: dict[str, bytes] = {}
@@ -36,7 +36,7 @@ class ClaimChecker:
         self.deletions: list[tuple[int, str, str]] = []
         self.violations: list[str] = []
         self.requirements = ClaimRequirements(host)
-        #: When each process began to decide about what it is doing now.
+        #: When each process began to decide about its current work.
         self.decision_times: dict[str, Callable[[], int]] = {}
         self._host = host
         self._bucket = bucket
@@ -53,19 +53,19 @@ class ClaimChecker:
     def now_ns(self) -> int:
         return self._host.clock.now_ns()
 
-    # What actors tell
+    # Events reported by actors
 
     def record_ack(self, reference: Reference | None, stream: str) -> None:
-        """Somebody is about to acknowledge a claim's message, in a stream that may be a copy."""
+        """Record that somebody is about to acknowledge a claim's message, in a stream that may be a copy."""
         if reference is not None:
             acked_ns = self._copies_acked_ns if stream in self.requirements.copies else self._acked_ns
             acked_ns.setdefault(reference.object_key, self.now_ns)
 
     def record_release(self, reference: Reference, stream: str) -> None:
-        """A reader of a copy released a claim, and nothing went wrong: its facts must name the copy from now on."""
+        """Record a successful release by a reader of a copy: the claim record must name the copy from now on."""
         metadata = self._get_metadata(reference.claim_id)
         if metadata is None or metadata["object_key"] != reference.object_key or metadata["shared"]:
-            return  # gone by now, or only its age ends it
+            return  # gone already, or only its age ends it
         if stream in metadata["places"]:
             self.requirements.record_release(reference.object_key, stream)
         elif metadata["state"] == "released":
@@ -79,17 +79,17 @@ class ClaimChecker:
             self.add_violation(f"message {ident} was read as something that nobody sent")
 
     def add_violation(self, text: str) -> None:
-        """Noted here, raised by whoever runs the world: what an actor raises may get lost."""
+        """Record a violation; the simulation raises it, because an actor's exception may get lost."""
         self.violations.append(f"C12: {text}")
 
     def raise_first_violation(self) -> None:
         if self.violations:
             raise Violation(self.violations[0])
 
-    # What is there
+    # Actual state
 
     def find_claim_messages(self) -> list[ClaimMessage]:
-        """All messages that carry references, in streams other than the registry's."""
+        """Return all messages that carry references, except those in the registry."""
         found = []
         for name, stream in sorted(self._host.broker.jetstream.streams.items()):
             if name.startswith("CLAIMS"):
@@ -105,7 +105,7 @@ class ClaimChecker:
         return found
 
     def find_requirement(self, claim_message: ClaimMessage, decision_ns: int) -> str:
-        """Why a message's object must be there, for whoever decided then; "" when nobody is owed anything."""
+        """Return why a message's object must exist for a process that decided at `decision_ns`; "" if it need not."""
         ttl, expires_ns = self._config.ttl, claim_message.reference.expires_at * SECOND_NS
         blocker = self.requirements.find_blocking_consumer(claim_message, decision_ns)
         if blocker and self.now_ns < expires_ns + ttl.grace_period * SECOND_NS:
@@ -119,15 +119,15 @@ class ClaimChecker:
         return "" if is_read and ttl.delete_after_read else "it has not expired"
 
     def _get_metadata(self, claim_id: str) -> dict[str, Any] | None:
-        """What the registry says of a claim."""
+        """Return the registry's record of a claim."""
         log = self._host.broker.jetstream.streams[STREAM].log
         message = log.get(log.get_last_seq(claim_subject(self._config.namespace, claim_id).encode()))
         return json.loads(bytes(message[3])) if message is not None and message[3] else None
 
-    # Judging
+    # Checks
 
     def on_delete(self, key: str, process_name: str) -> None:
-        """Somebody of ours deletes an object: nobody may be owed it."""
+        """Check a deletion by one of our processes: the object must not be required."""
         version = self._bucket.get_actual(key)
         if version is None:
             return
@@ -144,7 +144,7 @@ class ClaimChecker:
             self._check_age(key, process_name, parse_rfc3339_ns(version.info.metadata["prism-created-at"]))
 
     def on_abort(self, upload: MultipartUpload, process_name: str) -> None:
-        """Somebody of ours gives up an upload in parts that is another's: it must be dead, or too late anyway."""
+        """Check that one of our processes aborts another's multipart upload only if it is dead, or too late anyway."""
         left_ns = upload.initiated_ns + self._config.ttl.max_age * SECOND_NS - self._skew_ns - self.now_ns
         if left_ns > 0:
             self.add_violation(
@@ -160,7 +160,7 @@ class ClaimChecker:
             kept_ns = min(
                 acked_ns + ttl.retention_after_read * SECOND_NS, created_ns + ttl.max_age * SECOND_NS
             )
-        if key in self._copies_acked_ns:  # which may have released it, but need not have
+        if key in self._copies_acked_ns:  # its readers may have released it, but need not have
             kept_ns = min(kept_ns, self._copies_acked_ns[key] + ttl.retention_after_read * SECOND_NS)
         if self.now_ns < kept_ns - self._skew_ns:
             left_s = (kept_ns - self.now_ns) / SECOND_NS
@@ -169,7 +169,7 @@ class ClaimChecker:
             )
 
     async def check(self) -> None:
-        """Every message that is owed its object has it, and what is there is what was sent, or is reported."""
+        """Check that every required object exists, and that every object contains what was sent, or is reported."""
         claim_messages = self.find_claim_messages()
         for claim_message in claim_messages:
             key = claim_message.reference.object_key
@@ -196,7 +196,7 @@ class ClaimChecker:
             self.add_violation(f"{claim_message} resolves to something that nobody sent")
 
     def check_end(self, foreign: set[str]) -> None:
-        """After everything is over: nothing of ours is left, and everything of others."""
+        """Check at the end that nothing of ours is left, and everything of others."""
         left = set(self._bucket.list_keys())
         if leaked := sorted(left - foreign):
             self.add_violation(f"{len(leaked)} objects are left for ever, {leaked[0]} among them")
@@ -220,7 +220,7 @@ class ClaimChecker:
 def parse_claim_message(
     stream: str, seq: int, subject: bytes, header: bytes, payload: bytes
 ) -> ClaimMessage | None:
-    """What a message carries; None if it is no reference."""
+    """Parse a message that carries a reference; None for others."""
     block: Any = bytes(header)
     if headers.get(block, CLAIM_HEADER.encode()) != b"true":
         return None

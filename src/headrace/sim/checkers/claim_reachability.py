@@ -22,7 +22,7 @@ from headrace.sim.network.sim_transport import SimHost
 
 IDENT_HEADER = "Ident"
 _NEVER_NS = 1 << 62
-#: What was sent and not answered has happened by then, or never will: longer than any stall.
+#: Requests without a reply have happened by then, or never will: longer than any stall.
 _UNCERTAIN_NS = 15 * SECOND_NS
 
 
@@ -41,7 +41,9 @@ class ClaimMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """What a lease says: everything above `acked` is still to be read; from `start` on, if it says so, the rest was."""
+    """Terms of a lease: everything above `ack_floor` is still to be read; from `start_seq` on, if set, the rest was
+    read.
+    """
 
     stream: str
     reader: str
@@ -67,7 +69,7 @@ class LeaseTerms:
 
 @dataclass(frozen=True, slots=True)
 class _ConfirmedLease:
-    """Terms that were confirmed, since when they hold without a break, and until when at least."""
+    """Confirmed terms, since when they have been valid without a break, and how long at least they will be."""
 
     terms: LeaseTerms
     since_ns: int
@@ -75,7 +77,7 @@ class _ConfirmedLease:
 
 
 class ClaimRequirements:
-    """What is needed of the streams of one server; `copies` are those that mirror others or have them as sources."""
+    """Who needs what of the streams of one server; `copies` are those that mirror or source others."""
 
     def __init__(self, host: SimHost) -> None:
         self.copies: set[str] = set()
@@ -90,15 +92,15 @@ class ClaimRequirements:
     def now_ns(self) -> int:
         return self._host.clock.now_ns()
 
-    # What actors tell
+    # Events reported by actors
 
     def record_release(self, key: str, stream: str) -> None:
-        """A reader of a copy has released a claim: from now on the copy is known to carry it."""
+        """Record that a reader of a copy released a claim: from now on the copy is known to carry it."""
         self._known_copies.add((key, stream))
 
     @contextmanager
     def changing_position(self, stream: str, consumer: str) -> Iterator[None]:
-        """A consumer is made or reset: what it needs from then on counts from then on."""
+        """Wrap the creation or reset of a consumer: what it needs afterwards counts only from then on."""
         self._position_changed_ns[stream, consumer] = _NEVER_NS
         try:
             yield
@@ -108,20 +110,20 @@ class ClaimRequirements:
         self._position_changed_ns[stream, consumer] = self.now_ns
 
     def record_consumer_start(self, stream: str, consumer: str, first_seq: int) -> None:
-        """A consumer that can have had nothing before that sequence; also when it is gone again."""
+        """Record that a consumer can have received nothing before that sequence, even if it is deleted later."""
         first_seq = min(first_seq, self._first_seqs.get((stream, consumer), first_seq))
         self._first_seqs[stream, consumer] = first_seq
 
     @contextmanager
     def writing_lease(self, terms: LeaseTerms, lease_s: int) -> Iterator[None]:
-        """A lease is written down; it counts when that was confirmed, from the moment at which it was sent."""
+        """Wrap the writing of a lease; it counts once confirmed, and its duration runs from when it was sent."""
         name, until_ns = (terms.stream, terms.reader), self.now_ns + lease_s * SECOND_NS
         self._written_terms.append(terms)
         before = self._get_live_lease(name)
         try:
             yield
         except BaseException:
-            # The old terms hold, or the new ones: what both protect is safe for as long as the old ones last.
+            # Either the old or the new terms are valid: what both protect is safe as long as the old ones last.
             if before is not None:
                 ack_floor = max(before.terms.ack_floor, terms.ack_floor)
                 self._leases[name] = replace(before, terms=replace(before.terms, ack_floor=ack_floor))
@@ -136,10 +138,10 @@ class ClaimRequirements:
         lease = self._leases.get(name)
         return lease if lease is not None and self.now_ns < lease.until_ns else None
 
-    # What is so
+    # Actual requirements
 
     def may_have_been_read(self, claim_message: ClaimMessage) -> bool:
-        """Whether anybody can have read a message of this stream."""
+        """Return whether anybody can have read this message."""
         found = self._host.broker.jetstream.streams[claim_message.stream].consumers
         names = [name for name in found if (claim_message.stream, name) not in self._first_seqs]
         if any(self._consumer_matches(claim_message, name) for name in names):
@@ -155,7 +157,7 @@ class ClaimRequirements:
         )
 
     def find_blocking_consumer(self, claim_message: ClaimMessage, decision_ns: int) -> str:
-        """Who needs a message's claim, and did so when somebody began to decide about it; "" if nobody."""
+        """Return who needs a message's claim, and already did when somebody began to decide about it; "" if nobody."""
         if (
             claim_message.stream in self.copies
             and (claim_message.reference.object_key, claim_message.stream) not in self._known_copies

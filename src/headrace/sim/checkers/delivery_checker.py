@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ConsumerKey = tuple[str, str]
 _ACK_PREFIX = b"$JS.ACK."
 _FLOW_CONTROL_PREFIX = b"$JS.FC."
-#: How a pull request can ask.
+#: Variants of pull requests.
 PULL_OPTIONS = (
     b'"expires":2000000000',
     b'"expires":2000000000',
@@ -35,7 +35,7 @@ PULL_OPTIONS = (
     b'"no_wait":true,"expires":1000000000',
     b'"expires":2000000000,"max_bytes":300',
 )
-#: Who gets everything in the end: what may be given up after so many attempts is not missed.
+#: Consumers that get everything in the end: those that give up after `max_deliver` attempts may miss messages.
 FULLY_DELIVERED_CONSUMERS = frozenset(
     name for consumers in CONSUMERS.values() for name, config in consumers if "max_deliver" not in config
 )
@@ -50,14 +50,12 @@ class DeliveryChecker:
         self.ack_everything = False
         self.delivered: dict[ConsumerKey, set[int]] = {}
         self.confirmed_acks: dict[ConsumerKey, set[int]] = {}
-        self._pending_resets: Counter[ConsumerKey] = (
-            Counter()
-        )  # how often a consumer is being sent back, without an answer yet
+        self._pending_resets: Counter[ConsumerKey] = Counter()  # resets per consumer without a reply yet
 
-    # Answers
+    # Replies
 
     def make_publish_handler(self, message: SentMessage, sim: Simulation) -> Callable[[ReceivedMsg], None]:
-        """What to do with the answer to a publish."""
+        """Return a handler for the reply to a publish."""
 
         def on_reply(msg: ReceivedMsg) -> None:
             if msg.header.startswith(b"NATS/1.0 503"):
@@ -74,7 +72,7 @@ class DeliveryChecker:
     def make_batch_handler(
         self, members: list[SentMessage], sim: Simulation
     ) -> Callable[[ReceivedMsg], None]:
-        """What to do with the answer to a batch."""
+        """Return a handler for the reply to a batch."""
 
         def on_reply(msg: ReceivedMsg) -> None:
             if msg.header.startswith(b"NATS/1.0 503"):
@@ -96,7 +94,7 @@ class DeliveryChecker:
     def make_removal_handler(
         self, stream: str, seqs: set[int], purge: PurgeRecord | None = None
     ) -> Callable[[ReceivedMsg], None]:
-        """What to do with the answer to a deletion or a purge."""
+        """Return a handler for the reply to a deletion or a purge."""
 
         def on_reply(msg: ReceivedMsg) -> None:
             if purge is not None:
@@ -107,7 +105,7 @@ class DeliveryChecker:
         return on_reply
 
     def make_info_handler(self, stream: str) -> Callable[[ReceivedMsg], None]:
-        """What to do with a stream's info: it may not speak of less than was acknowledged before it was asked."""
+        """Return a handler for a stream's info: it must include everything acknowledged before the request."""
         known = max((m.seq for m in self._history_checker.by_stream[stream]), default=0)
 
         def on_reply(msg: ReceivedMsg) -> None:
@@ -120,7 +118,7 @@ class DeliveryChecker:
         return on_reply
 
     def make_direct_get_handler(self, stream: str) -> Callable[[ReceivedMsg], None]:
-        """What to do with the answer to a direct get: a message that was sent, with the sequence it always had."""
+        """Return a handler for the reply to a direct get: a message that was sent, with the sequence it always had."""
 
         def on_reply(msg: ReceivedMsg) -> None:
             seq = headers.get(msg.header, b"Nats-Sequence")
@@ -130,7 +128,7 @@ class DeliveryChecker:
         return on_reply
 
     def make_get_handler(self, stream: str, seq: int) -> Callable[[ReceivedMsg], None]:
-        """The same of a get through the API; what was surely removed before it was asked for is not there."""
+        """The same for a get through the API; a message removed for certain before the request must not be returned."""
         was_removed = seq in self._history_checker.removals[stream].confirmed_deletes
 
         def on_reply(msg: ReceivedMsg) -> None:
@@ -154,14 +152,14 @@ class DeliveryChecker:
     def pull(
         self, client: SimClient, stream: str, consumer: str, batch: int, *, vary_options: bool = False
     ) -> None:
-        """Ask a consumer for some messages; `vary_options`: in one of the ways that there are."""
+        """Pull some messages from a consumer; `vary_options`: with random options."""
         inbox = client.subscribe(lambda msg: self.on_delivery(client, consumer, msg))
         pull_options = self._rng.choice(PULL_OPTIONS) if vary_options else PULL_OPTIONS[0]
         body = b'{"batch":%d,%b}' % (batch, pull_options)
         client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", body, None, inbox)
 
     def on_delivery(self, client: SimClient, consumer: str, msg: ReceivedMsg) -> None:
-        """A consumer delivered something: judge it, and do something about it."""
+        """Check a delivery, and respond to it."""
         if not msg.reply.startswith(_ACK_PREFIX):
             flow_subject = msg.reply or headers.get(msg.header, b"Nats-Consumer-Stalled") or b""
             if flow_subject.startswith(_FLOW_CONTROL_PREFIX) and (
@@ -208,7 +206,7 @@ class DeliveryChecker:
                 client.publish(reply.decode(), b"+NXT 2", None, inbox)
 
     def reset(self, client: SimClient, stream: str, consumer: str, body: bytes) -> None:
-        """Send a consumer back: what it confirmed until this is answered may come again."""
+        """Reset a consumer: messages confirmed before the reply may be delivered again."""
         key = (stream, consumer)
         self.confirmed_acks.pop(key, None)
         self._pending_resets[key] += 1
@@ -216,11 +214,11 @@ class DeliveryChecker:
         client.request(f"$JS.API.CONSUMER.RESET.{stream}.{consumer}", body, on_reply)
 
     def on_disconnect(self) -> None:
-        """Whoever was sending a consumer back is gone: it happened by now, or never will."""
+        """Forget pending resets: the client is gone, so they have happened by now, or never will."""
         self._pending_resets.clear()
 
     def check(self, broker: SimBroker) -> None:
-        """Nothing that lives was passed over."""
+        """Check that no live message was skipped."""
         for name, stream in broker.jetstream.streams.items():
             for consumer in stream.consumers.values():
                 if consumer.name not in FULLY_DELIVERED_CONSUMERS:

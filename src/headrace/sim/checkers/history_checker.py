@@ -15,9 +15,9 @@ from headrace.sim.checkers.store_invariants import Violation
 from headrace.storage import StreamLog
 
 SECOND_NS = 1_000_000_000
-#: How much later than its deadline a message may still be there.
+#: How long after its deadline a message may still exist.
 EXPIRY_SLACK_NS = SECOND_NS // 4
-#: How long ids are remembered in a world.
+#: Duplicate window in simulations.
 DEDUP_WINDOW_NS = 120 * SECOND_NS
 _FOREVER = 1 << 63
 
@@ -35,7 +35,7 @@ class SentMessage:
     ttl_ns: int = 0
     message_id: str = ""
     batch: bytes = b""
-    seq: int = 0  # told by the server
+    seq: int = 0  # from the server's reply
     acked_ns: int = _FOREVER
     refused: bool = False
     duplicate: bool = False
@@ -48,17 +48,17 @@ class SentMessage:
 
 @dataclass(slots=True)
 class PurgeRecord:
-    """A purge takes what was sent before it, and perhaps what was sent before its answer came."""
+    """A purge removes what was sent before it, and perhaps what was sent before its reply arrived."""
 
     pattern: bytes
     client: int
-    expected_seqs: set[int]  # surely gone once it is answered
+    expected_seqs: set[int]  # certainly gone once there is a reply
     until_order: int = _FOREVER
 
 
 @dataclass(slots=True)
 class Removals:
-    """What was asked to be removed from a stream, whether or not it was answered."""
+    """Requested removals of a stream, whether or not there was a reply."""
 
     requested_deletes: set[int] = field(default_factory=set)
     confirmed_deletes: set[int] = field(default_factory=set)
@@ -75,28 +75,28 @@ class StreamRules:
     messages_max: int = 0
     is_workqueue: bool = False
     ttl: bool = False
-    is_sourced_away: bool = False  # another stream takes it away; whether it arrives there is judged there
+    is_sourced_away: bool = False  # another stream sources it; its content is checked there
     interested_consumers: Mapping[str, tuple[bytes, ...]] | None = (
-        None  # it keeps what one of these consumers still needs
+        None  # interest retention: it keeps what one of these consumers still needs
     )
 
 
 class HistoryChecker:
-    """Everything that happened, by stream."""
+    """The history of all streams."""
 
     def __init__(self, rules: dict[str, StreamRules]) -> None:
         self.rules = rules
         self.sent: dict[bytes, SentMessage] = {}
         self.by_stream: dict[str, list[SentMessage]] = {name: [] for name in rules}
         self.removals = {name: Removals() for name in rules}
-        self.seq_owners: dict[tuple[str, int], bytes] = {}  # who was ever seen to have a sequence
+        self.seq_owners: dict[tuple[str, int], bytes] = {}  # the message ever seen with a sequence
         self.last_order = 0
-        self.latest_ns = 0  # the latest time that the clock ever showed; it may have been set back since
+        self.latest_ns = 0  # the latest time of the clock, which may have been set back since
 
-    # What clients do
+    # Client events
 
     def record_send(self, stream: str, subject: bytes, client: int, now_ns: int) -> SentMessage:
-        """A message is about to be sent; its ident is to be its payload's beginning."""
+        """Record a message that is about to be sent; its payload must begin with its ident."""
         self.last_order += 1
         record = SentMessage(
             b"%s#%d#" % (stream.encode(), self.last_order), stream, subject, client, self.last_order, now_ns
@@ -106,7 +106,7 @@ class HistoryChecker:
         return record
 
     def record_ack(self, message: SentMessage, seq: int, now_ns: int, *, duplicate: bool = False) -> None:
-        """A publisher was told that its message is stored."""
+        """Record the acknowledgement of a publish."""
         self.latest_ns = max(self.latest_ns, now_ns)
         message.seq, message.acked_ns, message.duplicate = seq, self.latest_ns, duplicate
         if not duplicate:
@@ -117,33 +117,33 @@ class HistoryChecker:
             raise Violation(f"C6: {message.ident!r} is called a duplicate of {seq}, which it is not")
 
     def record_seq_owner(self, stream: str, seq: int, ident: bytes, observed_as: str) -> None:
-        """A sequence was seen to belong to a message."""
+        """Record that a sequence was seen to belong to a message."""
         owner = self.seq_owners.setdefault((stream, seq), ident)
         if owner != ident:
             raise Violation(f"C4: {stream} {seq} was {owner!r} and is now {ident!r} ({observed_as})")
 
     def record_purge(self, stream: str, pattern: bytes, client: int) -> PurgeRecord:
-        """A purge is about to be sent."""
+        """Record a purge that is about to be sent."""
         known = (m for m in self.by_stream[stream] if m.seq and not m.duplicate)
         record = PurgeRecord(pattern, client, {m.seq for m in known if _is_purged(pattern, m)})
         self.removals[stream].purges.append(record)
         return record
 
     def record_consumer_ack(self, stream: str, consumer: str, seq: int) -> None:
-        """A consumer's client is about to say that it is done with a message."""
+        """Record that a consumer's client is about to acknowledge a message."""
         self.removals[stream].requested_acks.setdefault(consumer, set()).add(seq)
 
     def on_disconnect(self, client: int) -> None:
-        """A client is gone: what it asked for has happened by now, or never will."""
+        """Record that a client is gone: what it requested has happened by now, or never will."""
         for removals in self.removals.values():
             for purge in removals.purges:
                 if purge.client == client:
                     purge.until_order = min(purge.until_order, self.last_order)
 
-    # What a server holds
+    # Server state
 
     def check(self, stream: str, log: StreamLog, now_ns: int, *, quiescent: bool) -> None:
-        """Hold a log against all that is known. `quiescent`: timers have run, so what is overdue must be gone."""
+        """Check a log against the history. `quiescent`: timers have run, so overdue messages must be gone."""
         self.latest_ns = max(self.latest_ns, now_ns)
         stored = dict(self._iter_stored(stream, log))
         self._check_order(stream, stored)
@@ -188,7 +188,7 @@ class HistoryChecker:
             yield seq, message
 
     def _check_order(self, stream: str, stored: dict[int, SentMessage]) -> None:
-        """C3: what one client sent, one by one, stands in the order of sending."""
+        """C3: messages of one client are stored in the order of sending."""
         newest: dict[int, int] = {}
         for seq, message in stored.items():
             if message.batch:
@@ -198,7 +198,7 @@ class HistoryChecker:
             newest[message.client] = message.order
 
     def _check_batches(self, stream: str, stored: dict[int, SentMessage]) -> None:
-        """C5: of a batch all is there or nothing, side by side; except what was removed later."""
+        """C5: a batch is stored completely or not at all, contiguously; except what was removed later."""
         by_batch: dict[bytes, dict[int, SentMessage]] = {}
         for seq, message in stored.items():
             if message.batch:
@@ -225,7 +225,7 @@ class HistoryChecker:
         *,
         quiescent: bool,
     ) -> None:
-        """C1: what was acknowledged is there, byte for byte; C8: what had to go is gone."""
+        """C1: acknowledged messages are stored, byte for byte; C8: messages that must be gone are gone."""
         seq, there = message.seq, stored.get(message.seq)
         if there is message:
             if quiescent and self._must_be_removed(message, stored, now_ns):
@@ -257,7 +257,7 @@ class HistoryChecker:
         return rules.per_subject and self._is_replaced(message, seq)
 
     def _may_be_acked(self, message: SentMessage, seq: int) -> bool:
-        """Whether everybody for whom the stream kept it may be done with it."""
+        """Return whether all consumers for which the stream kept the message may have acknowledged it."""
         rules, acked = self.rules[message.stream], self.removals[message.stream].requested_acks
         if rules.interested_consumers is not None:
             consumers = (
@@ -277,7 +277,7 @@ class HistoryChecker:
         if rules.ttl and message.ttl_ns and now_ns > message.acked_ns + message.ttl_ns + EXPIRY_SLACK_NS:
             return True
         if rules.interested_consumers is not None:
-            return True  # everybody is done by then
+            return True  # all consumers are done by then
         newer = (s for s, other in stored.items() if other.subject == message.subject and s > message.seq)
         return rules.per_subject and any(newer)
 
@@ -287,5 +287,5 @@ def _is_purged(pattern: bytes, message: SentMessage) -> bool:
 
 
 def parse_ident(payload: bytes) -> bytes:
-    """The beginning of a payload by which its message is known."""
+    """Return the beginning of a payload that identifies its message."""
     return bytes(payload[: payload.rfind(b"#") + 1])

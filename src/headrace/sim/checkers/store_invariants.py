@@ -1,7 +1,7 @@
 """Invariants of every store. Owns the checkers that run after each recovery and at the end of each run.
 
-Invariant: a checker only reads. `observe` returns the content in the model's form; `audit` verifies that everything a
-log reports about itself equals the result of a scan of its messages. Must not know how anything is stored.
+Invariant: a checker only reads. `read_state` returns the content in the model's form; `check_store` verifies that
+everything a log reports about itself equals the result of a scan of its messages. Must not know how anything is stored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from headrace.sim.checkers.store_model import LogState, ModelMessage, StoreState, make_state, merge_operands
 from headrace.storage import Store, StreamLog
 
-#: In simulations, streams whose name begins so are kept in memory and are empty after a restart.
+#: In simulations, streams with this name prefix are kept in memory and are empty after a restart.
 MEMORY_PREFIX = "M"
 
 
@@ -23,7 +23,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def read_state(store: Store) -> StoreState:
-    """Everything that is kept, read message by message; before anybody folds facts."""
+    """Read everything stored, message by message; must run before a metadata compactor is registered."""
     logs = {
         name: read_log_state(log) for name, log in store.logs.items() if not name.startswith(MEMORY_PREFIX)
     }
@@ -46,13 +46,13 @@ def read_log_state(log: StreamLog) -> LogState:
 
 
 def check_store(store: Store) -> None:
-    """Every log's index equals a scan of its messages."""
+    """Check that every log's index equals a scan of its messages."""
     for log in store.logs.values():
         check_log(log)
 
 
 def check_log(log: StreamLog) -> None:
-    """Info equals scan, and so does every question that the index answers."""
+    """Check that the info, and every query that the index answers, equals a scan."""
     first_seq, last_seq, listed_messages = read_log_state(log)
     messages = dict(listed_messages)
     _check_totals(log, messages)
@@ -74,7 +74,7 @@ def _check_totals(log: StreamLog, messages: dict[int, ModelMessage]) -> None:
 
 
 def compute_size(message: ModelMessage, *, memory: bool) -> int:
-    """The size of a message by the reference's formula."""
+    """Return the size of a message by nats-server's formula."""
     _, subject, header, payload, _ = message
     if memory:
         return 16 + len(subject) + len(header) + len(payload)
@@ -138,7 +138,7 @@ def _require_equal(log: StreamLog, attribute: str, found: object, expected: obje
 
 
 def describe_difference(found: StoreState, expected: StoreState) -> str:
-    """Where two states differ, in a line or two."""
+    """Describe where two states differ, in a line or two."""
     lines = []
     left, right = dict(found[0]), dict(expected[0])
     for name in sorted(set(left) | set(right)):

@@ -1,6 +1,6 @@
 """Reference model of a store. Owns what a store should contain, in plain dicts, without regard to speed.
 
-Invariant: `freeze` returns equal values for equal stores, so "the store equals the model" is one comparison. Must not
+Invariant: `to_state` returns equal values for equal stores, so "the store equals the model" is one comparison. Must not
 know how anything is stored.
 """
 
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 ModelMessage = tuple[int, bytes, bytes, bytes, int]
 #: first_seq, last_seq, then (seq, message) ascending.
 LogState = tuple[int, int, tuple[tuple[int, ModelMessage], ...]]
-#: Logs by name and facts by key, each sorted.
+#: Logs by name and metadata by key, each sorted.
 StoreState = tuple[tuple[tuple[str, LogState], ...], tuple[tuple[bytes, bytes], ...]]
 
 
 def merge_operands(value: bytes | None, operands: Iterable[bytes]) -> bytes:
-    """The fold of the model: notes are appended to the value."""
+    """The model's merge: append operands to the value."""
     return (value or b"") + b"".join(operands)
 
 
@@ -66,7 +66,7 @@ class LogModel:
 
 
 class StoreModel:
-    """All streams and facts."""
+    """All streams and metadata."""
 
     def __init__(self) -> None:
         self.logs: dict[str, LogModel] = {}
@@ -89,13 +89,13 @@ class StoreModel:
         self.metadata[key] = merge_operands(self.metadata.get(key), (operand,))
 
     def to_state(self) -> StoreState:
-        """What must be found after a restart: memory streams are not in it."""
+        """Return the state that must be found after a restart, without memory streams."""
         logs = {name: log.to_state() for name, log in self.logs.items() if not log.memory}
         return make_state(logs, self.metadata)
 
     @classmethod
     def from_state(cls, saved_state: StoreState) -> StoreModel:
-        """A model that goes on from a frozen state."""
+        """Make a model that continues from a saved state."""
         model = cls()
         for name, (first_seq, last_seq, messages) in saved_state[0]:
             log = model.create(name, first_seq=first_seq)
@@ -106,5 +106,5 @@ class StoreModel:
 
 
 def make_state(logs: Mapping[str, LogState], metadata: Mapping[bytes, bytes]) -> StoreState:
-    """The frozen form of some logs and facts."""
+    """Make the saved form of some logs and metadata."""
     return tuple(sorted(logs.items())), tuple(sorted(metadata.items()))

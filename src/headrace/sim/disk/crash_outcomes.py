@@ -17,7 +17,7 @@ LandedWrites = Sequence[PendingWrite]
 
 
 class PendingPosition(NamedTuple):
-    """Where a pending operation stands among all pending ones, oldest first."""
+    """Position of a pending operation among all pending ones, oldest first."""
 
     rank: int
     total: int
@@ -29,7 +29,7 @@ WriteRule = Callable[[PendingWrite, Random, PendingPosition], LandedWrites]
 
 
 class Outcome(NamedTuple):
-    """A class of outcome: what happens to names, and what to content."""
+    """A class of outcome: what happens to names, and to content."""
 
     name: str
     keeps_name: NameRule
@@ -54,13 +54,13 @@ def garble_write(write: PendingWrite, rng: Random, position: PendingPosition) ->
 
 
 def get_sector_borders(write: PendingWrite, sector: int) -> list[int]:
-    """File offsets of the sector borders inside a write."""
+    """Return the file offsets of the sector borders inside a write."""
     first = write.offset - write.offset % sector + sector
     return list(range(first, write.offset + len(write.data), sector))
 
 
 def tear_write(write: PendingWrite, rng: Random, sector: int) -> LandedWrites:
-    """The front of the write landed, up to a sector border; the length may already speak of all of it."""
+    """The beginning of the write landed, up to a sector border; the length may already include all of it."""
     borders = get_sector_borders(write, sector)
     if not borders:
         return (write,) if rng.random() < 0.5 else ()
@@ -78,7 +78,7 @@ def tear_write_at_4096(write: PendingWrite, rng: Random, position: PendingPositi
 
 
 def scatter_sectors(write: PendingWrite, rng: Random, position: PendingPosition) -> LandedWrites:
-    """Any of the sectors landed, the last one rather than the first."""
+    """Any of the sectors landed, the last one more likely than the first."""
     borders = [write.offset, *get_sector_borders(write, 512), write.offset + len(write.data)]
     landed = []
     for start, end in pairwise(borders):
@@ -126,7 +126,7 @@ def _keep_newest(write: PendingWrite, rng: Random, position: PendingPosition) ->
     return (write,) if position.rank == position.total - 1 else ()
 
 
-#: Every class a crash test goes through at every operation.
+#: Every class that a crash test applies at every operation.
 OUTCOMES: tuple[Outcome, ...] = (
     Outcome("keep", keep_always, keep_write),
     Outcome("drop", keep_never, drop_write),

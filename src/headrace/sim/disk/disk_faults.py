@@ -9,20 +9,20 @@ import errno
 import os
 from dataclasses import dataclass
 
-#: Kinds of call that a fault can hit: the operations of a submission, and the reading ones.
+#: Kinds of call that a fault can affect: the operations of a submission, and the read methods.
 CHANGE_CALLS = ("create", "write", "sync", "syncdir", "mkdir", "link", "rename", "unlink", "rmdir", "copy")
 READ_CALLS = ("list", "exists", "size", "read", "map")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The `nth` matching call fails with `error`; every later one too if `sticky`.
+    """The `nth` matching call fails with `error`; if `sticky`, every later one too.
 
-    kinds: which calls count and can fail; empty means every one of `CHANGE_CALLS`.
-    path: only calls whose path begins so.
-    short: a failing write stores a part of its data first.
-    lost: what a failing sync does to pending writes. "no": they stay pending; "cached": they never reach the
-    disk, but the page cache shows them until the next boot; "gone": they are not even readable any more.
+    kinds: which calls count and can fail; empty means all of `CHANGE_CALLS`.
+    path: only calls whose path has this prefix.
+    short: a failing write stores part of its data first.
+    lost: what a failing sync does to pending writes. "no": they stay pending; "cached": they never reach the disk, but
+    the page cache shows them until the next boot; "gone": they are no longer readable either.
     """
 
     error: int = errno.EIO
@@ -41,25 +41,25 @@ class Fault:
 
 
 class FaultInjector:
-    """The faults in force, each with the number of calls it has seen."""
+    """The active faults, each with the number of calls it has counted."""
 
     def __init__(self) -> None:
         self._call_counts: list[tuple[Fault, list[int]]] = []
-        #: How many calls failed on purpose.
+        #: Number of calls failed on purpose.
         self.injected_count = 0
 
     def add(self, fault: Fault) -> None:
         self._call_counts.append((fault, [0]))
 
     def get_call_count(self, fault: Fault) -> int:
-        """How many matching calls a fault has counted."""
+        """Return how many matching calls a fault has counted."""
         return next(count[0] for known, count in self._call_counts if known is fault)
 
     def clear(self) -> None:
         self._call_counts = []
 
     def on_call(self, kind: str, path: str) -> Fault | None:
-        """Counts a call and returns the fault that it meets."""
+        """Count a call and return the fault that applies to it."""
         found = None
         for fault, count in self._call_counts:
             if fault.matches(kind, path):

@@ -23,19 +23,19 @@ class DiskSnapshot:
     def __init__(self, nodes: dict[int, Node], at: int, signature: int = 0) -> None:
         self.nodes = nodes
         self.op_number = at
-        #: Of a disk after a power loss: equal for equal fates of all pending operations.
+        #: After a power loss: equal if all pending operations had equal outcomes.
         self.signature = signature
 
     def clone_nodes(self, epoch: int) -> dict[int, Node]:
-        """The nodes for a new disk, page cache included."""
+        """Return the nodes for a new disk, page cache included."""
         return {number: node.clone(epoch, move_cache=False) for number, node in self.nodes.items()}
 
     def count_pending(self) -> int:
-        """How many operations a power loss could take."""
+        """Return how many operations a power loss could lose."""
         return sum(len(node.pending) for node in self.nodes.values())
 
     def power_loss(self, outcome: Outcome, rng: Random) -> DiskSnapshot:
-        """As after a power loss in which every pending operation met its fate by `outcome`."""
+        """Return the disk after a power loss in which `outcome` decided about every pending operation."""
         positions = self._rank_pending(rng)
         landed: dict[int, list[PendingWrite]] = {}
         kept_changes: dict[int, list[NameChange]] = {}
@@ -58,7 +58,7 @@ class DiskSnapshot:
         return {at: PendingPosition(index, len(numbers), cut) for index, at in enumerate(numbers)}
 
     def _drop_half_moves(self, kept_changes: dict[int, list[NameChange]]) -> None:
-        """A name moved to another folder disappears only if it has appeared there."""
+        """Let a name that was moved to another folder disappear only if it has appeared there."""
         for number, changes in kept_changes.items():
             kept_changes[number] = [change for change in changes if self._may_keep(change, kept_changes)]
 
@@ -126,7 +126,7 @@ class DiskSnapshot:
 def _land_writes(
     file: SimFile, outcome: Outcome, rng: Random, positions: dict[int, PendingPosition]
 ) -> list[PendingWrite]:
-    """A reservation is metadata: it is there or not, and has no sectors."""
+    """Return what lands of a file's writes. A reservation is metadata: it lands or not, and has no sectors."""
     landed: list[PendingWrite] = []
     for write in file.pending:
         position = positions[write.op_number]

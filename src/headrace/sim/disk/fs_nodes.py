@@ -27,7 +27,7 @@ class SimFile:
         self._cache_diverged = False
 
     def clone(self, epoch: int, *, move_cache: bool) -> SimFile:
-        """The same file for another epoch. With `move_cache` the views handed out stay views of the clone."""
+        """Return the same file for another epoch. With `move_cache` existing views become views of the clone."""
         clone = SimFile(epoch, self.image, self.links)
         clone.shared = True
         clone.pending = list(self.pending)
@@ -35,14 +35,14 @@ class SimFile:
         clone._cache_diverged = self._cache_diverged
         if move_cache:
             clone._cache, self._cache = self._cache, None
-        if self._cache_diverged:  # the cache cannot be made again from the image
+        if self._cache_diverged:  # the cache cannot be rebuilt from the image
             shown = clone._cache if move_cache else self._cache
             self._cache = bytearray(shown or b"")
             clone._cache = clone._cache if move_cache else bytearray(shown or b"")
         return clone
 
     def write(self, write: PendingWrite) -> None:
-        """A write or a reservation: at once in the cache, pending for the disk."""
+        """Apply a write or a reservation: at once in the cache, pending for the disk."""
         if write.data:
             cache = self._get_writable_cache(write.size)
             cache[write.offset : write.offset + len(write.data)] = write.data
@@ -52,14 +52,14 @@ class SimFile:
         self.size = max(self.size, write.size)
 
     def sync(self) -> None:
-        """All pending writes reach the disk."""
+        """Move all pending writes to the disk."""
         if not self.pending:
             return
         self._get_writable_image().apply_writes(self.pending)
         self.pending = []
 
     def drop_pending(self, *, visible: bool) -> None:
-        """A sync that failed: pending writes never reach the disk, though the cache may still show them."""
+        """Handle a failed sync: pending writes never reach the disk, though the cache may still show them."""
         if visible:
             self._get_writable_cache(self.size)
             self._cache_diverged = True
@@ -77,7 +77,7 @@ class SimFile:
         return bytes(memoryview(self._get_writable_cache(self.size))[offset:end])
 
     def view(self) -> memoryview:
-        """What a mapping shows: later writes inside the mapped range appear in it."""
+        """Return a mapping: later writes inside the mapped range appear in it."""
         return memoryview(self._get_writable_cache(self.size))[: self.size].toreadonly()
 
     def _get_writable_image(self) -> SparseFile:
@@ -98,7 +98,7 @@ class SimFile:
         if size > len(cache):
             try:
                 cache.extend(bytes(size - len(cache)))
-            except BufferError:  # mapped: the old views keep the old range
+            except BufferError:  # mapped: existing views keep the old range
                 cache = self._cache = cache + bytes(size - len(cache))
         return cache
 
@@ -106,8 +106,9 @@ class SimFile:
 class NameChange(NamedTuple):
     """A change of a folder's names that no syncdir has covered yet.
 
-    `gone` is a name that disappears, `name` one that appears for `node`; a rename within a folder has both
-    and is atomic. `needs` names the change in another folder (folder, at) without which `gone` stays.
+    `removed_name` is a name that disappears, `name` one that appears for `node`; a rename within a folder has both and
+    is atomic. `depends_on` identifies the change in another folder (folder, operation) without which `removed_name`
+    stays.
     """
 
     op_number: int
@@ -118,7 +119,7 @@ class NameChange(NamedTuple):
 
 
 class SimFolder:
-    """Names and the nodes they stand for."""
+    """Names and their nodes."""
 
     __slots__ = ("epoch", "names", "pending", "synced")
 
@@ -140,7 +141,7 @@ class SimFolder:
 
 
 def apply_name_change(names: dict[str, int], change: NameChange) -> None:
-    """Applies one change to a name table. A name that meanwhile stands for another node is left alone."""
+    """Apply one change to a name table. A name that refers to another node meanwhile is left alone."""
     if change.removed_name and names.get(change.removed_name) == change.node:
         del names[change.removed_name]
     if change.name:

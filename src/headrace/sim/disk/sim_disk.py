@@ -38,7 +38,7 @@ def _make_error(number: int, path: str) -> OSError:
 
 
 class _Submission:
-    """Operations queued on a lane, and how many are done."""
+    """Operations in a queue, and how many are done."""
 
     __slots__ = ("done", "next_op", "ops")
 
@@ -64,7 +64,7 @@ class SimDisk:
         self._completions: deque[tuple[DoneCallback, OSError | None]] = deque()
         self.capacity = capacity
         self.faults = FaultInjector()
-        #: Number of changing operations done; crash tests name their points by it.
+        #: Number of changing operations done; crash tests identify their points by it.
         self.ops_done = snapshot.op_number if snapshot else 0
         #: Called before each changing operation; crash tests take their snapshots here.
         self.before_op: Callable[[Op], None] | None = None
@@ -106,13 +106,13 @@ class SimDisk:
         return self._get_file(path).view()
 
     def prefetch(self, path: str, offset: int, length: int) -> None:
-        """A hint; there is nothing to fetch from."""
+        """Do nothing: there is nothing to fetch."""
 
     def free(self) -> int:
         return _UNLIMITED if self.capacity is None else max(0, self.capacity - self.used())
 
     def used(self) -> int:
-        """Bytes of all files that have a name."""
+        """Return the bytes of all files that have a name."""
         return sum(node.size for node in self._nodes.values() if isinstance(node, SimFile) and node.links)
 
     # Changing
@@ -125,23 +125,23 @@ class SimDisk:
         self._queues.setdefault(queue_name, deque()).append(_Submission(ops, done))
 
     def close(self) -> None:
-        """Like a process that ends in good order: what it queued is done first."""
+        """Close as a process that ends normally: queued work is done first."""
         self.drain()
         self.closed = True
 
     # Stepping
 
     def get_ready_queues(self) -> Sequence[str]:
-        """What could happen next: names of lanes with work, and "" for a completion that waits."""
+        """Return what could happen next: names of queues with work, and "" for a pending completion."""
         queue_names = [queue_name for queue_name, queue in self._queues.items() if queue]
         if len(queue_names) > 1:
             queue_names.sort()
         return [*queue_names, ""] if self._completions else queue_names
 
     def step(self, choice: str | None = None) -> bool:
-        """One operation of a lane, or one completion (choice ""); without a choice the seed decides.
+        """Run one operation of a queue, or one completion (choice ""); without a choice the seed decides.
 
-        Returns whether anything was left to do.
+        Returns whether there was anything to do.
         """
         choices = self.get_ready_queues()
         if not choices:
@@ -158,7 +158,7 @@ class SimDisk:
         return True
 
     def drain(self, limit: int = 1_000_000) -> None:
-        """Steps until nothing is left to do."""
+        """Step until nothing is left to do."""
         for _ in range(limit):
             if not self.step():
                 return
@@ -167,26 +167,26 @@ class SimDisk:
     # Crashing
 
     def snapshot(self) -> DiskSnapshot:
-        """The disk as it is now, for crashes later on; costs next to nothing."""
+        """Return the disk as it is now, for later crashes; costs next to nothing."""
         taken = DiskSnapshot(dict(self._nodes), self.ops_done)
         self._epoch = next(_epochs)
         return taken
 
     def crash(self, outcome: Outcome, seed: int | str = 0) -> SimDisk:
-        """The disk that is found after a power loss now."""
+        """Return the disk as found after a power loss now."""
         return SimDisk(snapshot=self.snapshot().power_loss(outcome, Random(seed)), capacity=self.capacity)
 
     def kill(self) -> SimDisk:
-        """The disk that is found after the process ended without warning: all that was written is visible.
+        """Return the disk as found after the process was killed: everything written is visible.
 
-        Nothing is more durable than before: a power loss later on may take what was not synced.
+        Nothing is more durable than before: a later power loss may still lose what was not synced.
         """
         return SimDisk(snapshot=self.snapshot(), capacity=self.capacity)
 
-    # Damaging, looking
+    # Damaging and inspecting
 
     def walk(self, folder: str = "") -> Iterator[str]:
-        """Paths of all files, sorted."""
+        """Yield the paths of all files, sorted."""
         node = self._find(folder)
         names = node.names if isinstance(node, SimFolder) else {}
         for name in sorted(names):
@@ -197,14 +197,14 @@ class SimDisk:
                 yield from self.walk(path)
 
     def corrupt(self, path: str, content: bytes) -> None:
-        """The medium now holds `content` for this file, and nobody was told."""
+        """Replace the content of a file on the medium, unnoticed."""
         number = self._find_node_number(path)
         corrupted = SimFile(self._epoch, SparseFile({}, 0), self._get_file(path).links)
         corrupted.write(PendingWrite(self.ops_done, 0, content, len(content)))
         corrupted.sync()
         self._nodes[number] = corrupted
 
-    # Inside
+    # Internals
 
     def _check_read_fault(self, kind: str, path: str) -> None:
         fault = self.faults.on_call(kind, path)
@@ -238,7 +238,7 @@ class SimDisk:
             raise translate_error(op, error) from None
 
     def _apply_fault(self, op: Op, fault: Fault) -> None:
-        """What a failing call does before it fails."""
+        """Do what a failing call does before it fails."""
         if fault.short and op[0] == "write":
             data = _join_parts(op[3])
             self._write(op[1], op[2], data[: self._rng.randrange(len(data) + 1)])
@@ -261,7 +261,7 @@ class SimDisk:
         return node
 
     def _find_node_number(self, path: str) -> int:
-        """The node number of a path; raises when it is missing."""
+        """Return the node number of a path; raise if it is missing."""
         number = ROOT
         for name in path.split("/") if path else ():
             node = self._nodes[number]
@@ -289,7 +289,7 @@ class SimDisk:
         return node
 
     def _resolve_parent(self, path: str, *, must_be_free: bool) -> tuple[SimFolder, str]:
-        """The folder of a path and the name in it; `fresh` demands that the name is free."""
+        """Return the folder of a path and the name in it; `must_be_free` requires that the name is free."""
         folder_path, _, name = path.rpartition("/")
         folder = self._get_writable_folder(folder_path)
         if must_be_free and name in folder.names:
@@ -339,7 +339,9 @@ class SimDisk:
             change for change in folder.pending if change.depends_on and self._is_pending(change.depends_on)
         ]
         synced = dict(folder.names)
-        for change in unsynced:  # the other half of a move is not durable yet, so this half cannot be either
+        for (
+            change
+        ) in unsynced:  # the other half of a move is not durable yet, so this half must not be either
             synced[change.removed_name] = change.node
         folder.synced = synced
         folder.pending = unsynced
@@ -361,7 +363,7 @@ class SimDisk:
         folder.apply_change(NameChange(self.ops_done, number, name))
 
     def _rename(self, path: str, new: str) -> None:
-        """As on the real one, never over an existing name."""
+        """Rename; as on a real disk here, never over an existing name."""
         source, old = self._resolve_parent(path, must_be_free=False)
         target, name = self._resolve_parent(new, must_be_free=True)
         number = source.names[old]

@@ -16,8 +16,8 @@ _ZERO_PAGE = bytes(PAGE_BYTES)
 class PendingWrite(NamedTuple):
     """One operation on a file's content that no sync has covered yet.
 
-    `data` is laid at `offset`; the file is at least `size` long afterwards. A reservation has empty data.
-    `at` is the number of the disk operation, for outcomes that look at the order over all files.
+    `data` is written at `offset`; the file is at least `size` long afterwards. A reservation has empty data.
+    `op_number` is the number of the disk operation, for outcomes that depend on the order over all files.
     """
 
     op_number: int
@@ -40,7 +40,7 @@ class SparseFile:
         return SparseFile(dict(self.pages), self.size)
 
     def put(self, offset: int, data: bytes) -> None:
-        """Lays `data` at `offset`, growing the file when it ends behind the end."""
+        """Write `data` at `offset`, growing the file if necessary."""
         self._content = None
         end = offset + len(data)
         self.size = max(self.size, end)
@@ -67,7 +67,7 @@ class SparseFile:
             self.grow(write.size)
 
     def read_all(self) -> bytes:
-        """The whole content as one value; kept, because crash tests read the same image many times."""
+        """Return the whole content as one value; cached, because crash tests read the same image many times."""
         if self._content is None:
             content = bytearray(self.size)
             for number, page in self.pages.items():

@@ -22,7 +22,7 @@ _CONNECT = b'CONNECT {"headers":true,"no_responders":true,"verbose":false,"proto
 
 
 class ReceivedMsg(NamedTuple):
-    """A message as the client got it."""
+    """A message as received by the client."""
 
     subject: bytes
     reply: bytes
@@ -31,12 +31,14 @@ class ReceivedMsg(NamedTuple):
 
 
 MsgHandler = Callable[[ReceivedMsg], None]
-#: What a client that does not read leaves on the way before its server notices.
+#: Unread bytes in transit after which a server notices that a client does not read.
 STALLED_BUFFER_BYTES = 2_000
 
 
 class SimIdentity(NamedTuple):
-    """Who a connection speaks for; `is_publish_denied` says, without the server's rules, where it must not publish."""
+    """Identity of a connection; `is_publish_denied` tells, independently of the server's rules, where it must not
+    publish.
+    """
 
     user: str
     account: str
@@ -48,7 +50,7 @@ ANONYMOUS = SimIdentity("", "$G", None, lambda subject: False)
 
 
 class SimClient:
-    """One connection. What arrives on a subject goes to its handler; an answer to a request only once."""
+    """One connection. Messages on a subject go to its handler; a request's handler gets only the first reply."""
 
     client_ip = "sim"
 
@@ -58,7 +60,7 @@ class SimClient:
         self.broker = broker
         self.open = True
         self.stalled = False
-        self.receives_push = False  # it listens to a push consumer
+        self.receives_push = False  # it receives the push consumer's messages
         self.errors: list[bytes] = []
         self.received: list[bytes] = []
         self._rng = rng
@@ -75,10 +77,10 @@ class SimClient:
 
     @property
     def is_restricted(self) -> bool:
-        """Whether it may not do everything."""
+        """Whether it has restricted permissions."""
         return self.identity.permissions is not None
 
-    # What the session asks of its owner
+    # Interface for the session
 
     def now_ns(self) -> int:
         return self.broker.clock.now_ns()
@@ -87,20 +89,20 @@ class SimClient:
         return self.identity
 
     def on_connected(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def info(self) -> bytes:
         return b""
 
     def flush(self) -> None:
-        """What is to be sent is taken when the simulation moves it."""
+        """Do nothing: the simulation collects the output when it moves bytes."""
 
-    # The client's own acts
+    # Client operations
 
     def publish(
         self, subject: str, payload: bytes = b"", header: Mapping[str, str] | None = None, reply: bytes = b""
     ) -> None:
-        """Put a message on the way."""
+        """Send a message."""
         pairs = [(name.encode(), value.encode()) for name, value in (header or {}).items()]
         header_block = headers.build(pairs) if pairs else b""
         verb, sizes = (b"HPUB", b"%d " % len(header_block)) if header_block else (b"PUB", b"")
@@ -117,7 +119,7 @@ class SimClient:
     def request(
         self, subject: str, payload: bytes, on_reply: MsgHandler, header: Mapping[str, str] | None = None
     ) -> None:
-        """Publish, and hear the first answer; to what is not allowed there is none."""
+        """Publish, and handle the first reply; a denied request gets none."""
         self._request_count += 1
         reply = self._inbox + b"%d" % self._request_count
         if not self.identity.is_publish_denied(subject):
@@ -125,22 +127,22 @@ class SimClient:
         self.publish(subject, payload, header, reply)
 
     def subscribe(self, handler: MsgHandler, subject: bytes = b"", queue: bytes = b"") -> bytes:
-        """Hear everything on the given subject, or on one of its own; the subject."""
+        """Subscribe to the given subject, or to a new one; return the subject."""
         self._sids += 1
         subject = subject or b"_L.%d.%d" % (self.cid, self._sids)
         self._to_server += b"SUB %b %b %d\r\n" % (subject, queue, self._sids)
         self._subscriptions[b"%d" % self._sids] = handler
         return subject
 
-    # The way between
+    # Transport
 
     @property
     def pending_requests(self) -> int:
-        """How many requests are not answered."""
+        """Number of requests without a reply."""
         return len(self._reply_handlers)
 
     def step(self) -> bool:
-        """Some bytes arrive, on one side or the other; False when nothing is on the way."""
+        """Move some bytes in one direction; return False if nothing is in transit."""
         session = self.session
         if session.dirty:
             self._collect_output(session)
@@ -157,12 +159,12 @@ class SimClient:
         return False
 
     def _pick_size(self, size: int) -> int:
-        """How many of so many bytes move: all, or any number."""
+        """Return how many of `size` bytes move: all, or any number."""
         roll = self._rng.random()
         return size if roll < 0.5 else int((roll - 0.5) * 2 * size) + 1
 
     def _collect_output(self, session: Session) -> None:
-        """Put what the server has to say on the way; a client that does not read takes only so much."""
+        """Put the server's output in transit; a client that does not read accepts only a limited amount."""
         if self.stalled and len(self._to_client) > STALLED_BUFFER_BYTES:
             session.blocked = True
             return
@@ -172,7 +174,7 @@ class SimClient:
             session.notify_writable()
 
     def _deliver_to_server(self, size: int) -> None:
-        """Bytes of the client arrive at the server."""
+        """Deliver the client's bytes to the server."""
         data = bytes(self._to_server[:size])
         del self._to_server[:size]
         try:
@@ -181,7 +183,7 @@ class SimClient:
             self.disconnect()
 
     def _read(self, size: int) -> None:
-        """The client reads: messages that are whole within the next bytes reach their handlers."""
+        """Let the client read: messages that are complete in the next bytes reach their handlers."""
         at = 0
         msgs: list[tuple[MsgHandler | None, ReceivedMsg]] = []
         while 0 <= (end := self._to_client.find(b"\r\n", at)) < size:
@@ -208,7 +210,7 @@ class SimClient:
         return self._reply_handlers.pop(args[1], None) if is_reply else self._subscriptions.get(args[2]), msg
 
     def disconnect(self) -> None:
-        """The connection breaks: a part of what is on the way arrives, the rest never does."""
+        """Break the connection: part of the bytes in transit arrives, the rest never does."""
         if not self.open:
             return
         self.open = False

@@ -28,7 +28,7 @@ _INFO = (
     b'INFO {"server_id":"SIM","server_name":"SIM","version":"2.12.0","proto":1,"headers":true,'
     b'"max_payload":1048576,"jetstream":true,"client_id":%d}\r\n'
 )
-#: A stall is longer than requests wait for their answers.
+#: A stall is longer than the timeout of requests.
 _STALL_S_MAX = 12.0
 
 
@@ -37,7 +37,7 @@ class _AnonymousIdentity:
 
 
 class _HostedBroker(SimBroker):
-    """A server that tells whether it rests."""
+    """A server that reports whether it is idle."""
 
     @property
     def is_busy(self) -> bool:
@@ -57,7 +57,7 @@ class SimServerConnection:
         self.open = True
 
     def feed(self, data: bytes) -> None:
-        """Bytes of the client arrive."""
+        """Deliver bytes from the client."""
         if not self.open:
             return
         try:
@@ -67,7 +67,7 @@ class SimServerConnection:
         self._host.flush()
 
     def flush_output(self) -> None:
-        """What the session has to say goes on its way."""
+        """Put the session's output in transit."""
         if data := self.session.drain():
             self._on_data(bytes(data))
 
@@ -78,7 +78,7 @@ class SimServerConnection:
             if self.session in self.session.router.dirty:
                 self.session.router.dirty.remove(self.session)
 
-    # What the session asks of its owner
+    # Interface for the session
 
     def now_ns(self) -> int:
         return self._host.clock.now_ns()
@@ -87,17 +87,17 @@ class SimServerConnection:
         return _AnonymousIdentity()
 
     def on_connected(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def info(self) -> bytes:
         return b""
 
     def flush(self) -> None:
-        """What is to be sent is taken at the end of the turn."""
+        """Do nothing: the output is collected at the end of the turn."""
 
 
 class SimHost:
-    """A machine with one server, which may be down. It is what surrounds a `SimLoop`."""
+    """A machine with one server, which may be down. It is the environment of a `SimLoop`."""
 
     def __init__(
         self, options: StoreOptions, clock: SimClock, rng: Random, *, stall_share: float = 0
@@ -112,7 +112,7 @@ class SimHost:
         self.is_up = False
         self.start_server(SimDisk(rng.randrange(1 << 30)))
 
-    # The world around a loop
+    # Environment of a loop
 
     def next_deadline(self) -> int | None:
         if not self.is_up:
@@ -132,22 +132,22 @@ class SimHost:
         self.flush()
 
     def flush(self) -> None:
-        """What sessions have to say goes on its way."""
+        """Put the output of all sessions in transit."""
         dirty = self.broker.router.dirty
         while dirty:
             session = dirty.pop(0)
             session.transport.flush_output()
 
-    # Its life
+    # Start and stop
 
     def start_server(self, disk: SimDisk) -> None:
-        """The server starts on what the disk holds."""
+        """Start the server on a disk."""
         self.broker = _HostedBroker(disk, self._options, self.clock, name="SIM")
         self.broker.start()
         self.is_up = True
 
     def stop_server(self) -> SimDisk:
-        """The server is gone and all connections with it; the disk as it is at this moment."""
+        """Stop the server with all its connections; return the disk as it is at this moment."""
         self.is_up = False
         for transport in list(self._transports.values()):
             transport.disconnect()
@@ -176,11 +176,11 @@ class SimTransport(Transport):
         self._received = bytearray()
         self._read_waiter: asyncio.Future[None] | None = None
         self._closed = True
-        #: Its process is gone: nothing goes out any more, whatever the program's last words are.
+        #: Its process is gone: nothing is sent any more, whatever the program still tries.
         self.process_dead = False
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
-        self._close()  # nats-py begins anew without closing when a connection stalls at its beginning
+        self._close()  # nats-py reconnects without closing if a connection stalls at its start
         await asyncio.sleep(self._host.rng.uniform(0.001, 0.5))
         if self.process_dead:
             self._read_waiter = asyncio.get_running_loop().create_future()
@@ -206,7 +206,7 @@ class SimTransport(Transport):
         self.write(b"".join(payload))
 
     async def drain(self) -> None:
-        """There is always room."""
+        """Do nothing: there is always space."""
 
     async def read(self, buffer_size: int) -> bytes:
         await self._wait_for_data()
@@ -225,7 +225,7 @@ class SimTransport(Transport):
         return line
 
     async def wait_closed(self) -> None:
-        """It is."""
+        """Do nothing: it is closed at once."""
 
     def close(self) -> None:
         self._close()
@@ -237,7 +237,7 @@ class SimTransport(Transport):
         return True
 
     def disconnect(self) -> None:
-        """The connection breaks: a part of what is on the way arrives, the rest never does."""
+        """Break the connection: part of the bytes in transit arrives, the rest never does."""
         if self._connection is not None and self._to_server:
             with suppress(ProtocolError):
                 self._connection.feed(
@@ -262,7 +262,7 @@ class SimTransport(Transport):
         asyncio.get_running_loop().call_later(delay_s, callback, connection)
 
     def _deliver_to_server(self, connection: SimServerConnection | None) -> None:
-        """What the client wrote arrives at the server, all or a part of it."""
+        """Deliver all or part of what the client wrote to the server."""
         if connection is None or connection is not self._connection:
             return
         data = self._take_some(self._to_server)
@@ -280,7 +280,7 @@ class SimTransport(Transport):
         self._to_client += data
 
     def _deliver_to_client(self) -> None:
-        """What the server sent arrives at the client."""
+        """Deliver what the server sent to the client."""
         if self._closed:
             return
         self._received += self._take_some(self._to_client)
@@ -308,7 +308,7 @@ class SimTransport(Transport):
 
 
 class _InboxNames:
-    """Names for inboxes, one after the other."""
+    """Sequential names for inboxes."""
 
     def __init__(self, owner: int) -> None:
         self._owner = owner
@@ -329,7 +329,9 @@ class SimConnection(Client):
         self._nuid = _InboxNames(number)  # type: ignore[assignment]
 
     async def open(self) -> None:
-        """Connect, and again whenever the connection breaks. Time is the loop's: nats-py's own waits look elsewhere."""
+        """Connect, and reconnect whenever the connection breaks. Uses the loop's time, which nats-py's own waits do
+        not.
+        """
         await self.connect(
             "nats://sim:4222",
             dont_randomize=True,
@@ -342,4 +344,4 @@ class SimConnection(Client):
 
 
 async def _ignore_error(error: Exception) -> None:
-    """What matters shows in what the program tries."""
+    """Ignore the error: important ones surface in the program's own calls."""

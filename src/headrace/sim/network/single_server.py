@@ -20,14 +20,16 @@ from headrace.storage import StoreOptions
 
 
 def apply_power_loss(disk: SimDisk, rng: Random) -> SimDisk:
-    """What a power loss leaves."""
+    """Return the disk after a power loss."""
     return disk.crash(rng.choice(OUTCOMES), rng.randrange(1 << 30))
 
 
 def reopen_server(
     disk: SimDisk, rng: Random, start: Callable[[SimDisk], SimBroker], stays_full: float = 0.0
 ) -> SimBroker:
-    """A server on what a crash left, perhaps at the second attempt. `stays_full`: how often a full disk still is so."""
+    """Start a server on what a crash left, perhaps at the second attempt. `stays_full`: how often a full disk stays
+    full.
+    """
     roll = rng.random()
     if roll < 0.2:
         _corrupt_file(disk, rng)
@@ -47,7 +49,7 @@ def reopen_server(
 
 
 def _corrupt_file(disk: SimDisk, rng: Random) -> None:
-    """A bit flips in what can be made anew, or in one copy of what there are two of."""
+    """Flip a bit in a file that can be rebuilt, or in one of two copies."""
     paths = [path for path in disk.walk() if path.endswith((".col", ".a", ".b")) or "/subjects." in path]
     path = rng.choice(paths) if paths else ""
     content = bytearray(disk.read(path, 0, disk.size(path))) if path else bytearray()
@@ -77,13 +79,13 @@ class SingleServer:
         return broker
 
     def crash_local(self) -> None:
-        """It loses power and comes back."""
+        """Lose power and restart."""
         self.local = reopen_server(
             apply_power_loss(self.local.disk, self.rng), self.rng, self._start_broker, self.stays_full
         )
 
     def kill_local(self) -> None:
-        """Its process is killed and started again."""
+        """Kill the process and restart it."""
         self.local = reopen_server(self.local.disk.kill(), self.rng, self._start_broker, self.stays_full)
 
     def step(self) -> bool:
@@ -96,7 +98,7 @@ class SingleServer:
         self.local.advance(duration_ns)
 
     def pass_time(self, duration_ns: int) -> None:
-        """Let time pass while things are under way."""
+        """Let time pass while work is in progress."""
         self.clock.advance(duration_ns)
         self.local.timers.run_due()
 

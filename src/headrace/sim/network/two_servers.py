@@ -27,7 +27,7 @@ from headrace.storage import StoreOptions
 
 _STEPS_MAX = 200_000
 _PAYLOAD_MAX = 1 << 20
-#: Whether a message (subject, reply, header, payload) is lost on the way.
+#: Returns whether a message (subject, reply, header, payload) is lost in transit.
 LossRule = Callable[[bytes, bytes, bytes, bytes], bool]
 
 
@@ -44,7 +44,7 @@ class _LossySession(LeafnodeSession):
             super().send_msg(subject, reply, queues, header, payload)
 
     def send_run(self, data: bytes, count: int, size: int) -> None:
-        """Message by message, so that each can be lost."""
+        """Send message by message, so that each can be lost."""
         if self.should_lose is None:
             super().send_run(data, count, size)
         else:
@@ -64,7 +64,9 @@ class _RunSplitter:
 
 
 class LeafnodeEnd:
-    """One end of the connection; the `owner` of its session. `outbound` holds what is on the way to the other end."""
+    """One end of the connection, and the transport of its session. `outbound` has the bytes in transit to the other
+    end.
+    """
 
     client_ip = "sim"
 
@@ -80,7 +82,7 @@ class LeafnodeEnd:
         self._parser = LeafnodeParser(self.session, _PAYLOAD_MAX)
 
     def collect(self) -> None:
-        """Put what the session has to say on the way."""
+        """Put the session's output in transit."""
         self.outbound += self.session.drain()
         dirty = self.session.router.dirty
         if self.session in dirty:
@@ -92,7 +94,7 @@ class LeafnodeEnd:
         except ProtocolError as error:
             self.fail(error.text)
 
-    # What the session asks of its owner
+    # Interface for the session
 
     def authenticate(self, fields: Mapping[str, Any]) -> SessionIdentity | None:
         return ANONYMOUS
@@ -101,7 +103,7 @@ class LeafnodeEnd:
         return self._leafnodes
 
     def start_tls(self, *, requested: bool) -> None:
-        """Nobody asks for TLS here."""
+        """Continue without TLS, which is never used here."""
         self.session.send_connect()
 
     def credentials(self, nonce: str) -> dict[str, str]:
@@ -126,7 +128,7 @@ class LeafnodeEnd:
         return True
 
     def on_established(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def on_remote_error(self, text: str) -> None:
         self.failed = True
@@ -135,11 +137,11 @@ class LeafnodeEnd:
         self.failed = True
 
     def flush(self) -> None:
-        """What is to be sent is collected when the simulation moves it."""
+        """Do nothing: the simulation collects the output when it moves bytes."""
 
 
 class TwoServers:
-    """`near` dials `far`. Nothing happens by itself: `step` does one thing, `advance` lets time pass."""
+    """`local` dials `remote`. Nothing happens by itself: `step` does one thing, `advance` lets time pass."""
 
     stays_full = 0.0
 
@@ -161,7 +163,7 @@ class TwoServers:
         self._ends: tuple[LeafnodeEnd, LeafnodeEnd] | None = None
         self._stale_ends: list[
             LeafnodeEnd
-        ] = []  # of the far side, which has not noticed yet that nobody is there
+        ] = []  # of the remote side, which has not noticed yet that the peer is gone
 
     def _start_broker(self, disk: SimDisk, name: str) -> SimBroker:
         server_limits = self._server_limits if name == "NEAR" else NO_SERVER_LIMITS
@@ -179,7 +181,7 @@ class TwoServers:
         return self._ends is not None
 
     def connect(self, *, remote_unaware: bool = False) -> None:
-        """Dial; `remote_unaware`: the far side still believes in the connection before this one."""
+        """Dial; `remote_unaware`: the remote side still considers the previous connection open."""
         if remote_unaware and self._ends is not None:
             local, remote = self._ends
             local.session.close()
@@ -197,7 +199,7 @@ class TwoServers:
         remote.outbound += remote.info("", None, None)
 
     def disconnect(self) -> None:
-        """What is on the way gets lost, from a byte that the seed chooses."""
+        """Cut the connection: bytes in transit are lost from a byte that the seed chooses."""
         if self._ends is None:
             return
         self._close_stale(close_all=True)
@@ -210,7 +212,7 @@ class TwoServers:
             end.session.close()
 
     def _close_stale(self, *, close_all: bool = False) -> None:
-        """The far side learns that connections are gone; at the latest when it is dialled again."""
+        """Let the remote side notice that connections are gone; at the latest when it is dialled again."""
         for end in self._stale_ends:
             end.collect()
             if end.failed or close_all:
@@ -218,7 +220,7 @@ class TwoServers:
         self._stale_ends = [] if close_all else [end for end in self._stale_ends if not end.failed]
 
     def _transfer_bytes(self) -> bool:
-        """Move some bytes; False when nothing is on the way."""
+        """Move some bytes; return False if nothing is in transit."""
         if self._ends is None:
             return False
         for end in self._ends:
@@ -240,15 +242,15 @@ class TwoServers:
     # Crashes
 
     def crash_local(self) -> None:
-        """The side that dialled loses power and comes back."""
+        """Let the side that dialled lose power and restart."""
         self.local = self._restart_after_power_loss(self.local)
 
     def crash_remote(self) -> None:
-        """The other side does."""
+        """Let the other side lose power and restart."""
         self.remote = self._restart_after_power_loss(self.remote)
 
     def kill_local(self) -> None:
-        """The process of the side that dialled is killed and started again."""
+        """Kill and restart the process of the side that dialled."""
         self.local = self._restart(self.local, self.local.disk.kill)
 
     def _restart_after_power_loss(self, broker: SimBroker) -> SimBroker:
@@ -262,7 +264,7 @@ class TwoServers:
         )
 
     def close(self) -> None:
-        """The end; both can be forgotten."""
+        """Close both servers and free their routes."""
         self.disconnect()
         for broker in (self.local, self.remote):
             broker.router.table.clear()
@@ -270,20 +272,20 @@ class TwoServers:
     # Time
 
     def step(self) -> bool:
-        """One thing happens, somewhere; False when all is quiet."""
+        """Do one thing, somewhere; return False if there is nothing to do."""
         first = int(self.rng.random() * 3)
         step_functions = (self.local.step, self.remote.step, self._transfer_bytes)
         return step_functions[first]() or step_functions[first - 1]() or step_functions[first - 2]()
 
     def run_until_idle(self) -> None:
-        """Until nothing is left to do at this moment."""
+        """Run until nothing is left to do at this moment."""
         for _ in range(_STEPS_MAX):
             if not self.step():
                 return
         raise RuntimeError("the servers do not come to rest")
 
     def advance(self, duration_ns: int) -> None:
-        """Let time pass; everything that falls due meanwhile has happened on return."""
+        """Let time pass; everything that became due has happened on return."""
         end_ns = self.clock.now_ns() + duration_ns
         self.run_until_idle()
         while (due := self._next_due()) is not None and due <= end_ns:
@@ -295,7 +297,7 @@ class TwoServers:
         self.run_until_idle()
 
     def pass_time(self, duration_ns: int) -> None:
-        """Let time pass while things are under way: what falls due is begun, and nothing waits for anything."""
+        """Let time pass while work is in progress: due timers start, and nothing waits for anything."""
         self.clock.advance(duration_ns)
         for broker in (self.local, self.remote):
             broker.timers.run_due()
@@ -305,7 +307,7 @@ class TwoServers:
         return min((each for each in deadlines if each is not None), default=None)
 
     def call(self, broker: SimBroker, endpoint: str, **body: Any) -> Any:
-        """Call the API of one side and wait for the answer."""
+        """Call the API of one side and wait for the response."""
         request_id = broker.call_nowait(endpoint, **body)
         for _ in range(_STEPS_MAX):
             if request_id in broker.replies:

@@ -25,13 +25,13 @@ from headrace.sim.clock import SimClock
 from headrace.sim.network.sim_transport import SimConnection, SimHost
 from headrace.sim.object_store import SimBucket, SimObjectStore
 
-#: What may go wrong without being wrong.
+#: Errors that are allowed.
 EXPECTED_ERRORS = (ClaimError, RequestTimeout, RequestError, NatsError, TimeoutError)
 
 
 class PublishPlan(NamedTuple):
-    """Something to publish, once or again; without `msg_id` only once. In pieces of `piece` bytes, if that is not 0, whose
-    end nobody knows beforehand.
+    """A payload to publish, once or again; without `msg_id` only once. If `chunk_bytes` is not 0, it is an iterator of
+    pieces of that size, whose total is not known beforehand.
     """
 
     ident: str
@@ -41,11 +41,11 @@ class PublishPlan(NamedTuple):
 
 
 class HandlerDeclined(Exception):
-    """What a handler raises that is not content."""
+    """Raised by a handler that rejects a message."""
 
 
 class ActorContext(NamedTuple):
-    """What all processes of a world share."""
+    """What all processes of a simulation share."""
 
     host: SimHost
     bucket: SimBucket
@@ -58,7 +58,7 @@ class ActorContext(NamedTuple):
 
 
 class SkewedClock:
-    """A machine's clock that is a little wrong."""
+    """A machine's clock that is slightly wrong."""
 
     def __init__(self, clock: SimClock, skew_ns: int) -> None:
         self._clock = clock
@@ -69,7 +69,7 @@ class SkewedClock:
 
 
 class ActorProcess:
-    """A program with a connection, a door to the bucket and claims; `clock` None is the server's."""
+    """A program with a connection, an object store and claims; `clock` None means the server's."""
 
     def __init__(self, context: ActorContext, kind: str, number: int, clock: Clock | None) -> None:
         self.name = f"{kind} {number}"
@@ -102,16 +102,16 @@ class ActorProcess:
         return f"{self.rng.getrandbits(64):016x}{number:08x}{self._claim_id_count:08x}"
 
     def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Do something, beside whatever else is under way."""
+        """Start a task, beside those already running."""
         self._tasks = [task for task in self._tasks if not task.done()]
         self._tasks.append(asyncio.get_running_loop().create_task(self._run_task(coroutine)))
 
     def mark_decision(self) -> None:
-        """What the task under way does from now on it decides from now on."""
+        """Mark that the current task decides from now on."""
         self._decision_ns[asyncio.current_task()] = self._clock.now_ns()
 
     def get_oldest_decision_ns(self) -> int:
-        """When it began to decide about the oldest of what is under way."""
+        """Return when it began to decide about the oldest of its running tasks."""
         return min(self._decision_ns.values(), default=self._clock.now_ns())
 
     async def _run_task(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -129,13 +129,13 @@ class ActorProcess:
             self._decision_ns.pop(task, None)
 
     async def wait_until_idle(self) -> None:
-        """Until nothing that it was told to do is under way; what one that dies meanwhile tries never ends."""
+        """Wait until all its tasks are done; the tasks of a process that dies meanwhile never end."""
         self._killed = asyncio.get_running_loop().create_future()
         while self.alive and (running := [task for task in self._tasks if not task.done()]):
             await asyncio.wait([*running, self._killed], return_when=asyncio.FIRST_COMPLETED)
 
     def kill(self) -> None:
-        """In the middle of whatever is under way."""
+        """Kill the process in the middle of its work."""
         if not self.alive:
             return
         self._trace(self.name, "dies")
@@ -147,10 +147,12 @@ class ActorProcess:
         for task in self._tasks:
             task.cancel()
 
-    # What producers do
+    # Producers
 
     def kill_at(self, moment: str, parts: int = 1) -> None:
-        """Die when the next upload or so many parts of it are done, or when the message is there and nobody knows where."""
+        """Kill the process after the next upload, after some parts of it, or after the publish and before it is
+        recorded.
+        """
         if moment == "upload":
             self.object_store.on_uploaded = self.kill
         elif moment == "part":
@@ -163,7 +165,7 @@ class ActorProcess:
         await asyncio.sleep(0)
 
     async def publish(self, plan: PublishPlan, *, dies_after_upload: bool = False) -> str:
-        """Publish, and say what came of it; a deadly attempt ends between upload and publish."""
+        """Publish, and return the outcome; with `dies_after_upload` the process dies between upload and publish."""
         payload = self.claim_checker.payloads[plan.ident]
         if dies_after_upload:
             self.kill_at("upload")
@@ -192,7 +194,7 @@ class ActorProcess:
 
         return on_part_uploaded
 
-    # What consumers do
+    # Consumers
 
     async def consume(self, stream: str, consumer: str, count: int, *, handle_all: bool = False) -> int:
         messages = await self.jetstream.pull(stream, consumer, count)
@@ -204,7 +206,7 @@ class ActorProcess:
         return len(messages)
 
     async def handle(self, message: Msg) -> None:
-        """As it is meant to be."""
+        """Handle a message normally."""
         failed = self._count_failed_releases()
         done = await self.claims.consumer.handle(message, self._on_received)
         self._trace(self.name, "handled", str(done))
@@ -226,7 +228,7 @@ class ActorProcess:
         self.claim_checker.record_ack(received.reference, received.message.metadata.stream)
 
     async def decline(self, message: Msg) -> None:
-        """The handler fails; the message comes again."""
+        """Let the handler fail; the message is delivered again."""
 
         async def handler(received: Received) -> None:
             self.claim_checker.record_read(received.headers.get(IDENT_HEADER, ""), received.data)
@@ -245,12 +247,12 @@ class ActorProcess:
         await asyncio.sleep(0)
 
     async def ack_directly(self, message: Msg) -> None:
-        """Acknowledge as any client does: nobody releases the claim, nothing is confirmed."""
+        """Acknowledge like any client: the claim is not released, and nothing is confirmed."""
         received = await self.claims.consumer.read(message)
         await self._on_received(received)
         await message.ack()
 
-    # What collectors do
+    # Collectors
 
     async def collect(self) -> str:
         report = await self.claims.collector.collect()

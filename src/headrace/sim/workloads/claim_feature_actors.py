@@ -19,28 +19,28 @@ from headrace.sim.workloads.claim_actors import ActorProcess, PublishPlan
 if TYPE_CHECKING:
     from headrace.sim.claim_simulation import ClaimSimulation
 
-#: Streams that others may copy: what is acknowledged in them stays.
+#: Streams that others may copy: acknowledged messages stay in them.
 UPSTREAM_STREAMS = ("A", "B", "N", "O")
-#: An upload of somebody else's in the same bucket.
+#: Somebody else's upload in the same bucket.
 FOREIGN_UPLOAD = "other/a/2026010100/parts"
 
 
 class ClaimFeatureActor(ABC):
-    """Something that a world has besides; `share` is how often it acts, an event of the world."""
+    """An additional feature of a simulation; `share` is how often it acts per event."""
 
     share: ClassVar[float]
 
     @abstractmethod
     async def set_up(self, sim: ClaimSimulation) -> None:
-        """What must be there before anything happens."""
+        """Create what must exist before the run."""
 
     @abstractmethod
     async def act(self, sim: ClaimSimulation) -> None:
-        """Somebody does something about it."""
+        """Do something with the feature."""
 
 
 class CopyActor(ClaimFeatureActor):
-    """Mirrors and streams with sources, with consumers of the same names as those of their origins."""
+    """Mirrors and streams with sources, with consumers of the same names as those of their upstreams."""
 
     share = 0.5
 
@@ -87,7 +87,7 @@ class CopyActor(ClaimFeatureActor):
 
 
 async def wait_grace_period(sim: ClaimSimulation) -> None:
-    """Long enough that whatever was read, or is taken for it, is collected."""
+    """Wait long enough that everything read, or considered read, is collected."""
     await asyncio.sleep(sim.options.ttl.grace_period + 2 * sim.options.skew_s + 1)
     collector = sim.feature_rng.choice(sim.processes["collector"])
     for _ in range(2):
@@ -104,12 +104,12 @@ def _make_source(upstream: str) -> dict[str, Any]:
 
 
 class ResetActor(ClaimFeatureActor):
-    """Consumers are sent back, to their floors or forward, and read on from there."""
+    """Resets consumers, to their floors or forward; they continue from there."""
 
     share = 0.25
 
     async def set_up(self, sim: ClaimSimulation) -> None:
-        """It takes the consumers that there are."""
+        """Do nothing: it uses the existing consumers."""
 
     async def act(self, sim: ClaimSimulation) -> None:
         choices = [
@@ -134,14 +134,16 @@ class ResetActor(ClaimFeatureActor):
 async def reset_consumer(
     operator: ActorProcess, stream: str, consumer: str, body: dict[str, int] | None
 ) -> str:
-    """Reset a consumer; where to."""
+    """Reset a consumer; return the position."""
     with operator.claim_checker.requirements.changing_position(stream, consumer):
         response = await operator.jetstream.api_request(f"CONSUMER.RESET.{stream}.{consumer}", body)
     return f"{stream}/{consumer} is reset to {response['reset_seq']}"
 
 
 class LargePayloadActor(ClaimFeatureActor):
-    """A few payloads too large for one piece, as bytes or as an iterator, and producers that die between two parts."""
+    """Publishes a few payloads too large for one piece, as bytes or as an iterator; some producers die between two
+    parts.
+    """
 
     share = 0.08
     _PLANS_MAX = 4

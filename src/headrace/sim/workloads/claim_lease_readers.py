@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.sim.claim_simulation import ClaimSimulation
 
 LATE_CONSUMER = "late"
-#: More than a server tells in one answer.
+#: More than a server returns in one reply.
 _LEASE_COUNT = 1_100
 _LEASE_S = 30
 _QUERIES_MAX = 4
@@ -31,7 +31,7 @@ _QUERIES_MAX = 4
 
 @dataclass(slots=True)
 class LeasedQuery:
-    """What a reader remembers on a disk of its own: where it began and what it has finished."""
+    """What a reader keeps on its own disk: where it began and what it has finished."""
 
     name: str
     stream: str
@@ -40,7 +40,7 @@ class LeasedQuery:
     filters: tuple[str, ...]
     lease_s: int
     lease_has_start: bool
-    #: One process goes on with it at a time, as one driver does with Spark's.
+    #: One process runs it at a time, like one Spark driver.
     is_running: bool = False
 
     def make_terms(self) -> LeaseTerms:
@@ -49,7 +49,7 @@ class LeasedQuery:
 
 
 class LeaseActor(ClaimFeatureActor):
-    """Queries begin, read on, are forgotten; consumers come later than messages, and go."""
+    """Queries start, continue and are abandoned; consumers are created after messages, and deleted."""
 
     share = 0.6
 
@@ -81,7 +81,7 @@ class LeaseActor(ClaimFeatureActor):
             reader.start_task(run_query(reader, rng.choice(self._queries), rng.randrange(1, 8)))
 
     def _make_query(self, sim: ClaimSimulation) -> LeasedQuery:
-        """A query from the beginning, or from now on."""
+        """Start a query from the beginning, or from now on."""
         rng = sim.feature_rng
         self._query_count += 1
         name, stream = _pick_stream(sim)
@@ -94,7 +94,7 @@ class LeaseActor(ClaimFeatureActor):
         )
 
     async def _use_late_consumer(self, sim: ClaimSimulation) -> None:
-        """A consumer of new messages only comes, reads or goes."""
+        """Create, use or delete a consumer of new messages only."""
         rng, (name, stream) = sim.feature_rng, _pick_stream(sim)
         operator, process = sim.processes["operator"][0], rng.choice(sim.processes["consumer"])
         if LATE_CONSUMER not in stream.consumers:
@@ -106,7 +106,7 @@ class LeaseActor(ClaimFeatureActor):
 
 
 def _pick_stream(sim: ClaimSimulation) -> tuple[str, Any]:
-    """Often the one without consumers of its own, where only such readers matter."""
+    """Often choose the stream without its own consumers, where only such readers matter."""
     carriers = sim.get_claim_streams()
     without_consumers = [(name, stream) for name, stream in carriers if name == "O"]
     return sim.feature_rng.choice(
@@ -128,7 +128,7 @@ async def _create_late_consumer(operator: ActorProcess, stream: str) -> str:
 
 
 def _find_streams_for_many_leases(sim: ClaimSimulation) -> list[str]:
-    """Where a crowd may matter: what is read there stays, and its claims go soon."""
+    """Return streams where many leases may matter: messages that were read stay, and their claims are removed soon."""
     ttl = sim.options.ttl
     if not ttl.delete_after_read or ttl.retention_after_read > _LEASE_S // 4:
         return []
@@ -136,7 +136,7 @@ def _find_streams_for_many_leases(sim: ClaimSimulation) -> list[str]:
 
 
 async def _run_many_leases(sim: ClaimSimulation, reader: ActorProcess) -> None:
-    """Many that have read everything say so at once, then one that has not; and everybody else reads all there is."""
+    """Write many leases of readers that have read everything, then one that has not; all other readers read everything."""
     stream = sim.feature_rng.choice(_find_streams_for_many_leases(sim))
     found = sim.host.broker.jetstream.streams[stream]
     query = LeasedQuery("lonely", stream, 1, found.log.last_seq, (), 2 * _LEASE_S, True)
@@ -162,7 +162,7 @@ async def _write_many_leases(reader: ActorProcess, query: LeasedQuery) -> str:
 
 
 async def run_query(reader: ActorProcess, query: LeasedQuery, count: int) -> str:
-    """Read on, up to so many messages: the lease first, and again when more is finished."""
+    """Read up to `count` messages: write the lease first, and again when more is finished."""
     if query.is_running:
         return f"somebody follows {query.name}"
     query.is_running = True
@@ -201,7 +201,7 @@ async def _renew_lease(reader: ActorProcess, query: LeasedQuery) -> None:
 
 
 async def _read_row(reader: ActorProcess, query: LeasedQuery, message: dict[str, Any]) -> None:
-    """What a row of the query shows; a payload that is not there is shown as missing."""
+    """Read one row of the query; a missing payload is reported as missing."""
     found = parse_claim_message(
         query.stream,
         message["seq"],

@@ -32,15 +32,15 @@ CONSUMERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "W": (("one", {}),),
     "O": (),
 }
-#: How often a world that has parts has this one. Payloads in parts cost time, with gzip too much of it.
+#: How often a simulation with features has this one. Multipart payloads take time, with gzip too much of it.
 _FEATURE_SHARES = {"lease": 0.5, "copy": 0.8, "reset": 0.4, "large": 0.2}
-#: Origins and copies exchange heartbeats every second: no copies where hours pass.
+#: Upstreams and copies exchange heartbeats every second: no copies where hours pass.
 _COPY_MAX_AGE_S = 600
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimSimulationOptions:
-    """What a seed decides before anything happens."""
+    """What a seed decides before the run."""
 
     events: int
     actions: tuple[str, ...]
@@ -65,7 +65,7 @@ class ClaimSimulationOptions:
 def derive_options(
     seed: int, store: StoreOptions, events: Iterable[str], features: Iterable[str] = ()
 ) -> ClaimSimulationOptions:
-    """The options of a seed; `events` and `parts` are those that there are."""
+    """Return the options of a seed; `events` and `features` are the available ones."""
     rng = Random(f"claim options {seed}")
     always = ("publish", "consume", "collect", "rest")
     ttl = _pick_ttl(rng)
@@ -92,7 +92,7 @@ def derive_options(
 def _add_features(
     options: ClaimSimulationOptions, features: Iterable[str], rng: Random
 ) -> ClaimSimulationOptions:
-    """The same with some of what is not in every world; most worlds have nothing of it."""
+    """Add some optional features; most simulations have none."""
     if rng.random() < 0.6:
         return options
     chosen = [name for name in features if rng.random() < _FEATURE_SHARES[name]]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.storage import StreamLog
 
 _IDENT_HEADER = "Ident"
-#: Guests may publish to them.
+#: Restricted users may publish to them.
 _SUBJECTS = 3
 
 
@@ -39,11 +39,11 @@ class FeatureActor(ABC):
 
     @abstractmethod
     def act(self, sim: Simulation) -> None:
-        """A client does something about it."""
+        """Let a client do something with the stream."""
 
     @abstractmethod
     def check(self, sim: Simulation, log: StreamLog, *, quiescent: bool) -> None:
-        """Hold the log against what is known. `quiescent`: timers have run."""
+        """Check the log against what is known. `quiescent`: timers have run."""
 
     def _next_ident(self) -> bytes:
         self._number += 1
@@ -55,7 +55,7 @@ class FeatureActor(ABC):
 
 @dataclass(slots=True, eq=False)
 class _Increment:
-    """By how much a counter was to be raised, and what came of it."""
+    """An increment of a counter, and its outcome."""
 
     subject: bytes
     by: int
@@ -64,7 +64,7 @@ class _Increment:
 
 
 class CounterActor(FeatureActor):
-    """Nothing is counted twice or forgotten: every sum is the one before it and the step between."""
+    """Checks that nothing is counted twice or lost: every sum is the previous one plus the increment."""
 
     config: ClassVar[dict[str, Any]] = {"name": "C", "subjects": ["c.>"], "allow_msg_counter": True}
 
@@ -116,17 +116,17 @@ def _make_counter_handler(increment: _Increment) -> Callable[[ReceivedMsg], None
 
 @dataclass(slots=True, eq=False)
 class _ScheduledMsg:
-    """What is to be published at a time."""
+    """A message to be published at a time."""
 
     subject: str
     due_ns: int
     refused: bool = False
     stored: bool = False
-    may_be_replaced: bool = False  # a plain message may have taken its place
+    may_be_replaced: bool = False  # a plain message may have replaced it
 
 
 class ScheduleActor(FeatureActor):
-    """A schedule waits or has fired, never both nor neither, not before its time and in the end on it."""
+    """Checks that a schedule is either pending or has fired, not before its time and in the end on time."""
 
     config: ClassVar[dict[str, Any]] = {"name": "H", "subjects": ["h.>"], "allow_msg_schedules": True}
 
@@ -186,29 +186,29 @@ def _make_schedule_handler(scheduled: _ScheduledMsg) -> Callable[[ReceivedMsg], 
     return on_reply
 
 
-# Fast batches
+# Fast ingest
 
 
 @dataclass(slots=True, eq=False)
 class _SentFastBatch:
-    """A fast batch: its members by position, and what its answers said of them."""
+    """A fast-ingest batch: its members by position, and what the replies reported."""
 
     client: SimClient
-    reply: str  # how the reply subjects of its members begin
+    reply: str  # prefix of the reply subjects of its members
     members: list[bytes] = field(default_factory=list)
     acked: set[bytes] = field(default_factory=set)
-    missing_positions: set[int] = field(default_factory=set)  # positions that are not there, as was told
+    missing_positions: set[int] = field(default_factory=set)  # positions reported as missing
     refused: set[bytes] = field(default_factory=set)
 
     def mark_acked(self, last: int) -> None:
-        """Everything up to a position is said to be stored, save what was excused."""
+        """Mark everything up to a position as stored, except reported gaps."""
         stored = (
             ident for at, ident in enumerate(self.members[:last], 1) if at not in self.missing_positions
         )
         self.acked.update(stored)
 
     def on_reply(self, msg: ReceivedMsg) -> None:
-        """An answer: to a member, to some, or to all."""
+        """Handle a reply: to one member, to some, or to all."""
         if not msg.payload:
             return
         response, position = json.loads(msg.payload), int(msg.subject.split(b".")[-3])
@@ -224,7 +224,7 @@ class _SentFastBatch:
 
 
 class FastIngestActor(FeatureActor):
-    """What a fast batch was told to be stored is, once, and in the order of sending."""
+    """Checks that acknowledged members of fast-ingest batches are stored once, in the order of sending."""
 
     config: ClassVar[dict[str, Any]] = {"name": "F", "subjects": ["f.>"], "allow_batched": True}
 
@@ -234,7 +234,7 @@ class FastIngestActor(FeatureActor):
         self._open: list[_SentFastBatch] = []
 
     def act(self, sim: Simulation) -> None:
-        """A batch begins, goes on or ends; on the way a member may be lost."""
+        """Start, continue or end a batch; a member may get lost on the way."""
         rng = sim.rng
         self._open = [batch for batch in self._open if batch.client.open]
         if not self._open or rng.random() < 0.4:
@@ -287,7 +287,7 @@ def _iter_messages(log: StreamLog) -> Iterator[tuple[int, bytes, bytes, bytes]]:
         yield seq, bytes(found[1]), bytes(found[2]), bytes(found[3])
 
 
-#: By the name of the event that has to do with them.
+#: By the name of their event.
 FEATURE_ACTORS: dict[str, type[FeatureActor]] = {
     "count": CounterActor,
     "plan": ScheduleActor,

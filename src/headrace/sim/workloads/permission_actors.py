@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PermissionActors:
-    """Everybody who talks on `g.>`."""
+    """All clients that publish and subscribe on `g.>`."""
 
     def __init__(self) -> None:
         self._published_count = 0
@@ -29,7 +29,7 @@ class PermissionActors:
         self._queue_received: set[bytes] = set()
 
     def add_client(self, client: SimClient) -> None:
-        """A client listens to all that it may and, if it is a guest, to what it may not."""
+        """Subscribe a client to everything it may receive and, if it is restricted, to what it may not."""
         client.subscribe(self._make_handler(client), b"g.>")
         client.subscribe(self._make_handler(client, self._queue_received), b"g.>", b"crew")
         if client.is_restricted:
@@ -37,7 +37,7 @@ class PermissionActors:
                 client.subscribe(_on_forbidden_msg, subject, queue)
 
     def publish(self, client: SimClient, number: int) -> bytes:
-        """Say something; what was said."""
+        """Publish a message; return its payload."""
         self._published_count += 1
         payload, subject = b"said %d" % self._published_count, f"g.{number}"
         if client.identity.is_publish_denied(subject):
@@ -64,7 +64,7 @@ class PermissionActors:
         return on_msg
 
     def check(self, sim: Simulation) -> None:
-        """When nothing fails: everybody hears exactly what it should, and is told what it may not."""
+        """Check without faults: every client receives exactly what it should, and gets an error for what it may not do."""
         unrestricted, restricted = sim.connect(restricted=False), sim.connect(restricted=True)
         sim.clients += [unrestricted, restricted]
         sim.run_until_idle()
@@ -95,28 +95,28 @@ def _on_forbidden_msg(msg: ReceivedMsg) -> None:
 
 
 class ChurningStream:
-    """The stream that comes and goes. Its messages begin with who sent them and a number that only grows."""
+    """A stream that is deleted and created again. Its payloads begin with the sender and an increasing number."""
 
     def __init__(self) -> None:
         self._number = 0
         self._deleted_up_to: dict[
             int, int
-        ] = {}  # of each client, up to which number nothing may be there any more
+        ] = {}  # per client, the number up to which no message may exist any more
 
     def next_payload(self, client: SimClient) -> bytes:
-        """The beginning of a message."""
+        """Return the beginning of the next payload."""
         self._number += 1
         return b"%d#%d#" % (client.cid, self._number)
 
     def on_create_reply(self, msg: ReceivedMsg) -> None:
-        """The answer to its creation; it may be there already, or be one too many."""
+        """Handle the reply to its creation; it may exist already, or exceed a limit."""
         if msg.payload:
             error = json.loads(msg.payload).get("error", {})
             if error.get("err_code", 0) not in (0, 10023, 10027, 10047, 10058):
                 raise Violation(f"{CHURNING_STREAM} is refused: {error}")
 
     def make_delete_handler(self, client: SimClient) -> Callable[[ReceivedMsg], None]:
-        """A client is about to delete it; what to do with the answer."""
+        """Record a deletion that is about to be sent; return a handler for the reply."""
         sent = self._number
 
         def on_reply(msg: ReceivedMsg) -> None:
@@ -126,7 +126,7 @@ class ChurningStream:
         return on_reply
 
     def check(self, log: StreamLog) -> None:
-        """C8: what was sent before a stream was deleted is not in its successor."""
+        """C8: messages sent before a stream was deleted are not in its successor."""
         for seq in log.find_seqs(None, log.first_seq, log.last_seq).tolist():
             found = log.get(seq)
             if found is None:

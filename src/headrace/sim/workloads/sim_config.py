@@ -20,7 +20,7 @@ from headrace.sim.sim_broker import SimServerLimits
 from headrace.sim.workloads.feature_actors import FEATURE_ACTORS
 from headrace.storage import StoreOptions
 
-#: Shorter lives are raised to it.
+#: Shorter TTLs are raised to this.
 MARKER_TTL_S = 5
 SUBJECTS = 4
 STREAMS: dict[str, tuple[StreamRules, dict[str, Any]]] = {
@@ -45,13 +45,13 @@ STREAMS: dict[str, tuple[StreamRules, dict[str, Any]]] = {
         {"subjects": ["i.>"], "retention": "interest"},
     ),
 }
-#: Comes and goes.
+#: The stream that is deleted and created again.
 CHURNING_STREAM = "X"
-#: Keeps what its consumers still need; some of them come and go. Only some worlds have it.
+#: Interest retention; some of its consumers are temporary. Only some simulations have it.
 INTEREST_STREAM = "I"
-#: What else only some worlds have: events, most with a stream of their own.
+#: Other optional features: events, most with a stream of their own.
 OPTIONAL_FEATURES = ("heed", *FEATURE_ACTORS, "rearrange")
-#: Consumers by stream; the push one gets what it is sent, the others ask.
+#: Consumers by stream; the push consumer is sent its messages, the others pull.
 CONSUMERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "P": (
         ("pull", {"ack_policy": "explicit", "ack_wait": 4 * SECOND_NS, "max_waiting": 2}),
@@ -99,34 +99,34 @@ _RESTRICTED_PERMISSIONS = Permissions(
 
 
 def _is_publish_denied(subject: str) -> bool:
-    """The same once more, as far as publishing goes, for the judge."""
+    """The publish permission once more, for the checker."""
     return subject.startswith("$JS.API.STREAM.PURGE.") or (subject.endswith(".3") and subject.count(".") == 1)
 
 
-#: Somebody who may not do everything.
+#: A user with restricted permissions.
 RESTRICTED_USER = SimIdentity("guest", "$G", _RESTRICTED_PERMISSIONS, _is_publish_denied)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """What a seed decides before anything happens."""
+    """What a seed decides before the run."""
 
     events: int
     actions: tuple[str, ...]
     clients: int
-    restricted_users: bool  # some of the clients may not do everything
+    restricted_users: bool  # some of the clients are restricted
     steps_max: int
     crash_share: float
     payload_max: int
     two_servers: bool
     features: tuple[str, ...]
-    lossy: bool  # the connection between the servers loses a message now and then
+    lossy: bool  # the connection between the servers sometimes loses a message
     server_limits: SimServerLimits
     store: StoreOptions
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Those of the table that there are."""
+        """The streams of the table that exist in this simulation."""
         absent = ("" if self.two_servers else "Q") + ("" if "heed" in self.features else INTEREST_STREAM)
         return tuple(name for name in STREAMS if name not in absent)
 
@@ -135,7 +135,7 @@ class SimulationOptions:
 
 
 def derive_options(seed: int, store: StoreOptions, actions: Iterable[str]) -> SimulationOptions:
-    """The options of a seed; of the actions some, always those without which there is nothing to see."""
+    """Return the options of a seed; it chooses some of the actions, always including the essential ones."""
     rng = Random(f"options {seed}")
     chosen = tuple(name for name in actions if name in ("publish", "pull") or rng.random() < 0.7)
     options = SimulationOptions(
@@ -156,7 +156,7 @@ def derive_options(seed: int, store: StoreOptions, actions: Iterable[str]) -> Si
 
 
 def _add_features(options: SimulationOptions, rng: Random) -> SimulationOptions:
-    """The same with some of what is not in every world; none where an account's limits could stop what falls due."""
+    """Add some optional features; none if an account's limits could block scheduled work."""
     if options.server_limits.account != NO_LIMITS:
         return options
     features = tuple(name for name in OPTIONAL_FEATURES if rng.random() < 0.2)
@@ -164,7 +164,7 @@ def _add_features(options: SimulationOptions, rng: Random) -> SimulationOptions:
 
 
 def _pick_store_options(store: StoreOptions, rng: Random) -> StoreOptions:
-    """Journal files that one frame can outgrow, and so little kept free that a file does not fit."""
+    """Choose journal files that one frame can exceed, and a headroom too small for a file."""
     journal, headroom = rng.choice((1, 1, 8)), rng.choice((1, 1, 8))
     return replace(
         store,

@@ -2,7 +2,8 @@
 acknowledged.
 
 Invariant: a change reaches the model only after the store accepted it, and a state is in the history before its frame
-can reach the disk. So after any crash the store must equal one of `states[acked:]`. Must not know why a crash happened.
+can reach the disk. So after any crash the store must equal one of `states[acked_index:]`. Must not know why a crash
+happened.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ EMPTY_STATE: StoreState = ((), ())
 
 
 class CommitHistory:
-    """The states after each sealed frame, oldest first; `states[acked]` is the newest acknowledged one."""
+    """The states after each submitted frame, oldest first; `states[acked_index]` is the newest acknowledged one."""
 
     def __init__(self, start: StoreState = EMPTY_STATE) -> None:
         self.states: list[StoreState] = [start]
@@ -45,7 +46,7 @@ class CommitHistory:
 
 
 class StoreDriver:
-    """Every change that a store can take, done to the store and to the model."""
+    """Applies every possible change of a store to the store and to the model."""
 
     def __init__(self, disk: SimDisk, options: StoreOptions, clock: SimClock | None = None) -> None:
         self.disk = disk
@@ -71,7 +72,7 @@ class StoreDriver:
         self._watermarks[frame] = {log.ident: log.last_seq for log in self.store.logs.values()}
 
     def _on_committed(self, frame: int) -> None:
-        """A frame is durable: each log's committed watermark is where it was when the frame was sealed."""
+        """Check a durable frame: each log's committed sequence is that of when the frame was submitted."""
         self.history.record_commit(frame)
         watermarks = self._watermarks.pop(frame, {})
         for log in self.store.logs.values():
@@ -105,7 +106,7 @@ class StoreDriver:
         return seq
 
     def replace(self, name: str, subject: bytes, size: int = 20) -> int:
-        """Like a rollup: the newest message of a subject, and the older ones go in the same frame."""
+        """Like a rollup: append the newest message of a subject, and remove the older ones in the same frame."""
         log, model = self.log(name), self.model.logs[name]
         older = [seq for seq, message in model.messages.items() if message[1] == subject]
         seq = self.append(name, subject, size)
@@ -150,7 +151,7 @@ class StoreDriver:
         return self.model.logs[name]
 
     def commit(self) -> bool:
-        """Seals the frame under construction, after the one in flight; nothing else is stepped."""
+        """Submit the open frame, after the one in flight; nothing else is stepped."""
         self.wait_for_commit()
         if not self.store.dirty:
             return False
@@ -160,7 +161,7 @@ class StoreDriver:
         return True
 
     def step(self) -> bool:
-        """One step of the disk. In one the store may seal by itself, for the mark of a checkpoint."""
+        """Run one step of the disk, in which the store may commit by itself, for the mark of a checkpoint."""
         stepped = self.disk.step()
         if self.store.frame_number != self._frame_number:
             self._on_sealed(self.store.frame_number - 1)
@@ -168,16 +169,16 @@ class StoreDriver:
         return stepped
 
     def wait_for_commit(self) -> None:
-        """Steps the disk until no frame is in flight."""
+        """Step the disk until no frame is in flight."""
         self.run_until(lambda: not self.store.in_flight)
 
     def commit_and_wait(self) -> None:
-        """Seals, and steps the disk until the frame is durable."""
+        """Commit, and step the disk until the frame is durable."""
         if self.commit():
             self.wait_for_commit()
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        """Steps the disk; a frame that finds no room is tried once more."""
+        """Step the disk until the condition is true; a frame that finds no space is retried once."""
         retried = False
         while not condition():
             if self.store.poisoned is not None:
@@ -192,13 +193,13 @@ class StoreDriver:
             self.store.on_idle()
 
     def run_until_idle(self) -> None:
-        """Seals and lets all work in the background come to rest."""
+        """Commit, and let all background work finish."""
         self.commit_and_wait()
         while self.step():
             pass
 
     def checkpoint(self) -> None:
-        """Begins a checkpoint at once, also in the middle of a frame, and goes on until it is proven."""
+        """Start a checkpoint at once, even in the middle of a frame, and run until it is marked."""
         done: list[bool] = []
         self.store.checkpoint(lambda *_: done.append(True))
         self.run_until(lambda: bool(done) or not self.disk.get_ready_queues())
@@ -206,16 +207,16 @@ class StoreDriver:
         self.run_until(lambda: bool(done))
 
     def start_checkpoint(self) -> None:
-        """Begins one and does not wait for it."""
+        """Start a checkpoint without waiting for it."""
         self.store.checkpoint()
 
     def compact(self) -> None:
-        """Lets merging of sparse segments come to its end."""
+        """Let compaction finish."""
         self.store.compactor.start_next()
         self.run_until(lambda: not self.store.compactor.busy)
 
     def pin(self, name: str) -> None:
-        """Pins a stream as it is, for a reader; `unpin` lets go of the oldest pin."""
+        """Pin a stream as it is, for a reader; `unpin` releases the oldest pin."""
         self.commit_and_wait()
         self._pins.append(leases.create_pin(self.store, self.log(name), 60.0, self.clock.now_ns()))
 
@@ -223,7 +224,7 @@ class StoreDriver:
         leases.release_pin(self.store, self._pins.pop(0))
 
     def restart(self) -> None:
-        """Ends in good order and opens again; what is in memory only is gone."""
+        """Close normally and open again; data that is only in memory is gone."""
         self.run_until_idle()
         self.store.close()
         self.store, found = self._open()

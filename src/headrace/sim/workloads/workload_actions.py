@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def send_message(
     sim: Simulation, client: SimClient, stream: str, subject: str, header: dict[str, str]
 ) -> SentMessage:
-    """One message on its way; what a guest may not send counts as refused."""
+    """Send one message; what a restricted user may not send counts as rejected."""
     message = sim.history_checker.record_send(stream, subject.encode(), client.cid, sim.now_ns)
     message.padding_bytes = sim.rng.randrange(sim.options.payload_max)
     message.message_id = header.get("Nats-Msg-Id", "")
@@ -62,7 +62,7 @@ def _publish_with_id(sim: Simulation) -> None:
 
 
 def _publish_expecting(sim: Simulation) -> None:
-    """A put that hopes to know the last sequence of its key, or of all; it may be wrong."""
+    """Publish with an expected last sequence of its key, or of the stream, which may be wrong."""
     log = sim.local.jetstream.streams["K"].log
     key = f"k.{sim.rng.randrange(SUBJECTS)}"
     if sim.rng.random() < 0.7:
@@ -80,7 +80,7 @@ def _publish_with_ttl(sim: Simulation) -> None:
 
 
 def _publish_batch(sim: Simulation, streams: str = "PK") -> None:
-    """A batch, perhaps never finished, perhaps with a member lost or with an id that is known."""
+    """Publish a batch, perhaps never finished, perhaps with a lost member or a known id."""
     rng, history_checker, client = sim.rng, sim.history_checker, sim.client()
     stream, size = rng.choice(streams + ("Q" if sim.options.two_servers else "")), rng.randrange(1, 9)
     finished, gap, reuses_id = rng.random() < 0.8, rng.random() < 0.1, rng.random() < 0.2
@@ -113,7 +113,7 @@ def _publish_batch(sim: Simulation, streams: str = "PK") -> None:
 
 
 def _publish_core(sim: Simulation) -> None:
-    """Messages that nobody stores: to listeners, and to one of a queue group."""
+    """Publish messages that no stream stores: to subscribers, and to one member of a queue group."""
     sim.permission_actors.publish(sim.client(), sim.rng.randrange(SUBJECTS))
 
 
@@ -129,7 +129,7 @@ def _pull(sim: Simulation) -> None:
 
 
 def _reset(sim: Simulation) -> None:
-    """Somebody sends a consumer back: what it confirmed may come again."""
+    """Reset a consumer: messages that it confirmed may be delivered again."""
     if sim.rng.random() < 0.3:
         body = sim.rng.choice((b'{"seq":1}', b'{"seq":1}', b"", b'{"seq":0}'))
         sim.delivery_checker.reset(sim.client_for("pull"), "P", "pull", body)
@@ -143,7 +143,7 @@ def _get_info(sim: Simulation) -> None:
 
 
 def _get_message(sim: Simulation) -> None:
-    """One message by its key or its sequence, straight from the stream."""
+    """Get one message by key or sequence, directly from the stream."""
     if sim.rng.random() < 0.5:
         key = f"k.{sim.rng.randrange(SUBJECTS)}"
         sim.client().request(
@@ -157,7 +157,7 @@ def _get_message(sim: Simulation) -> None:
         )
 
 
-# Removing, making
+# Removing and creating
 
 
 def _delete(sim: Simulation) -> None:
@@ -187,7 +187,7 @@ def _purge(sim: Simulation) -> None:
 
 
 def _churn_stream(sim: Simulation) -> None:
-    """A stream comes or goes, or gets some messages."""
+    """Create or delete a stream, or publish to it."""
     rng, client, churning = sim.rng, sim.client(), sim.churning_stream
     roll = rng.random()
     if roll < 0.15:
@@ -202,7 +202,7 @@ def _churn_stream(sim: Simulation) -> None:
 
 
 def _use_interest_stream(sim: Simulation) -> None:
-    """Messages for whoever needs them, somebody who takes some, or one more who needs some for a while."""
+    """Publish to the interest stream, consume from it, or create or delete a temporary consumer."""
     rng, roll = sim.rng, sim.rng.random()
     temporary = [
         name for name in sim.local.jetstream.streams[INTEREST_STREAM].consumers if name.startswith("passing")
@@ -231,7 +231,7 @@ def _use_interest_stream(sim: Simulation) -> None:
 
 
 def _change_worker(sim: Simulation) -> None:
-    """The consumer of the queue is to want something else, or to go on elsewhere: nothing leaves by that."""
+    """Change the filter of the work queue's consumer, or reset it: no message may be removed by that."""
     if sim.rng.random() < 0.5:
         filter_subjects = sim.rng.choice((["w.0"], ["w.0", "w.1"], ["w.>"]))
         sim.client().request(
@@ -243,7 +243,7 @@ def _change_worker(sim: Simulation) -> None:
 
 
 def make_worker_request(filter_subjects: list[str]) -> bytes:
-    """The request that makes the consumer of the queue want these subjects."""
+    """Return the request that sets the filter of the work queue's consumer."""
     ((name, config),) = CONSUMERS["W"]
     full = {"durable_name": name, **config, "filter_subjects": filter_subjects}
     return json.dumps({"stream_name": "W", "config": full}).encode()
@@ -269,7 +269,7 @@ def _run_idle_and_check(sim: Simulation) -> None:
 
 
 def _set_clock(sim: Simulation) -> None:
-    """Somebody sets the clock while nothing is under way."""
+    """Set the clock while nothing is in progress."""
     if sim.rng.random() < 0.1:
         sim.run_until_idle()
         sim.history_checker.latest_ns = max(sim.history_checker.latest_ns, sim.now_ns)
@@ -288,7 +288,7 @@ def _toggle_stall(sim: Simulation) -> None:
 
 
 def _inject_disk_fault(sim: Simulation) -> None:
-    """A call of the disk fails, once; a failing sync poisons."""
+    """Let one call of the disk fail; a failing sync poisons the store."""
     if sim.rng.random() < 0.2:
         kinds = sim.rng.choice((("sync",), ("write",), ("create",), ()))
         is_rejected = sim.rng.choice(("no", "cached", "gone"))
@@ -296,14 +296,14 @@ def _inject_disk_fault(sim: Simulation) -> None:
 
 
 def _toggle_disk_full(sim: Simulation) -> None:
-    """The disk is full for a while."""
+    """Let the disk be full for a while."""
     disk, bytes_max = sim.local.disk, sim.rng.choice((20_000, 100_000))
     disk.capacity = None if disk.capacity is not None else disk.used() + sim.rng.randrange(bytes_max)
 
 
 def _kill_server(sim: Simulation) -> None:
     if sim.rng.random() < 0.2:
-        if sim.rng.random() < 0.5:  # with something overdue that nobody has asked for yet
+        if sim.rng.random() < 0.5:  # with overdue timers that have not run yet
             sim.servers.pass_time(5 * SECOND_NS)
             for _ in range(20):
                 sim.local.step()
@@ -311,7 +311,7 @@ def _kill_server(sim: Simulation) -> None:
 
 
 def _disturb_leafnode(sim: Simulation) -> None:
-    """The connection between the servers breaks or comes back, or the other server dies."""
+    """Break or restore the connection between the servers, or crash the other server."""
     servers, roll = sim.servers, sim.rng.random()
     if isinstance(servers, TwoServers):
         if roll < 0.1:
@@ -330,7 +330,7 @@ def _disturb_leafnode(sim: Simulation) -> None:
 
 
 def _disconnect_during_batch(sim: Simulation, servers: TwoServers) -> None:
-    """The connection breaks while a batch crosses it; perhaps the other server dies with a part of it."""
+    """Break the connection while a batch crosses it; the other server may crash with part of it."""
     _publish_batch(sim, "Q")
     for _ in range(sim.rng.randrange(80)):
         sim.step()
@@ -340,13 +340,13 @@ def _disconnect_during_batch(sim: Simulation, servers: TwoServers) -> None:
         servers.crash_remote()
 
 
-#: What has to do with something that only some worlds have.
+#: Actions of optional features.
 OPTIONAL_ACTIONS: dict[str, Callable[[Any], None]] = {
     "heed": _use_interest_stream,
     **{name: _make_feature_action(name) for name in FEATURE_ACTORS},
     "rearrange": _change_worker,
 }
-#: Every kind of event that can be switched off.
+#: Every kind of event that a seed can disable.
 ACTIONS: dict[str, Callable[[Any], None]] = {
     "publish": _publish,
     "id": _publish_with_id,
