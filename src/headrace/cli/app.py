@@ -21,7 +21,7 @@ from headrace.cli.exit_codes import CLOSED_PIPE, to_cli_error
 from headrace.cli.output import print_note
 from headrace.cli.session import discard_stdout, get_root_flags
 
-#: Panels of the help, and in them the commands: name, module, the typer application in it, what it does.
+#: Help panels and their commands: name, module, the typer application in it, purpose.
 COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
     "Broker": [
         (
@@ -88,12 +88,12 @@ COMMANDS: dict[str, list[tuple[str, str, str, str]]] = {
 }
 _COMPLETE_VARIABLE = "_HEADRACE_COMPLETE"
 _LOCATIONS = {name: (module, app) for group in COMMANDS.values() for name, module, app, _ in group}
-#: Groups that read --server and NATS_URL themselves; the other ways to name a server reach them as their default.
+#: Groups that read --server and NATS_URL themselves; other ways to name a server become their default.
 _OWN_SERVER_OPTION = {"claims", "pipeline"}
 
 
 class LazyGroup(TyperGroup):
-    """The commands by name and purpose; the real ones are loaded when they are called."""
+    """The commands by name and purpose; a command is loaded when it is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -105,7 +105,7 @@ class LazyGroup(TyperGroup):
                 self.commands[name] = stub
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Names and purposes are enough for the help: nothing is loaded for it."""
+        """Format the help from names and purposes, without loading any command."""
         ctx.meta["headrace.names"] = True
         super().format_help(ctx, formatter)
 
@@ -120,7 +120,7 @@ class LazyGroup(TyperGroup):
 
 
 def _set_default_server(ctx: Any, group: Any) -> None:
-    """Let a group's own --server default to what was said before it, in HEADRACE_URL or in a context."""
+    """Let a group's own --server default to the option given before it, to HEADRACE_URL or to a context."""
     import logging
 
     logging.getLogger("nats").addHandler(logging.NullHandler())
@@ -131,7 +131,7 @@ def _set_default_server(ctx: Any, group: Any) -> None:
 
 
 def load_command(name: str, markup: Any = None) -> Any:
-    """The real command or group of a name."""
+    """Load the command or group of a name."""
     module, attribute = _LOCATIONS[name]
     instance: typer.Typer = getattr(importlib.import_module(f"headrace.cli.{module}"), attribute)
     instance.rich_markup_mode = markup
@@ -149,7 +149,7 @@ def root(**flags: Any) -> None:
 
 
 def make_command() -> Any:
-    """The whole command line; drawn with rich where a person sees it."""
+    """Make the whole command line; drawn with rich on a terminal."""
     is_interactive = sys.stdout.isatty() and sys.stderr.isatty()
     app = typer.Typer(
         name="headrace",
@@ -172,9 +172,9 @@ def make_command() -> Any:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line; the exit code. What the user got wrong is explained, never a traceback."""
+    """Run a command line; return the exit code. User errors are explained, without a traceback."""
     if _COMPLETE_VARIABLE in os.environ:
-        # The framework knows the shells only after this call, or with its own options to install itself.
+        # The framework registers the shells only in this call, or with its own install options.
         completion_init()
     elif not arguments:
         arguments = ["--help"]

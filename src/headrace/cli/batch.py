@@ -35,7 +35,7 @@ _PAYLOAD_FIELDS = {"payload", "payload_base64", "data"}
 
 
 class InputFormat(StrEnum):
-    """What the input is made of."""
+    """Format of the input."""
 
     LINES = "lines"
     NDJSON = "ndjson"
@@ -76,7 +76,7 @@ async def batch(
 
 
 def _iter_input_lines(paths: list[Path]) -> Iterator[tuple[str, int, bytes]]:
-    """Every line, with where it stands."""
+    """Yield every line with its position."""
     if not paths:
         for number, line in enumerate(sys.stdin.buffer, 1):
             yield "standard input", number, line.rstrip(b"\r\n")
@@ -137,7 +137,7 @@ def _check_fields(values: Any) -> dict[str, Any]:
 
 
 def _pop_payload(values: dict[str, Any]) -> bytes:
-    """The payload, taken out of the values: text as it is, anything else as JSON."""
+    """Remove the payload from the values: text as it is, anything else as JSON."""
     encoded = values.pop("payload_base64", None)
     payload = values.pop("payload", None)
     data = values.pop("data", None)

@@ -73,7 +73,7 @@ async def _publish(
     for number in range(1, count + 1):
         await client.publish(subject, payload)
         if number % _PROGRESS_STEP == 0:
-            # The loop breathes, so that what was published is also sent.
+            # Yields to the event loop, so that published messages are also sent.
             await asyncio.sleep(0)
             step(_PROGRESS_STEP)
     await client.flush(timeout=60)
@@ -187,7 +187,7 @@ async def _store(
     latencies_s: list[float],
     step: output.ProgressCallback,
 ) -> None:
-    """Publish with a window of unanswered messages, as a good producer does."""
+    """Publish with a window of unacknowledged messages, as a good producer does."""
     from headrace.client.response_mux import ReplyInbox
 
     reply_inbox = ReplyInbox(client)

@@ -208,7 +208,7 @@ async def _get_claim_metadata(jetstream: Any, claim_id: str) -> dict[str, Any] |
 
 
 def _readable(item: Any) -> dict[str, Any]:
-    """A claim's facts as they are written down; what is wrong with those that nobody uses."""
+    """Return a claim record as it is stored, or for a rejected one what is wrong with it."""
     from headrace.claims.records import FACTS, MalformedRecord, decode_entry
 
     try:
@@ -240,7 +240,7 @@ async def _open_claims(connection: Connection, config: ClaimConfig) -> AsyncIter
 
 
 def _get_event_loop_module() -> Any:
-    """uvloop where it exists: a collector is a third faster on it."""
+    """Return uvloop if it is installed: a collector is a third faster with it."""
     try:
         import uvloop
     except ModuleNotFoundError:
@@ -249,7 +249,7 @@ def _get_event_loop_module() -> Any:
 
 
 async def _connect(server: str) -> Connection:
-    """Connect now or not at all; a server that was there once may go and come back."""
+    """Connect now or fail; a server that was reached once may go away and come back."""
     import nats
 
     from headrace.claims.lenient_parsing import connect
@@ -262,7 +262,7 @@ async def _connect(server: str) -> Connection:
 
 
 def _run(server: str, work: Callable[[Connection], Awaitable[int]]) -> None:
-    """Connect, work, disconnect; what the user got wrong is explained."""
+    """Connect, run, disconnect; user errors are explained."""
 
     async def session() -> int:
         from nats.errors import Error as NatsError

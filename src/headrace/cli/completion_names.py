@@ -11,17 +11,17 @@ _TIMEOUT_S = 1.0
 
 
 def complete_streams(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The streams that begin so."""
+    """Return the streams with this prefix."""
     return _request_names(ctx, incomplete, "STREAM.NAMES", "streams")
 
 
 def complete_consumers(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The consumers, of the stream named before, that begin so."""
+    """Return the consumers, of the stream named before, with this prefix."""
     return _request_names(ctx, incomplete, f"CONSUMER.NAMES.{ctx.params.get('stream')}", "consumers")
 
 
 def complete_buckets(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The buckets that begin so."""
+    """Return the buckets with this prefix."""
     found = _request_names(ctx, f"KV_{incomplete}", "STREAM.NAMES", "streams")
     return [name.removeprefix("KV_") for name in found]
 
@@ -42,6 +42,6 @@ def _request_names(ctx: typer.Context, incomplete: str, call: str, part: str) ->
     try:
         names = asyncio.run(asyncio.wait_for(request(), 2 * _TIMEOUT_S))
     except Exception:
-        # Completion has nowhere to explain itself: no names is the answer.
+        # Completion cannot report errors: return no names.
         return []
     return [str(name) for name in names if str(name).startswith(incomplete)]

@@ -26,7 +26,7 @@ def _option(*names: str, help: str, metavar: str = "TEXT") -> Any:
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=OPTIONS_PANEL, show_default=False)
 
 
-#: The options that every command which talks to a server takes, by the name of their parameter.
+#: Options of every command that talks to a server, by parameter name.
 OPTIONS: dict[str, Any] = {
     "server": Annotated[
         str | None, _option("--server", "-s", metavar="URL", help=f"Where the server is ({DEFAULT_SERVER}).")
@@ -52,7 +52,7 @@ OPTIONS: dict[str, Any] = {
     ],
 }
 
-#: Where an option comes from when it is not given: variables of the environment, first one wins.
+#: Environment variables for options that are not given; the first one set wins.
 ENVIRONMENT_VARIABLES = {
     "server": ("HEADRACE_URL", "NATS_URL"),
     "user": ("HEADRACE_USER", "NATS_USER"),
@@ -66,7 +66,7 @@ ENVIRONMENT_VARIABLES = {
     "context": ("HEADRACE_CONTEXT", "NATS_CONTEXT"),
 }
 
-#: The names that options have in a context file.
+#: Names of the options in a context file.
 CONTEXT_FIELDS = {
     "server": "url",
     "user": "user",
@@ -109,11 +109,11 @@ class ConnectionTarget:
 
     @property
     def display_urls(self) -> str:
-        """The addresses without the passwords that may stand in them."""
+        """The addresses without passwords."""
         return ", ".join(url.rpartition("@")[2] if "@" in url else url for url in self.servers)
 
     def client_options(self) -> dict[str, Any]:
-        """What nats-py's connect takes."""
+        """Return the options for nats-py's connect."""
         given = {
             "user": self.user,
             "password": self.password,
@@ -148,13 +148,13 @@ class ConnectionTarget:
 
 
 def resolve_target(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> ConnectionTarget:
-    """The target of a command line."""
+    """Return the target of a command line."""
     given = {name: value for name, value in flags.items() if value is not None}
     from_environment = {
         name: text for name in ENVIRONMENT_VARIABLES if (text := _get_variable(environment, name))
     }
     if "context" in given:
-        # Named on the command line, it comes before the environment.
+        # A context named on the command line takes precedence over the environment.
         values = {**from_environment, **_load_context(given["context"]), **given}
     elif "context" in from_environment:
         values = {**_load_context(from_environment["context"]), **from_environment, **given}

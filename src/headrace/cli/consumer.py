@@ -72,7 +72,7 @@ async def info(session: CliSession, stream: Stream, consumer: Consumer) -> None:
 
 
 def print_consumer(session: CliSession, found: dict[str, Any]) -> None:
-    """A consumer as people or programs read it."""
+    """Print a consumer for people or programs."""
     if session.json:
         output.print_json(found)
         return
@@ -160,7 +160,7 @@ async def _create_or_update(
 
 
 async def _add_for_sourcing(session: CliSession, stream: str, name: str, given: dict[str, Any]) -> None:
-    """The consumer that `client.sourcing` makes, and how the copying stream names it."""
+    """Create the consumer with `client.sourcing_consumer`, and print how the copying stream refers to it."""
     from nats.js.api import DeliverPolicy, ReplayPolicy
 
     allowed = {"filters", "start", "deliver", "replay", "max_pending", "description", "metadata"}

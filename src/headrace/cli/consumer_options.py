@@ -102,7 +102,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def apply_options(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with the options that were given."""
+    """Return a configuration with the given options applied."""
     result = dict(config)
     for name, value in given.items():
         _SETTERS[name](result, value)
@@ -110,7 +110,7 @@ def apply_options(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
 
 
 def parse_start(text: str) -> dict[str, Any]:
-    """Where a consumer begins: a word, a sequence, a while ago, or a time."""
+    """Parse where a consumer begins: a keyword, a sequence, a duration ago, or a time."""
     if text in _DELIVER_POLICIES:
         return {"deliver_policy": _DELIVER_POLICIES[text]}
     if text.isdigit():
@@ -119,7 +119,7 @@ def parse_start(text: str) -> dict[str, Any]:
 
 
 def parse_time(text: str, *, future: bool = False) -> datetime:
-    """A time: as in ISO 8601, or as a duration from now, backward or forward."""
+    """Parse a time: ISO 8601, or a duration from now, backward or forward."""
     try:
         if re.match(r"\d+(\.\d+)?[a-zµ]", text):
             offset = timedelta(microseconds=parse_duration_ns(text) / 1000)

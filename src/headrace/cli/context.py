@@ -83,7 +83,7 @@ def add(name: str, description: str | None, select: bool, force: bool, json: boo
 
 
 def _make_add_signature() -> inspect.Signature:
-    """Its own options, and those of the connection that it saves."""
+    """Return its own options plus those of the connection that it saves."""
     own: dict[str, tuple[Any, Any]] = {
         "name": (Annotated[str, typer.Argument(help="Its name.")], inspect.Parameter.empty),
         "description": (Annotated[str | None, typer.Option(help="What it is for.")], None),

@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*")
 
 
 def get_config_folder() -> Path:
-    """Where the `nats` tool keeps its configuration."""
+    """Return where the `nats` tool keeps its configuration."""
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "nats"
 
@@ -34,7 +34,7 @@ def list_names() -> list[str]:
 
 
 def get_selected() -> str:
-    """The name of the selected context; empty if there is none."""
+    """Return the name of the selected context; empty if there is none."""
     try:
         return (get_config_folder() / "context.txt").read_text().strip()
     except OSError:
@@ -55,7 +55,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def save(name: str, values: dict[str, Any]) -> None:
-    """Written whole or not at all, readable by its owner only: it may hold secrets."""
+    """Write a context atomically, readable by its owner only, because it may contain secrets."""
     path = _get_path(name)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_atomically(path, json.dumps(values, indent=2) + "\n")

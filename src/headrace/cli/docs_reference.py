@@ -16,12 +16,12 @@ from headrace.cli.connection_target import OPTIONS_PANEL
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 
 
-#: Groups that have pages of their own.
+#: Groups with their own pages.
 SEPARATE_PAGES = {"claims", "pipeline"}
 
 
 def iter_commands() -> Iterator[tuple[str, Any]]:
-    """Every command that does something, by its full name."""
+    """Yield every command that does something, by its full name."""
     for group in app.COMMANDS.values():
         for name in (name for name, *_ in group if name not in SEPARATE_PAGES):
             yield from _iter_leaf_commands(f"headrace {name}", app.load_command(name))

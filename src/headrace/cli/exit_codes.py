@@ -19,7 +19,7 @@ NO_ANSWER = 6
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 
-#: What the codes mean, for the documentation.
+#: Meaning of the codes, for the documentation.
 DESCRIPTIONS = {
     OK: "done",
     FAILED: "the server refused, or something else went wrong; also a confirmation that was declined",
@@ -32,7 +32,7 @@ DESCRIPTIONS = {
     CLOSED_PIPE: "the reader of the output went away (`| head`)",
 }
 
-#: What to do about an error of the client, where the command line has its own words for it.
+#: Advice for client errors for which the command line has its own wording.
 _REMEDIES = {
     "StreamNotFound": "'headrace stream ls' lists the streams",
     "BucketNotFound": "'headrace kv ls' lists the buckets, 'headrace kv add' makes one",
@@ -48,7 +48,7 @@ _REMEDIES = {
 
 
 class CliError(Exception):
-    """What a command says at its end, and its exit code."""
+    """The final message of a command, and its exit code."""
 
     def __init__(self, text: str, code: int = FAILED) -> None:
         super().__init__(text)
@@ -56,7 +56,7 @@ class CliError(Exception):
 
 
 def to_cli_error(error: Exception) -> CliError:
-    """What to say about an error, and with which code to end; a defect of ours is raised as it is."""
+    """Return the message and exit code for an error; raise it again if it is a bug of ours."""
     if isinstance(error, CliError):
         return error
     if isinstance(error, json.JSONDecodeError):
@@ -110,14 +110,14 @@ def _from_client_error(error: Exception) -> CliError | None:
 
 
 def is_jetstream_missing(error: Exception) -> bool:
-    """Nobody listens where JetStream's API should be: a refusal without the error that JetStream would give."""
+    """Return whether JetStream's API does not respond: an error without the details that JetStream would give."""
     from nats.js.errors import ServiceUnavailableError
 
     return isinstance(error.__cause__, ServiceUnavailableError) and not error.__cause__.err_code
 
 
 def _format_error(error: object) -> str:
-    """The server's answer, and what helps."""
+    """Return the server's error, and what helps."""
     from headrace.client.errors import JetStreamError
 
     assert isinstance(error, JetStreamError)

@@ -27,7 +27,7 @@ Revision = Annotated[
 
 
 def entry_to_json(entry: Entry) -> dict[str, Any]:
-    """An entry for programs."""
+    """Return an entry for programs."""
     return {
         "bucket": entry.bucket,
         "key": entry.key,

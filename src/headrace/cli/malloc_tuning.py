@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ctypes
 
-#: Of glibc's <malloc.h>; other libraries have no such function, and are left alone.
+#: From glibc's <malloc.h>; other libraries have no such function and are left alone.
 _M_MMAP_THRESHOLD = -3
 MMAP_THRESHOLD_BYTES = 1 << 20
 
 
 def limit_fragmentation() -> None:
-    """From here on every piece of `LARGE_BYTES` or more comes from the system and goes back to it."""
+    """From now on, allocate every piece of `LARGE_BYTES` or more from the system, and return it there."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):

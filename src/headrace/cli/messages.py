@@ -22,7 +22,7 @@ pub_app, sub_app, req_app, reply_app = (typer.Typer(add_completion=False) for _ 
 
 
 def parse_headers(lines: Sequence[str] | None) -> dict[str, str] | None:
-    """Headers from `Name: value` lines."""
+    """Parse `Name: value` lines."""
     headers = {}
     for line in lines or ():
         name, colon, value = line.partition(":")
@@ -33,7 +33,7 @@ def parse_headers(lines: Sequence[str] | None) -> dict[str, str] | None:
 
 
 def read_payload(text: str | None, file: Path | None = None) -> bytes:
-    """The payload: the argument, a file, or all of standard input when there is neither."""
+    """Return the payload: the argument, a file, or all of standard input if there is neither."""
     if file is not None and text is not None:
         raise CliError("give the payload or --file, not both", USAGE_ERROR)
     if file is not None:
@@ -42,7 +42,7 @@ def read_payload(text: str | None, file: Path | None = None) -> bytes:
 
 
 def print_received(message: Msg, json: bool, raw: bool = False, **details: Any) -> None:
-    """A message that came, as people or programs read it."""
+    """Print a received message for people or programs."""
     if json:
         known = {"subject": message.subject, "reply": message.reply or None, **details}
         shown = {key: value for key, value in known.items() if value is not None}
@@ -217,7 +217,7 @@ async def reply(
 
 
 async def _run_reply_command(command: str, request: Msg) -> bytes:
-    """What a command prints; the request is its standard input, never a part of its words."""
+    """Return what a command prints; the request is its standard input, never part of its arguments."""
     import shlex
 
     process = await asyncio.create_subprocess_exec(

@@ -30,18 +30,18 @@ def is_terminal() -> bool:
 
 
 def escape_control(text: str) -> str:
-    """The text with control characters made visible: a payload must not move the cursor or retitle the window."""
+    """Make control characters visible: a payload must not move the cursor or change the window's title."""
     return _CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def format_payload(data: bytes) -> str:
-    """A payload to be read; on a terminal without anything that it would obey."""
+    """Format a payload for reading; on a terminal without control characters."""
     text = data.decode(errors="backslashreplace")
     return escape_control(text) if is_terminal() else text
 
 
 def encode_payload(data: bytes) -> dict[str, str]:
-    """A payload in JSON: as text where it is one, else in base64."""
+    """Encode a payload for JSON: as text if it is UTF-8, otherwise in base64."""
     try:
         return {"payload": data.decode()}
     except UnicodeDecodeError:
@@ -53,7 +53,7 @@ def encode_payload(data: bytes) -> dict[str, str]:
 def print_message(
     head: str, headers: Mapping[str, str] | None, payload: bytes, *, raw: bool = False, ending: bytes = b""
 ) -> None:
-    """A message as it is read: where it is from, its headers, its payload; raw is the payload alone, byte by byte."""
+    """Print a message: its source, its headers, its payload; raw is the payload alone, byte by byte."""
     if raw:
         sys.stdout.buffer.write(payload + ending)
         sys.stdout.buffer.flush()
@@ -63,17 +63,17 @@ def print_message(
 
 
 def print_json(value: Any) -> None:
-    """One JSON document."""
+    """Print one JSON document."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_json_line(value: Any) -> None:
-    """One JSON document on a line, sent at once: somebody may be waiting for it."""
+    """Print one JSON document on a line and flush it: somebody may be waiting for it."""
     typer.echo(json.dumps(value, ensure_ascii=False))
 
 
 def print_result(json: bool, values: Mapping[str, object], text: str) -> None:
-    """What was done, for programs or for people."""
+    """Print what was done, for programs or for people."""
     if json:
         print_json(values)
     else:
@@ -81,7 +81,7 @@ def print_result(json: bool, values: Mapping[str, object], text: str) -> None:
 
 
 def print_note(text: str) -> None:
-    """Something about the work, beside the result."""
+    """Print a note, separate from the result."""
     typer.echo(text, err=True)
 
 
@@ -91,7 +91,7 @@ def bold(text: str) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """A table; numbers stand to the right."""
+    """Print a table; numbers are right-aligned."""
     cells = [[escape_control("" if cell is None else str(cell)) for cell in row] for row in rows]
     align_right = [
         bool(cells) and all(not row[at] or _NUMBER.fullmatch(row[at]) for row in cells)
@@ -130,7 +130,7 @@ def _print_plain_table(columns: Sequence[str], cells: list[list[str]], align_rig
 
 
 def print_changes(json: bool, current: Mapping[str, object], changed: Mapping[str, object]) -> None:
-    """What would be otherwise, field by field."""
+    """Print what would change, field by field."""
     if json:
         print_json(changed)
     else:
@@ -138,7 +138,7 @@ def print_changes(json: bool, current: Mapping[str, object], changed: Mapping[st
 
 
 def print_fields(title: str, values: Mapping[str, object]) -> None:
-    """Named values under a title; those that are None or empty are left out."""
+    """Print named values under a title; None and empty values are omitted."""
     shown = {name: value for name, value in values.items() if value not in (None, "", [], {})}
     width = max((len(name) for name in shown), default=0)
     typer.echo(bold(escape_control(title)))
@@ -148,7 +148,7 @@ def print_fields(title: str, values: Mapping[str, object]) -> None:
 
 
 def format_size(count: float) -> str:
-    """Bytes, as people read them."""
+    """Format bytes for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -165,7 +165,7 @@ def format_size_limit(count: int | None) -> str:
 
 
 def format_duration(nanoseconds: int | None) -> str:
-    """A duration in its two largest units."""
+    """Format a duration in its two largest units."""
     if not nanoseconds:
         return "0s"
     seconds = nanoseconds / _SECOND_NS
@@ -181,7 +181,7 @@ def format_duration(nanoseconds: int | None) -> str:
 
 
 def format_time(text: str | None) -> str:
-    """A server's time, to the millisecond; empty for none."""
+    """Format a server's time to the millisecond; empty for none."""
     if not text or text.startswith("0001-"):
         return ""
     trimmed = re.sub(r"(\.\d{3})\d+", r"\1", text).replace("Z", "+00:00")
@@ -189,7 +189,7 @@ def format_time(text: str | None) -> str:
 
 
 def format_age(text: str | None) -> str:
-    """How long ago a server's time was."""
+    """Format how long ago a server's time was."""
     if not text or text.startswith("0001-"):
         return "never"
     then = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text).replace("Z", "+00:00"))
@@ -197,7 +197,7 @@ def format_age(text: str | None) -> str:
 
 
 def confirm(question: str, force: bool) -> None:
-    """Ask before data is destroyed; without anybody to ask, refuse."""
+    """Ask before data is destroyed; refuse if there is nobody to ask."""
     if force:
         return
     if not sys.stdin.isatty():
@@ -207,7 +207,7 @@ def confirm(question: str, force: bool) -> None:
 
 
 def _read_line(question: str) -> str:
-    """A line from the terminal. Ctrl-C ends the wait: the event loop's own handler would only note it."""
+    """Read a line from the terminal. Ctrl-C ends the wait: the event loop's own handler would only record it."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         typer.echo(question, nl=False, err=True)
@@ -217,14 +217,14 @@ def _read_line(question: str) -> str:
 
 
 class ProgressCallback(Protocol):
-    """Counts work that was done."""
+    """Counts completed work."""
 
     def __call__(self, done: int = 1) -> None: ...
 
 
 @contextmanager
 def progress_bar(label: str, total: int | None) -> Iterator[ProgressCallback]:
-    """A progress bar on a terminal; nothing elsewhere. Call what it gives with each piece of work done."""
+    """Show a progress bar on a terminal, nothing elsewhere. Call the yielded function with each piece of work done."""
     if not sys.stderr.isatty():
         yield lambda done=1: None
         return

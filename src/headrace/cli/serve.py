@@ -25,7 +25,7 @@ from headrace.server import Server
 OK, FAILED, USAGE_ERROR = 0, 1, 2
 SWITCH_INTERVAL_S = 0.0002
 
-# NumPy is used for its arrays alone; threads for linear algebra would cost start-up time and memory.
+# NumPy is used only for its arrays; threads for linear algebra would cost start-up time and memory.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 SIGNALS = {
@@ -39,7 +39,7 @@ SIGNALS = {
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Do what the command line asks for; the exit code."""
+    """Do what the command line asks for; return the exit code."""
     try:
         command_line = parse(arguments)
         return _ACTIONS[command_line.action](command_line)
@@ -121,7 +121,7 @@ _ACTIONS: dict[Action, Callable[[CommandLine], int]] = {
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed, asyncio's own elsewhere."""
+    """Return uvloop's if it is installed, otherwise None for asyncio's own."""
     try:
         import uvloop
     except ImportError:
@@ -136,9 +136,9 @@ async def _main(command_line: CommandLine, options: ServerOptions, log: Logger) 
     _install_signal_handlers(server, stop, log, command_line)
     await server.start()
     limit_fragmentation()
-    # Whoever commits waits this long for a loop that does not rest, several times a commit; Python's own 5 ms add up.
+    # A commit waits this long for a busy loop, several times; Python's default of 5 ms would add up.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # What was made while starting lives as long as the process: the collector need not look at it again.
+    # Objects created during start-up live as long as the process: the garbage collector need not scan them again.
     gc.collect()
     gc.freeze()
     stopped = asyncio.ensure_future(server.wait_stopped())
@@ -152,7 +152,7 @@ async def _main(command_line: CommandLine, options: ServerOptions, log: Logger) 
 
 
 def _reload(server: Server, log: Logger, command_line: CommandLine) -> None:
-    """Read the configuration again; a mistake in it changes nothing."""
+    """Read the configuration again; an error in it changes nothing."""
     try:
         options, warnings = command_line.resolve()
         for warning in warnings:

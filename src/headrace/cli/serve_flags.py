@@ -76,7 +76,7 @@ Running it
     -v, --version    -h, --help
 """
 
-#: The one setting that is no option: where the others are.
+#: The one setting that is no option: the configuration file.
 CONFIG_KEY = "config"
 
 NO_CLUSTER = (
@@ -86,11 +86,11 @@ NO_CLUSTER = (
 
 
 class UsageError(OptionsError):
-    """The command line cannot be understood; the usage text helps."""
+    """The command line cannot be parsed; the usage text helps."""
 
 
 class Action(Enum):
-    """What `headrace serve` was asked to do."""
+    """What `headrace serve` should do."""
 
     RUN = "run"
     CHECK = "check"
@@ -101,7 +101,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """A command line, understood."""
+    """A parsed command line."""
 
     action: Action = Action.RUN
     settings: dict[str, Any] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class CommandLine:
     warnings: tuple[str, ...] = ()
 
     def resolve(self) -> tuple[ServerOptions, tuple[str, ...]]:
-        """The options, those of the configuration file overridden by flags, and what is worth a warning."""
+        """Return the options, with those of the configuration file overridden by flags, and warnings."""
         settings, warnings = dict(self.settings), self.warnings
         path = settings.pop(CONFIG_KEY, "")
         if path:
@@ -132,7 +132,7 @@ def _read_int(text: str) -> int:
 
 
 def _read_seconds(text: str) -> float:
-    text = text.strip('"')  # as a configuration file would have it
+    text = text.strip('"')  # as in a configuration file
     return float(text) if text.replace(".", "", 1).isdigit() else parse_duration_ns(text) / 1e9
 
 
@@ -158,7 +158,7 @@ def _read_log_format(text: str) -> LogFormat:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag: which option(s) it sets, how its value is read; or why it is refused or has no effect."""
+    """One flag: which options it sets and how its value is parsed; or why it is rejected or has no effect."""
 
     read: Callable[[str], Any] = _read_text
     options: tuple[str, ...] = ()
@@ -241,7 +241,7 @@ FLAGS = {name: flag for names, flag in _FLAG_TABLE for name in names.split()}
 
 
 def parse(arguments: Sequence[str]) -> CommandLine:
-    """What the arguments ask for; UsageError for what is not understood, OptionsError for what is refused."""
+    """Parse the arguments; raise UsageError for unknown ones, OptionsError for rejected ones."""
     settings: dict[str, Any] = {}
     warnings: list[str] = []
     action, signal = Action.RUN, ""
@@ -267,7 +267,7 @@ def parse(arguments: Sequence[str]) -> CommandLine:
 
 
 def _split_flag(word: str, rest: list[str]) -> tuple[str, Flag, str]:
-    """The flag that a word names, with its value, taken from the word or from the words that follow."""
+    """Return the flag that a word names, with its value, from the word or from the words that follow."""
     body = word[2:] if word.startswith("--") else word[1:]
     name, equals, text = body.partition("=")
     if not name or name.startswith("-"):
@@ -297,7 +297,7 @@ def _suggestion(name: str) -> str:
 
 
 def _parse_command_word(word: str) -> Action:
-    """`nats-server version` and `nats-server help` are flags without dashes."""
+    """Parse `nats-server version` and `nats-server help`, which are flags without dashes."""
     try:
         return {"version": Action.VERSION, "help": Action.HELP}[word.lower()]
     except KeyError:

@@ -137,7 +137,7 @@ async def account_info(session: CliSession) -> None:
 
 
 def _print_check(session: CliSession, check: str, status: int, text: str, **figures: float) -> int:
-    """The line that monitoring systems read; its number is the exit code."""
+    """Print the line that monitoring systems read; return the status as exit code."""
     if session.json:
         output.print_json({"check": check, "status": _STATUS_NAMES[status], "text": text, **figures})
     else:

@@ -31,7 +31,7 @@ _JSON = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
 
 class CliSession:
-    """An open connection and what the command line said about it."""
+    """An open connection and the options of the command line for it."""
 
     def __init__(self, target: ConnectionTarget, json: bool = False) -> None:
         self.target = target
@@ -53,7 +53,7 @@ class CliSession:
         return self.target.timeout
 
     async def api_request(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The JetStream API's answer, without the type that every answer names."""
+        """Return the JetStream API's response, without the type that every response has."""
         response = await self.js.api_request(call, body)
         response.pop("type", None)
         return response
@@ -61,7 +61,7 @@ class CliSession:
     async def list_all(
         self, call: str, part: str, body: Mapping[str, Any] | None = None
     ) -> list[dict[str, Any]]:
-        """All items of a listing, page by page."""
+        """Return all items of a listing, page by page."""
         found: list[dict[str, Any]] = []
         while True:
             page = await self.api_request(call, {**(body or {}), "offset": len(found)})
@@ -71,7 +71,7 @@ class CliSession:
                 return found
 
     async def open(self) -> Client:
-        """Another connection; the first server that answers is taken."""
+        """Open another connection, to the first server that answers."""
         last_error: Exception | None = None
         for url in self.target.servers:
             try:
@@ -127,7 +127,7 @@ class CliSession:
         return CliError(text, NO_CONNECTION)
 
     def enable_reconnect(self) -> None:
-        """Come back when the connection is lost: for commands that go on until they are stopped."""
+        """Reconnect when the connection is lost: for commands that run until they are stopped."""
         self._reconnects = True
         for client in self._clients:
             client.options |= {
@@ -137,7 +137,7 @@ class CliSession:
             }
 
     async def _on_error(self, error: Exception) -> None:
-        """Requests raise their own errors; a connection that fails says why only here."""
+        """Record the error: requests raise their own, but the reason of a failed connection appears only here."""
         self._last_error = error
 
     async def _on_disconnect(self) -> None:
@@ -160,12 +160,12 @@ class CliSession:
 
 
 def with_connection(work: AsyncCommand) -> Callable[..., None]:
-    """A command that runs a coroutine with a link."""
+    """Make a command of a coroutine that gets a session."""
     return _make_command(work, report_error)
 
 
 def nagios_check(code: int) -> Callable[[AsyncCommand], Callable[..., None]]:
-    """The same for a check that a monitoring system runs: whatever fails ends with this code, told on the output."""
+    """The same for a check that a monitoring system runs: any failure is printed and ends with this code."""
 
     def report_critical(error: Exception) -> int:
         print(f"CRITICAL: {to_cli_error(error)}")
@@ -207,7 +207,7 @@ def _make_command(work: AsyncCommand, on_error: Callable[[Exception], int]) -> C
 
 
 def without_connection(work: Callable[..., int | None]) -> Callable[..., None]:
-    """A command without a connection, whose errors are explained likewise."""
+    """Make a command without a connection, whose errors are explained in the same way."""
 
     @wraps(work)
     def command(*arguments: Any, **values: Any) -> None:
@@ -217,7 +217,7 @@ def without_connection(work: Callable[..., int | None]) -> Callable[..., None]:
 
 
 def with_options(options: Mapping[str, Any], into: str) -> Callable[[AsyncCommand], AsyncCommand]:
-    """Gives a command many options at once; those that were given arrive as one mapping."""
+    """Add many options to a command; those that were given arrive as one mapping."""
 
     def decorate(work: AsyncCommand) -> AsyncCommand:
         signature = inspect.signature(work, eval_str=True)
@@ -237,20 +237,20 @@ def with_options(options: Mapping[str, Any], into: str) -> Callable[[AsyncComman
 
 
 def get_root_flags(context: typer.Context) -> dict[str, Any]:
-    """The connection's options given before the command: `headrace -s URL stream ls`."""
+    """Return the connection options given before the command: `headrace -s URL stream ls`."""
     params = context.find_root().params
     return passed_options({name: params.get(name) for name in targets.OPTIONS})
 
 
 def report_error(error: Exception) -> int:
-    """Say in a line what went wrong; the exit code."""
+    """Print in one line what went wrong; return the exit code."""
     failure = to_cli_error(error)
     print_note(f"headrace: {failure}")
     return failure.code
 
 
 def run_command(work: Callable[[], int | None], on_error: Callable[[Exception], int] = report_error) -> None:
-    """Run a command to its exit code."""
+    """Run a command and exit with its code."""
     try:
         code = work() or 0
         sys.stdout.flush()
@@ -268,7 +268,7 @@ def run_command(work: Callable[[], int | None], on_error: Callable[[Exception], 
 
 
 def discard_stdout() -> None:
-    """Nobody reads the output any more: what is still to be written is dropped without a word."""
+    """Silently drop further output: nobody reads it any more."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

@@ -10,7 +10,7 @@ from headrace.cli import completion_names
 
 
 def check_name(name: str) -> str:
-    """A name that can be one; in a request's subject another would be something else."""
+    """Return a valid name; an invalid one would change the subject of a request."""
     if not name or not name.isprintable() or set(name) & set(" .*>/\\"):
         raise typer.BadParameter(f"{name!r} cannot be a name: no spaces, dots, slashes, * or >")
     return name

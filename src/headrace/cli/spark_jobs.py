@@ -217,7 +217,7 @@ def doctor(
 
 @contextmanager
 def spark_session(master: str) -> Iterator[SparkSession]:
-    """A Spark session for one job; what the user got wrong is said in a line."""
+    """Create a Spark session for one job; user errors are explained in one line."""
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
@@ -237,19 +237,19 @@ def spark_session(master: str) -> Iterator[SparkSession]:
 
 
 def print_progress(line: str) -> None:
-    """Progress; what a job found is on the other stream."""
+    """Print progress to stderr, since results go to stdout."""
     typer.echo(line, err=True)
 
 
 def get_error_line(error: Exception) -> str:
-    """The line of an error that says what is wrong: Spark quotes the whole Python traceback."""
+    """Return the line of an error that says what is wrong: Spark quotes the whole Python traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     error_lines = [line.partition(": ")[2] for line in lines if line.startswith("headrace.") and ": " in line]
     return error_lines[-1] if error_lines else lines[0] if lines else type(error).__name__
 
 
 def parse_pairs(options: list[str] | None) -> dict[str, Any]:
-    """Options from `name=value` texts."""
+    """Parse options from `name=value` texts."""
     found = {}
     for text in options or ():
         name, equals, value = text.partition("=")

@@ -77,7 +77,7 @@ async def info(session: CliSession, stream: Stream) -> None:
 
 
 def print_stream(session: CliSession, found: dict[str, Any]) -> None:
-    """A stream as people or programs read it."""
+    """Print a stream for people or programs."""
     found.pop("did_create", None)
     if session.json:
         output.print_json(found)

@@ -78,7 +78,7 @@ async def _request_backup(session: CliSession, call: str, request: dict[str, Any
 
 
 async def _receive(session: CliSession, chunks: Any, file: BinaryIO, step: output.ProgressCallback) -> int:
-    """Every piece, each acknowledged; an empty one is the last."""
+    """Receive every chunk and acknowledge it; an empty one is the last."""
     from nats.errors import TimeoutError as Late
 
     size = 0

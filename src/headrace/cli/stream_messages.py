@@ -63,7 +63,7 @@ async def _get_message(session: CliSession, stream: str, body: dict[str, Any]) -
 
 
 def decode_headers(encoded: str | None) -> dict[str, str]:
-    """The headers of a stored message; a name that comes several times keeps all its values."""
+    """Decode the headers of a stored message; a repeated name keeps all its values."""
     found: dict[str, str] = {}
     for each in base64.b64decode(encoded or "").decode(errors="replace").split("\r\n")[1:]:
         name, colon, value = each.partition(":")

@@ -110,7 +110,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def apply_options(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with the options that were given."""
+    """Return a configuration with the given options applied."""
     result = dict(config)
     for name, value in given.items():
         if name != "through":
@@ -121,7 +121,7 @@ def apply_options(config: dict[str, Any], given: Mapping[str, Any]) -> dict[str,
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
-    """A configuration from a JSON file: one as it is sent, or what `stream info --json` prints."""
+    """Read a configuration from a JSON file: as in a request, or as printed by `stream info --json`."""
     if path is None:
         return {}
     found = json.loads(path.read_text())
@@ -136,7 +136,7 @@ def parse_size_or_unlimited(text: str) -> int:
 
 
 def parse_pairs(texts: Sequence[str]) -> dict[str, str]:
-    """Notes from `name=value` texts."""
+    """Parse metadata from `name=value` texts."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -158,7 +158,7 @@ def _split_commas(texts: Sequence[str]) -> list[str]:
 
 
 def split_pair(text: str, kind: str) -> tuple[str, str]:
-    """The two halves of `a:b`."""
+    """Return the two halves of `a:b`."""
     first, colon, second = text.partition(":")
     if not (colon and first and second):
         raise CliError(f"{text!r} is no {kind}: write it as FIRST:SECOND", USAGE_ERROR)
@@ -174,7 +174,7 @@ def _set_marker_ttl(config: dict[str, Any], value: str) -> None:
     nanoseconds = parse_duration_ns(value) if value != "0" else 0
     config["subject_delete_marker_ttl"] = nanoseconds
     if nanoseconds:
-        # Servers refuse markers that would outlive their own lifetime, and rollups write them.
+        # Servers reject markers that would outlive their own lifetime, and rollups write them.
         config["allow_msg_ttl"] = True
         config["allow_rollup_hdrs"] = True
 

@@ -29,7 +29,7 @@ Sort = Literal["name", "messages", "size", "rate"]
 
 @dataclass(frozen=True)
 class StreamRow:
-    """A stream at a moment; rates are since the look before."""
+    """A stream at one moment; rates are since the previous sample."""
 
     name: str
     messages: int
@@ -43,7 +43,7 @@ class StreamRow:
 
 @dataclass(frozen=True)
 class Sample:
-    """Everything at a moment."""
+    """Everything at one moment."""
 
     time_s: float
     round_trip_ns: int
@@ -52,7 +52,7 @@ class Sample:
 
 
 async def take_sample(session: CliSession, previous: Sample | None, consumers: bool) -> Sample:
-    """Ask the server, and compare with the look before."""
+    """Query the server, and compare with the previous sample."""
     rtt_ns = await measure_round_trip_ns(session)
     found = await session.list_all("STREAM.LIST", "streams")
     time_s = time.monotonic()
@@ -99,7 +99,7 @@ _SORT_KEYS: dict[str, Any] = {
 
 
 def sample_to_json(sample: Sample, sort: str) -> dict[str, Any]:
-    """A look for programs."""
+    """Return a sample for programs."""
     streams = sorted(sample.streams.values(), key=_SORT_KEYS[sort])
     return {
         "round_trip_ms": round(sample.round_trip_ns / 1e6, 3),
@@ -186,7 +186,7 @@ def _cells(row: StreamRow) -> tuple[str, ...]:
 
 @contextmanager
 def _screen_painter() -> Iterator[Any]:
-    """The whole terminal, given back as it was."""
+    """Use the whole terminal, and restore it afterwards."""
     from rich.live import Live
 
     with Live(screen=True, auto_refresh=False) as live:
@@ -244,7 +244,7 @@ def _render(sample: Sample, sort: str, session: CliSession, height: int) -> Any:
 
 @contextmanager
 def _quit_on_key(drawn: bool) -> Iterator[asyncio.Event]:
-    """Set when q is pressed; the terminal's mode is given back."""
+    """Yield an event that is set when q is pressed; the terminal's mode is restored."""
     quit_event = asyncio.Event()
     if not (drawn and sys.stdin.isatty()):
         yield quit_event

@@ -71,7 +71,7 @@ async def _create_archive(client: Client) -> None:
 
 
 async def _wait_until_copied(client: Client) -> tuple[int, int]:
-    """How many are in the queue and in the archive, once the copy has caught up."""
+    """Return the number of messages in the queue and in the archive, once the copy has caught up."""
     for _ in range(300):
         found = [await _api(client, f"STREAM.INFO.{name}", {}) for name in ("ORDERS", "ARCHIVE")]
         queue, archive = (int(info["state"]["messages"]) for info in found)
@@ -90,7 +90,7 @@ async def _api(client: Client, endpoint: str, body: dict[str, Any]) -> dict[str,
 
 @contextlib.asynccontextmanager
 async def run_broker(folder: str) -> AsyncIterator[Client]:
-    """A client of a broker in a process of its own, which is killed without warning at the end."""
+    """Yield a client of a broker in a separate process, which is killed without warning at the end."""
     command = [sys.executable, "-m", "headrace", "serve", "-p", "-1", "-js", "-sd", folder]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
@@ -108,7 +108,7 @@ async def run_broker(folder: str) -> AsyncIterator[Client]:
 
 
 async def _ignore_error(_: Exception) -> None:
-    """The end of the connection is what this is about."""
+    """Ignore the error: the connection is meant to break."""
 
 
 STEPS = (

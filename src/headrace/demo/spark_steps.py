@@ -29,7 +29,7 @@ async def land_table(context: DemoContext) -> str:
     while (await js.stream_info("TELEMETRY")).state.messages < ROWS:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     await client.close()
-    # Spark's driver waits for its tasks, and those for the broker in this very loop.
+    # Spark's driver waits for its tasks, which wait for the broker in this very loop.
     landed, landed_again, sums = await asyncio.to_thread(_land, context)
     assert (landed, landed_again) == (ROWS, ROWS), (landed, landed_again)
     assert sums == ROWS * (ROWS - 1) // 2

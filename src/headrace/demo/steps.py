@@ -19,7 +19,7 @@ TIMEOUT_S = 10.0
 
 @dataclass(slots=True)
 class DemoContext:
-    """Where the story happens: a broker, a folder for everything else, and what earlier steps left behind."""
+    """Environment of the demo: a broker, a folder for everything else, and what earlier steps left."""
 
     server: Server
     folder: Path
@@ -35,7 +35,7 @@ class StepSkipped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to see: what it shows, and the act, which returns what was seen or fails an assertion."""
+    """One step: what it shows, and the action, which returns the result or fails an assertion."""
 
     title: str
     description: str
