@@ -186,9 +186,8 @@ class ClaimProducer:
         published = await self._publish_reference(subject, reference, headers, attempt)
         entry = attempt.entry
         if published.duplicate and attempt.is_new and not await self._message_refers_to(published, reference):
-            await self._rollback(
-                entry
-            )  # the message of the first attempt has its own claim, or was processed long ago
+            # The message of the first attempt has its own claim, or was processed long ago.
+            await self._rollback(entry)
         else:
             shared = entry.shared and not (published.duplicate and attempt.is_sole)
             placed = replace(entry.with_place(published.stream, published.seq, subject), shared=shared)

@@ -300,9 +300,8 @@ async def scan_subjects(
                 for message in messages
             ]
     finally:
-        await jetstream.api_request_nowait(
-            f"CONSUMER.DELETE.{stream}.{name}"
-        )  # if that is lost, the consumer expires by itself
+        # If that is lost, the consumer expires by itself.
+        await jetstream.api_request_nowait(f"CONSUMER.DELETE.{stream}.{name}")
 
 
 def _format_ttl(seconds: float) -> str:

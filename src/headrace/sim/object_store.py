@@ -54,7 +54,9 @@ class ObjectVersion:
 
 
 class SimBucket:
-    """One bucket. `on_delete(key, who)` is called before a deletion takes effect, `on_abort(upload, who)` before a
+    """One bucket.
+
+    `on_delete(key, process_name)` is called before a deletion takes effect, `on_abort(upload, process_name)` before a
     process aborts another's multipart upload.
     """
 

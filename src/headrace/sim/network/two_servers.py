@@ -161,9 +161,8 @@ class TwoServers:
         self.remote = self._start_broker(SimDisk(disk_seeds[1]), "FAR")
         self.should_lose: LossRule | None = None
         self._ends: tuple[LeafnodeEnd, LeafnodeEnd] | None = None
-        self._stale_ends: list[
-            LeafnodeEnd
-        ] = []  # of the remote side, which has not noticed yet that the peer is gone
+        #: Of the remote side, which has not noticed yet that the peer is gone.
+        self._stale_ends: list[LeafnodeEnd] = []
 
     def _start_broker(self, disk: SimDisk, name: str) -> SimBroker:
         server_limits = self._server_limits if name == "NEAR" else NO_SERVER_LIMITS

@@ -99,9 +99,8 @@ class ChurningStream:
 
     def __init__(self) -> None:
         self._number = 0
-        self._deleted_up_to: dict[
-            int, int
-        ] = {}  # per client, the number up to which no message may exist any more
+        #: Per client, the number up to which no message may exist any more.
+        self._deleted_up_to: dict[int, int] = {}
 
     def next_payload(self, client: SimClient) -> bytes:
         """Return the beginning of the next payload."""

@@ -58,9 +58,8 @@ class Checkpointer:
         self.features: frozenset[str] = frozenset()  # named in the root
         self._shard_frames = [-1] * SHARDS
         self._existing: list[int] = []  # checkpoints whose files exist
-        self._start_frames: dict[
-            int, int
-        ] = {}  # checkpoint -> the frame up to which the journal is not needed
+        #: Checkpoint -> the frame up to which the journal is not needed.
+        self._start_frames: dict[int, int] = {}
         self._waiters: list[tuple[int, DoneCallback]] = []  # called when that one, or a newer one, is marked
         self._next_waiters: list[DoneCallback] = []  # for the checkpoint after the current one
         self._restart_requested = False

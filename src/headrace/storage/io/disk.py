@@ -227,9 +227,8 @@ class FileDisk(RootFolder):
                 done(error)
             except BaseException:
                 if self._completed and self._call_soon_threadsafe is not None:
-                    self._call_soon_threadsafe(
-                        self._run_callbacks
-                    )  # one broken callback must not block the others
+                    # One broken callback must not block the others.
+                    self._call_soon_threadsafe(self._run_callbacks)
                 raise
 
     # Operations

@@ -37,9 +37,8 @@ class ScannedFile:
     torn_tail: tuple[int, int] | None = None  # offset and length of an unfinished frame
     #: Numbers, after the checkpoint, of own headers without a complete frame.
     incomplete_frames: list[int] = field(default_factory=list)
-    misplaced_frames: list[FrameHeader] = field(
-        default_factory=list
-    )  # valid, after the checkpoint, but written to another file
+    #: Valid, after the checkpoint, but written to another file.
+    misplaced_frames: list[FrameHeader] = field(default_factory=list)
 
 
 def scan_journal(disk: Disk, store_id: int, after: int) -> list[ScannedFile]:

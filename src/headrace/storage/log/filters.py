@@ -29,9 +29,8 @@ class Filter:
         self.patterns = patterns
         self.ident = ident
         self.mask = mask  # None: every class
-        self.matching_rows: dict[
-            int, Array | None
-        ] = {}  # sealed segment -> its matching rows, None if there are many
+        #: Sealed segment -> its matching rows, None if there are many.
+        self.matching_rows: dict[int, Array | None] = {}
 
     def __repr__(self) -> str:
         return f"Filter{self.patterns!r}"

@@ -47,9 +47,8 @@ class StreamLog(LogIndex):
         self.segment_bytes = segment_bytes
         self.segment_rows = segment_rows
         self.subjects_min = subjects_min
-        self.lost_ranges: list[
-            tuple[int, int]
-        ] = []  # ranges (inclusive) that were acknowledged and cannot be read
+        #: Ranges (inclusive) that were acknowledged and cannot be read.
+        self.lost_ranges: list[tuple[int, int]] = []
         super().__init__(open_frame, ident, block_bytes, large_bytes, journaled, first_seq)
 
     # Hooks of subclasses

@@ -441,9 +441,8 @@ class _Recovery:
             if log.ident not in self.changed and log.folder_path not in dropped:
                 log.saved_frame = 0  # its section has its whole state
         store.flusher.hold()
-        journal.bytes_since_checkpoint = (
-            self.options.checkpoint_bytes
-        )  # triggers a checkpoint as soon as there is space
+        # Triggers a checkpoint as soon as there is space.
+        journal.bytes_since_checkpoint = self.options.checkpoint_bytes
 
     def _collect_leftovers(self, store: Store, loaded: LoadedCheckpoint | None) -> None:
         """Remove files of the crashed run, which this recovery supersedes, with the next checkpoint.
