@@ -14,8 +14,9 @@ _ID_BYTES_MAX = 65_535
 
 
 def parse_nats_headers(block: bytes) -> dict[bytes, bytes]:
-    """Return the first value of every header whose name begins with `Nats-`; names are case-sensitive. The first line,
-    and lines without a colon, are not headers.
+    """Return the first value of every header whose name begins with `Nats-`; names are case-sensitive.
+
+    The first line, and lines without a colon, are not headers.
     """
     found: dict[bytes, bytes] = {}
     for line in block.split(b"\r\n")[1:]:

@@ -37,8 +37,9 @@ Publication = tuple[bytes, bytes, bytes, bytes, int, int]
 
 
 def split_args(line: bytes) -> list[bytes]:
-    """Split a line into words at space, tab and carriage return; `split` alone would also split at two other
-    characters.
+    """Split a line into words at space, tab and carriage return.
+
+    `split` alone would also split at two other characters.
     """
     if b"\x0b" in line or b"\x0c" in line:
         return [word for word in line.translate(_TO_SPACES).split(b" ") if word]
@@ -159,8 +160,9 @@ class Subscription:
 
 
 class Route:
-    """The receivers of a subject. When interest changes the route is invalidated (not `valid`, no receivers) and built
-    again.
+    """The receivers of a subject.
+
+    When interest changes the route is invalidated (not `valid`, no receivers) and built again.
     """
 
     __slots__ = (

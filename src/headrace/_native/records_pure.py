@@ -148,8 +148,9 @@ class SubjectIndex:
         return b"".join(_U16.pack(len(name)) + name for name in self._names[lo:hi])
 
     def load(self, data: Any, expected: int = -1) -> bool:
-        """Add subjects encoded by `dump`; return False, adding nothing, if the data is invalid or does not have
-        `expected` subjects.
+        """Add subjects encoded by `dump`.
+
+        Return False, adding nothing, if the data is invalid or does not have `expected` subjects.
         """
         raw, at = bytes(data), 0
         names = []

@@ -174,10 +174,9 @@ def _read_varint(plain: bytes | bytearray, at: int) -> tuple[int, int]:
 def parse_entries(
     plain: bytes | bytearray, at: int, name_max: int, entry_max: int, most: int
 ) -> tuple[list[EntryFields], int]:
-    """Parse complete entries from `at` on, at most `most`, as (name, time, sequence, header, payload); return them and
-    their end.
+    """Parse complete entries from `at` on, at most `most`, as (name, time, sequence, header, payload).
 
-    Raises ValueError if one is too large or invalid.
+    Return them and their end. Raises ValueError if one is too large or invalid.
     """
     if at < 0 or name_max < 0 or entry_max < 0:
         raise ValueError("nothing lies before the beginning")

@@ -76,9 +76,11 @@ class ClaimDeleter:
     async def delete(
         self, to_delete: Sequence[tuple[ClaimEntry, str]], now_ns: int, report: CollectReport
     ) -> tuple[list[ClaimEntry], list[ClaimEntry]]:
-        """Delete claims (entry, event). Returns those that are gone now, and those that are not, because the store did
-        not delete their objects or somebody changed them meanwhile. Claims whose objects are not ours are reported and
-        in neither list: their records stay, and a retry would not help.
+        """Delete claims (entry, event).
+
+        Returns those that are gone now, and those that are not, because the store did not delete their objects or
+        somebody changed them meanwhile. Claims whose objects are not ours are reported and in neither list: their
+        records stay, and a retry would not help.
         """
         to_delete = await self._owned(to_delete, report)
         events = {entry.object_key: event for entry, event in to_delete}

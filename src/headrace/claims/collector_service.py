@@ -105,8 +105,9 @@ async def run_until_cancelled(*work: Awaitable[None]) -> None:
 
 
 async def _cancel_and_wait(task: asyncio.Future[Any]) -> None:
-    """Cancel until the task has ended. A cancellation is lost if a reply arrives at the same moment (`asyncio.wait_for`
-    before 3.12).
+    """Cancel until the task has ended.
+
+    A cancellation is lost if a reply arrives at the same moment (`asyncio.wait_for` before 3.12).
     """
     while not task.done():
         task.cancel()

@@ -74,8 +74,9 @@ class ClaimConfig:
 
     @property
     def end_grace_s(self) -> int:
-        """How long after its expiry a claim that somebody needs is kept. The expiry is by the producer's clock, and
-        consumers allow for clock skew: until then the claim must exist.
+        """How long after its expiry a claim that somebody needs is kept.
+
+        The expiry is by the producer's clock, and consumers allow for clock skew: until then the claim must exist.
         """
         return max(self.ttl.grace_period, self.clock_skew)
 

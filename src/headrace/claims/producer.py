@@ -61,8 +61,9 @@ class Published:
 
 @dataclass(slots=True)
 class _PublishAttempt:
-    """A claim about to be published. `is_new`: this attempt stored it. `is_sole`: if the server reports a duplicate, no
-    other message carries the claim.
+    """A claim about to be published.
+
+    `is_new`: this attempt stored it. `is_sole`: if the server reports a duplicate, no other message carries the claim.
     """
 
     entry: ClaimEntry
@@ -108,8 +109,9 @@ class ClaimProducer:
         msg_id: str = "",
         content_type: str = "",
     ) -> Published:
-        """Publish to a stream, as a claim if it is too large. Raises `PublishFailed`, `PublishUnknown`,
-        `StoreUnavailable`.
+        """Publish to a stream, as a claim if it is too large.
+
+        Raises `PublishFailed`, `PublishUnknown`, `StoreUnavailable`.
         """
         headers = dict(headers or {})
         msg_id = msg_id or headers.get(MSG_ID, "")
@@ -131,11 +133,10 @@ class ClaimProducer:
     async def upload(
         self, subject: str, payload: Payload, claim_id: str, headers: Mapping[str, str] | None = None
     ) -> tuple[ClaimEntry, bool]:
-        """Store and register a payload, for callers that publish the reference themselves; return the entry and whether
-        it is new.
+        """Store and register a payload, for callers that publish the reference themselves.
 
-        The claim of an earlier attempt with this id is reused. `confirm_published` or `cancel` must follow; until then,
-        and if neither does, its timer runs.
+        Return the entry and whether it is new. The claim of an earlier attempt with this id is reused.
+        `confirm_published` or `cancel` must follow; until then, and if neither does, its timer runs.
         """
         for _ in range(_ATTEMPTS):
             entry = await self._find_reusable(claim_id)
@@ -197,8 +198,9 @@ class ClaimProducer:
     async def _find_earlier_attempt(
         self, claim_id: str, payload: Payload
     ) -> tuple[str, _PublishAttempt | None]:
-        """Return the claim of an earlier attempt, which two messages may carry from now on; otherwise the id for a new
-        one.
+        """Return the claim of an earlier attempt, which two messages may carry from now on.
+
+        Otherwise the id for a new one.
         """
         for _ in range(_ATTEMPTS):
             found = await self._find_reusable(claim_id)

@@ -124,8 +124,9 @@ class Sweeper:
             await self._delete(to_delete, now_ns, report, dry_run)
 
     async def _iter_due_objects(self, now_ns: int) -> AsyncIterator[list[ObjectInfo]]:
-        """Yield pages of objects whose hour and grace period have passed; each topic is listed up to the first one not
-        due.
+        """Yield pages of objects whose hour and grace period have passed.
+
+        Each topic is listed up to the first one not due.
         """
         grace_ns = self._config.end_grace_s * SECOND_NS
         for topic in await self._store.prefixes(f"{self._config.namespace}/"):

@@ -135,8 +135,9 @@ class JetStream(JetStreamContext):
     async def create_key_value(
         self, config: BucketConfig | api.KeyValueConfig | None = None, **params: Any
     ) -> KeyValue:
-        """Create a bucket; the options are those of `BucketConfig`. An existing one with the same configuration is
-        returned.
+        """Create a bucket; the options are those of `BucketConfig`.
+
+        An existing one with the same configuration is returned.
         """
         bucket = kv_config.make_config(config, params)
         stream = bucket.to_stream_config()

@@ -192,8 +192,9 @@ class KeyValue(NatsKeyValue):
         return await kv_batch.create_many(self, values, await self._ttl_headers(ttl))
 
     async def history(self, key: str) -> list[Entry]:  # type: ignore[override]
-        """Return every stored entry of the key, oldest first, with its deletes and markers; raise `NoKeys` if there is
-        none.
+        """Return every stored entry of the key, oldest first, with its deletes and markers.
+
+        Raise `NoKeys` if there is none.
         """
         async with await self.watch(check_key(key), include_history=True) as watcher:
             entries = await watcher.initial()
@@ -202,8 +203,9 @@ class KeyValue(NatsKeyValue):
         return entries
 
     async def keys(self, /, filters: Sequence[str] | None = None, **kwargs: Any) -> list[str]:
-        """Return the keys that have a value and match one of the filters ("orders.*"); raise `NoKeys` if there are
-        none.
+        """Return the keys that have a value and match one of the filters ("orders.*").
+
+        Raise `NoKeys` if there are none.
         """
         options = {"ignore_deletes": True, "meta_only": True, **kwargs}
         async with await self.watch(filters or ">", **options) as watcher:

@@ -103,8 +103,9 @@ class _ProcessEventLoop:
             return self._loop_thread
 
     def on_fork(self) -> None:
-        """In the child: the parent's thread does not exist here. Its loop is kept, because closing it would affect the
-        parent.
+        """In the child: the parent's thread does not exist here.
+
+        Its loop is kept, because closing it would affect the parent.
         """
         self._parent_loop_threads.append(self._loop_thread)
         self._loop_thread = None

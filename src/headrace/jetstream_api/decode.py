@@ -48,8 +48,9 @@ _RANGES = {
 
 
 def decode(kind: type[Kind], body: bytes, *, strict: bool = True) -> Kind:
-    """Decode the body of an endpoint that rejects unknown keys if `strict`; raises 10025. An empty body gives the zero
-    value.
+    """Decode the body of an endpoint that rejects unknown keys if `strict`; raises 10025.
+
+    An empty body gives the zero value.
     """
     try:
         return _decode_fast(kind, body)

@@ -74,8 +74,9 @@ def get_zone(name: str) -> tzinfo:
 
 
 def find_next_fire(pattern: str, zone: tzinfo | None, after_ns: int, now_ns: int) -> FireTime:
-    """Return the first time after `after_ns`; if a repeating one has passed already, the first after now: it fires only
-    once.
+    """Return the first time after `after_ns`.
+
+    If a repeating one has passed already, the first after now: it fires only once.
     """
     if len(pattern) > _PATTERN_MAX:
         raise BadPattern("too long")
@@ -182,10 +183,10 @@ def _parse_number(text: str, names: dict[str, int]) -> int:
 
 
 def find_next_time(cron: Cron, zone: tzinfo, after: int) -> int:
-    """Return the first second after `after` that the fields allow; raises BadPattern if there is none within five
-    years.
+    """Return the first second after `after` that the fields allow.
 
-    Steps through real time, so an hour that a clock change skips does not occur, and one that it repeats occurs twice.
+    Raises BadPattern if there is none within five years. Steps through real time, so an hour that a clock change skips
+    does not occur, and one that it repeats occurs twice.
     """
     second = after + 1
     year_max = datetime.fromtimestamp(second, zone).year + _YEARS_AHEAD

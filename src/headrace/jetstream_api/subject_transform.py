@@ -73,8 +73,9 @@ def check_transform(source: str, dest: str) -> None:
 
 
 def compile_transform(source: str, dest: str) -> Transform:
-    """Return the function from a subject matched by `source` to the new one; raises BadTransform. Empty: `>`,
-    unchanged.
+    """Return the function from a subject matched by `source` to the new one; raises BadTransform.
+
+    Empty: `>`, unchanged.
     """
     if not dest:
         return _identity

@@ -26,8 +26,9 @@ _NO_QUEUES: tuple[bytes, ...] = ()
 
 
 class LeafnodeHandler(Protocol):
-    """Handles the operations. Messages are not accepted before it is `authenticated`, so that an unknown peer costs at
-    most one line.
+    """Handles the operations.
+
+    Messages are not accepted before it is `authenticated`, so that an unknown peer costs at most one line.
     """
 
     @property
@@ -122,8 +123,9 @@ class LeafnodeParser:
         return at
 
     def _parse_message(self, line: bytes, data: bytes, body: int, *, headed: bool) -> int:
-        """Parse a message whose payload starts at `body`; return where the next operation starts, or minus the size it
-        needs.
+        """Parse a message whose payload starts at `body`.
+
+        Return where the next operation starts, or minus the size it needs.
         """
         args = split_args(line)
         sizes = 2 if headed else 1
@@ -239,8 +241,9 @@ def decode_original_subject(reply: bytes) -> tuple[bytes, bytes]:
 
 
 def _find_original_subject(reply: bytes) -> int:
-    """Return where the subject to show begins; -1 if there is none. Names and subjects may also have an `@`, numbers do
-    not.
+    """Return where the subject to show begins; -1 if there is none.
+
+    Names and subjects may also have an `@`, numbers do not.
     """
     if b"@" not in reply or not reply.startswith(_ACK):
         return -1

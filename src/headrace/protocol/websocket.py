@@ -211,8 +211,9 @@ def encode_close(status: int, reason: str) -> bytes:
 
 
 class WebSocketCodec:
-    """Both directions of an open connection. `replies` collects frames to send back; `close_received`: the peer closes
-    the connection.
+    """Both directions of an open connection.
+
+    `replies` collects frames to send back; `close_received`: the peer closes the connection.
     """
 
     def __init__(self, *, compress: bool, inflated_max: int) -> None:
@@ -320,8 +321,9 @@ class WebSocketCodec:
             yield from self._inflate_pieces(plain)
 
     def _inflate_pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield the decompressed payload in small pieces. Data after the last block is skipped and must not reach the
-        inflater, which would keep it.
+        """Yield the decompressed payload in small pieces.
+
+        Data after the last block is skipped and must not reach the inflater, which would keep it.
         """
         if self._final and not self._remaining:
             data += _TAIL

@@ -148,8 +148,9 @@ class BlockingConnection:
         self.buffer += self._recv_chunk[:count]
 
     def handle_control_line(self, offset: int) -> int:
-        """Handle the control line at `offset` of the buffer; return where the next one begins, or -1 if it is
-        incomplete.
+        """Handle the control line at `offset` of the buffer.
+
+        Return where the next one begins, or -1 if it is incomplete.
         """
         end = self.buffer.find(b"\r\n", offset)
         if end < 0:

@@ -77,8 +77,9 @@ class ClaimReaderLease:
                 self._write_lease()
 
     def _write_lease(self) -> None:
-        """Write the lease. If the server is away the query notices by itself, and the next check writes the lease
-        again.
+        """Write the lease.
+
+        If the server is away the query notices by itself, and the next check writes the lease again.
         """
         with self._lock:
             if self._stopped.is_set():

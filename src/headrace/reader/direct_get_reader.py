@@ -165,9 +165,10 @@ def read_last_per_subject(
 
 
 def _newest(options: ReadOptions, subjects: list[str], end: int) -> Iterator[ReplyBlock]:
-    """Yield the last messages. A reply counts only if its server has everything below `end`, which shows only in
-    requests without an upper bound: `Nats-UpTo-Sequence` is then the server's last sequence. The leader is asked for
-    the rest.
+    """Yield the last messages.
+
+    A reply counts only if its server has everything below `end`, which shows only in requests without an upper bound:
+    `Nats-UpTo-Sequence` is then the server's last sequence. The leader is asked for the rest.
     """
     lag, left, next_seq = _Lag(), set(subjects), 1
     while left and not lag.is_over:
@@ -198,8 +199,9 @@ def _newest(options: ReadOptions, subjects: list[str], end: int) -> Iterator[Rep
 
 
 def _guesses(options: ReadOptions, subjects: list[str], end: int) -> dict[str, int]:
-    """Return where the last messages below `end` are according to a server that may lag; 0 for subjects it does not
-    have.
+    """Return where the last messages below `end` are according to a server that may lag.
+
+    0 for subjects it does not have.
     """
     guesses, next_seq = dict.fromkeys(subjects, 0), 1
     while True:
@@ -240,8 +242,9 @@ def _make_range_request(options: ReadOptions, start: int, end: int) -> dict[str,
 
 
 def _with_resume(options: ReadOptions, start: int, make_request: MakeRequest) -> Iterator[ReplyBlock]:
-    """Yield blocks from `start` on. A broken connection is retried until the timeout, and reading resumes after the
-    last message passed on.
+    """Yield blocks from `start` on.
+
+    A broken connection is retried until the timeout, and reading resumes after the last message passed on.
     """
     retry_deadline = time.monotonic() + options.reconnect_s
     while True:
@@ -341,8 +344,9 @@ def _number(status: bytes, name: bytes) -> int:
 
 
 def _check_data_loss(options: ReadOptions, seq_range: SeqRange, next_seq: int, seqs: Ints) -> None:
-    """Check sequences from `next_seq` on that are missing in a block. Gaps are normal, unless the stream's first
-    sequence has passed them since the query was planned.
+    """Check sequences from `next_seq` on that are missing in a block.
+
+    Gaps are normal, unless the stream's first sequence has passed them since the query was planned.
     """
     last = int(seqs[-1]) if len(seqs) else seq_range.end - 1
     if len(seqs) > last - next_seq or not options.fail_on_data_loss or seq_range.first_seq > seq_range.start:

@@ -136,8 +136,9 @@ def read_pin(
 
 
 def find_last_per_subject(access: PinAccess, selection: Selection) -> npt.NDArray[np.uint64]:
-    """Return the sequences of the last selected message of each subject; of segments with columns only those are
-    fetched.
+    """Return the sequences of the last selected message of each subject.
+
+    Of segments with columns only those are fetched.
     """
     client, manifest = PinFileClient(access), load_manifest(access)
     files = _FetchedFiles()

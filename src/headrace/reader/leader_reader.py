@@ -142,8 +142,9 @@ class LeaderReader:
         return found, at
 
     def _read_round(self, start: int, end: int, bytes_max: int) -> tuple[list[StoredMessage], int]:
-        """Read one round with concurrent walks. All stop when the budget is spent: messages after the first unfinished
-        walk are dropped and read again.
+        """Read one round with concurrent walks.
+
+        All stop when the budget is spent: messages after the first unfinished walk are dropped and read again.
         """
         subject = self._options.subject or ">"
         budget = _Budget(bytes_max)

@@ -176,8 +176,9 @@ def find_key_prefix(options: ReadOptions, stream_info: StreamInfo) -> str:
 
 
 def find_seq_at_time(options: ReadOptions, time_ns: int) -> int | None:
-    """Return the first message at or after a time; None if all are older. Asks the leader: a replica that lags may have
-    no message after a recent time.
+    """Return the first message at or after a time; None if all are older.
+
+    Asks the leader: a replica that lags may have no message after a recent time.
     """
     seconds, rest = divmod(time_ns, 1_000_000_000)
     text = f"{datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()}.{rest:09d}Z"

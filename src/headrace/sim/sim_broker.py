@@ -52,8 +52,9 @@ NO_SERVER_LIMITS = SimServerLimits()
 
 
 def _make_seeded_router() -> SubjectRouter:
-    """Return a router that chooses members of a queue group by the seed; the compiled core uses the system's random
-    numbers.
+    """Return a router that chooses members of a queue group by the seed.
+
+    The compiled core uses the system's random numbers.
     """
     system, os.urandom = os.urandom, random.randbytes
     try:

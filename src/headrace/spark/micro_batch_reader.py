@@ -138,8 +138,9 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         self._on_batch_finished(Offset.from_json(end, self.options))
 
     def stop(self) -> None:
-        """Stop; pins and claims of unfinished batches stay until their leases expire, so that a restart reads the same
-        rows.
+        """Stop.
+
+        Pins and claims of unfinished batches stay until their leases expire, so that a restart reads the same rows.
         """
         if self._claim_lease is not None:
             self._claim_lease.close()
@@ -217,8 +218,9 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         return pin
 
     def _is_still_pinned(self, pin: str) -> bool:
-        """Return whether the pin of an offset exists; False if its lease expired or the batch was planned for direct
-        gets.
+        """Return whether the pin of an offset exists.
+
+        False if its lease expired or the batch was planned for direct gets.
         """
         if not (self.options.path and pin):
             return False
@@ -253,8 +255,9 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         self._claim_lease.extend(LeaseRange(finished, position.start_seq))
 
     def _ensure_acker(self, stream_info: StreamInfo) -> None:
-        """Create the acker; a stream that keeps messages only for its consumers needs one that acknowledges for this
-        query.
+        """Create the acker.
+
+        A stream that keeps messages only for its consumers needs one that acknowledges for this query.
         """
         if self._acker is not None:
             return

@@ -25,8 +25,10 @@ SEGMENTS = "segments/"
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A structure that needs features. Its first element is a list, unlike that of any structure without an envelope,
-    so that versions that do not know envelopes fail to decode it and stop.
+    """A structure that needs features.
+
+    Its first element is a list, unlike that of any structure without an envelope, so that versions that do not know
+    envelopes fail to decode it and stop.
     """
 
     features: list[str]

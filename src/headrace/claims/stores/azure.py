@@ -22,8 +22,9 @@ _MANAGEMENT_KEYS = ("subscription_id", "resource_group")
 
 
 def make_azure_store(bucket: str, settings: Mapping[str, Any]) -> AzureStore:
-    """Make a store. `settings`: account, access_key, endpoint (of an emulator); otherwise credentials of the
-    environment.
+    """Make a store.
+
+    `settings`: account, access_key, endpoint (of an emulator); otherwise credentials of the environment.
     """
     from obstore.store import AzureStore as Client
 

@@ -207,8 +207,9 @@ class FolderStore:
                 return
 
     def _mark_synced(self, folder: Path, changed_ns: int) -> None:
-        """Record a synced folder, which needs no sync until it changes; a change within one clock tick could not be
-        detected.
+        """Record a synced folder, which needs no sync until it changes.
+
+        A change within one clock tick could not be detected.
         """
         if SystemClock().now_ns() - changed_ns > SECOND_NS:
             if len(self._synced_folders) >= _SYNCED_FOLDERS_MAX:

@@ -13,8 +13,10 @@ from headrace.claims.stores.obstore_backend import CloudStore, make_client_optio
 
 
 def make_gcs_store(bucket: str, settings: Mapping[str, Any]) -> GcsStore:
-    """Make a store. `settings`: service_account_path, project, endpoint (of an emulator, without credentials;
-    `admin_endpoint` if its JSON API has another address).
+    """Make a store.
+
+    `settings`: service_account_path, project, endpoint (of an emulator, without credentials; `admin_endpoint` if its
+    JSON API has another address).
     """
     from obstore.store import GCSStore as Client
 

@@ -77,8 +77,10 @@ class MultipartUpload:
 
 
 class Attributes(Protocol):
-    """Attributes of an object. The later `metadata` is called, the more it has: checksum and size of a stream are known
-    at its end, and stores that can attach metadata then do so.
+    """Attributes of an object.
+
+    The later `metadata` is called, the more it has: checksum and size of a stream are known at its end, and stores that
+    can attach metadata then do so.
     """
 
     def metadata(self) -> Metadata: ...

@@ -28,8 +28,9 @@ _AMAZON_DOMAIN = "amazonaws.com"
 
 
 def make_s3_store(bucket: str, settings: Mapping[str, Any]) -> S3Store:
-    """Make a store. `settings`: endpoint, region, access_key_id, secret_access_key, session_token; otherwise the
-    environment's.
+    """Make a store.
+
+    `settings`: endpoint, region, access_key_id, secret_access_key, session_token; otherwise the environment's.
     """
     from obstore.store import S3Store as Client
 

@@ -94,8 +94,9 @@ def intersect_patterns(one: str, other: str) -> str | None:
 
 
 def _make_dest_pattern(dest: str) -> str:
-    """Return a pattern that covers all results of a transform destination; everything from the first function on is
-    unknown.
+    """Return a pattern that covers all results of a transform destination.
+
+    Everything from the first function on is unknown.
     """
     known: list[str] = []
     for token in dest.split("."):

@@ -41,8 +41,9 @@ class ClaimMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """Terms of a lease: everything above `ack_floor` is still to be read; from `start_seq` on, if set, the rest was
-    read.
+    """Terms of a lease: everything above `ack_floor` is still to be read.
+
+    From `start_seq` on, if set, the rest was read.
     """
 
     stream: str

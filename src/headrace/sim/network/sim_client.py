@@ -36,8 +36,9 @@ STALLED_BUFFER_BYTES = 2_000
 
 
 class SimIdentity(NamedTuple):
-    """Identity of a connection; `is_publish_denied` tells, independently of the server's rules, where it must not
-    publish.
+    """Identity of a connection.
+
+    `is_publish_denied` tells, independently of the server's rules, where it must not publish.
     """
 
     user: str

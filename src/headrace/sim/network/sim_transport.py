@@ -329,8 +329,9 @@ class SimConnection(Client):
         self._nuid = _InboxNames(number)  # type: ignore[assignment]
 
     async def open(self) -> None:
-        """Connect, and reconnect whenever the connection breaks. Uses the loop's time, which nats-py's own waits do
-        not.
+        """Connect, and reconnect whenever the connection breaks.
+
+        Uses the loop's time, which nats-py's own waits do not.
         """
         await self.connect(
             "nats://sim:4222",

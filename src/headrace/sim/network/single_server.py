@@ -27,8 +27,9 @@ def apply_power_loss(disk: SimDisk, rng: Random) -> SimDisk:
 def reopen_server(
     disk: SimDisk, rng: Random, start: Callable[[SimDisk], SimBroker], stays_full: float = 0.0
 ) -> SimBroker:
-    """Start a server on what a crash left, perhaps at the second attempt. `stays_full`: how often a full disk stays
-    full.
+    """Start a server on what a crash left, perhaps at the second attempt.
+
+    `stays_full`: how often a full disk stays full.
     """
     roll = rng.random()
     if roll < 0.2:

@@ -64,8 +64,9 @@ class _RunSplitter:
 
 
 class LeafnodeEnd:
-    """One end of the connection, and the transport of its session. `outbound` has the bytes in transit to the other
-    end.
+    """One end of the connection, and the transport of its session.
+
+    `outbound` has the bytes in transit to the other end.
     """
 
     client_ip = "sim"

@@ -30,8 +30,9 @@ EXPECTED_ERRORS = (ClaimError, RequestTimeout, RequestError, NatsError, TimeoutE
 
 
 class PublishPlan(NamedTuple):
-    """A payload to publish, once or again; without `msg_id` only once. If `chunk_bytes` is not 0, it is an iterator of
-    pieces of that size, whose total is not known beforehand.
+    """A payload to publish, once or again; without `msg_id` only once.
+
+    If `chunk_bytes` is not 0, it is an iterator of pieces of that size, whose total is not known beforehand.
     """
 
     ident: str

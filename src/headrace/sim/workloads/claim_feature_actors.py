@@ -141,8 +141,9 @@ async def reset_consumer(
 
 
 class LargePayloadActor(ClaimFeatureActor):
-    """Publishes a few payloads too large for one piece, as bytes or as an iterator; some producers die between two
-    parts.
+    """Publishes a few payloads too large for one piece, as bytes or as an iterator.
+
+    Some producers die between two parts.
     """
 
     share = 0.08

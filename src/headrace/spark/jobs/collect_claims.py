@@ -155,8 +155,9 @@ def _parse_source_address(source: OptionMap) -> ServerAddress:
 
 
 def _filter_readable(address: ServerAddress, streams: Sequence[str], *, streams_complete: bool) -> list[str]:
-    """Return the streams that can be read as tables. Tasks query the others message by message, if claim records name
-    them.
+    """Return the streams that can be read as tables.
+
+    Tasks query the others message by message, if claim records name them.
     """
     readable = [stream for stream in streams if _is_readable(address, stream)]
     if streams_complete and len(readable) < len(streams):
@@ -298,8 +299,9 @@ class _CollectTask:
         floors: _JoinedFloors,
         sweeper: Sweeper,
     ) -> tuple[str, str]:
-        """Return (action, reason) for a claim, and release it if nobody did. A claim whose need cannot be checked
-        stays.
+        """Return (action, reason) for a claim, and release it if nobody did.
+
+        A claim whose need cannot be checked stays.
         """
         try:
             event, reason = await self._decide(row, entry, current, now_ns, floors)

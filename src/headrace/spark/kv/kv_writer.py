@@ -80,8 +80,9 @@ class KvWriter:
         return done
 
     def _send(self, batch: list[NumberedChange], connection: BlockingConnection) -> int:
-        """Send a chunk at once. Two changes of one key are applied in order, because a server processes messages in
-        order.
+        """Send a chunk at once.
+
+        Two changes of one key are applied in order, because a server processes messages in order.
         """
         pending = {}
         publishes = []

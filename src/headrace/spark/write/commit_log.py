@@ -117,8 +117,9 @@ def _parse_progress(payload: bytes, target: WriteTarget, subject: str) -> Partit
 
 
 def _check_owner(found: PartitionProgress, target: WriteTarget) -> None:
-    """Raise WriteError if a record belongs to another query. Records of earlier versions have no owner; one that is
-    ahead of a named query is not its own.
+    """Raise WriteError if a record belongs to another query.
+
+    Records of earlier versions have no owner; one that is ahead of a named query is not its own.
     """
     is_foreign = (
         found.owner != target.owner if found.owner else bool(target.owner) and found.epoch > target.epoch

@@ -159,8 +159,9 @@ class AtomicWriter:
                 raise WriteError(self._explain_rejection(rejection))
 
     def _try_send(self, batch: WriteBatch) -> _PublishRejected | None:
-        """Send a chunk; return None if it is stored, otherwise a rejection that may be resolved by reading the record
-        again.
+        """Send a chunk.
+
+        Return None if it is stored, otherwise a rejection that may be resolved by reading the record again.
         """
         try:
             with_retry(*self._retry_args, lambda connection: self._send(connection, batch))
@@ -230,8 +231,9 @@ class _PublishRejected(Exception):
 
 
 def _has_same_payload(stored: bytes, sent: bytes) -> bool:
-    """Return whether two messages have the same payload. A claim's id is derived from it, the rest of a reference is
-    not.
+    """Return whether two messages have the same payload.
+
+    A claim's id is derived from it, the rest of a reference is not.
     """
     if stored == sent:
         return True

@@ -95,8 +95,9 @@ def gather_messages(messages: Iterable[RawMessage]) -> Iterator[MessageColumns]:
 
 
 def make_write_batches(column_groups: Iterable[MessageColumns], size: int) -> Iterator[WriteBatch]:
-    """Group messages into chunks that fit one atomic batch; the same messages make the same chunks, however they
-    arrive.
+    """Group messages into chunks that fit one atomic batch.
+
+    The same messages make the same chunks, however they arrive.
     """
     pending: list[MessageColumns] = []
     rows = crc = count = length = 0

@@ -323,8 +323,9 @@ class Checkpointer:
         self._reset()
 
     def run_blocking(self) -> None:
-        """Write a whole checkpoint and block until it is synced; for recovery and closing. The open frame must be
-        empty.
+        """Write a whole checkpoint and block until it is synced; for recovery and closing.
+
+        The open frame must be empty.
         """
         store = self._store
         store.disk.drain()

@@ -79,8 +79,9 @@ class OutOfSpace(OSError):
 
 
 def translate_error(op: Op, error: OSError) -> OSError:
-    """Translate the error of an operation. A failed sync never counts as lack of space: the disk's content is unknown
-    then.
+    """Translate the error of an operation.
+
+    A failed sync never counts as lack of space: the disk's content is unknown then.
     """
     if op[0] in ("sync", "syncdir"):
         return OSError(errno.EIO, f"sync failed: {error.strerror}", error.filename)

@@ -132,8 +132,9 @@ class FileHandleCache:
         return False
 
     def _sync_oldest(self) -> bool:
-        """Sync a file that is not in use, so that it can be closed; return whether there was one. If the sync fails the
-        file stays open, so that its next sync reports the error, not this unrelated caller.
+        """Sync a file that is not in use, so that it can be closed; return whether there was one.
+
+        If the sync fails the file stays open, so that its next sync reports the error, not this unrelated caller.
         """
         with self._lock:
             idle = (each for each in self._handles.values() if not (each.use_count or each.sync_error))
@@ -150,6 +151,7 @@ class FileHandleCache:
 
     def with_retry(self, attempt: Callable[[], T]) -> T:
         """Retry `attempt` while no descriptor is left (connections use them too); a failed open has changed nothing.
+
         Retries at once if a cached file can be closed, and for a while if this thread may wait.
         """
         deadline = time.monotonic() + DESCRIPTOR_TIMEOUT_S

@@ -105,8 +105,9 @@ class Journal:
 
     @property
     def _end(self) -> int:
-        """Where frames in the current file must end. The last part is reserved for a full disk without another file, so
-        that messages can still be removed.
+        """Where frames in the current file must end.
+
+        The last part is reserved for a full disk without another file, so that messages can still be removed.
         """
         last = self.is_cramped and not self.spares and not self._free_files
         return self._current_size if last else self._current_size - self._reserve

@@ -30,8 +30,9 @@ SPARSE_FACTOR = 4  # rows per live row from which a growing segment counts as sp
 
 
 class FileLog(StreamLog):
-    """A log on disk; see `StreamLog`. `saved_frame` is the frame whose state this log's newest checkpoint section
-    contains.
+    """A log on disk; see `StreamLog`.
+
+    `saved_frame` is the frame whose state this log's newest checkpoint section contains.
     """
 
     def __init__(

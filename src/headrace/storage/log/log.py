@@ -216,8 +216,9 @@ class StreamLog(LogIndex):
         return dead_count * ROWS_PER_DEAD_SUBJECT >= rows
 
     def drop_dead_subjects(self) -> None:
-        """Drop subjects without a live message; the others get new ids. Must not be called while a message is being
-        appended.
+        """Drop subjects without a live message; the others get new ids.
+
+        Must not be called while a message is being appended.
         """
         self._filters.refresh()
         new_ids = self.subject_index.drop_empty()
@@ -236,8 +237,9 @@ class StreamLog(LogIndex):
     # One message
 
     def get(self, seq: int) -> tuple[int, bytes, bytes, bytes, int] | None:
-        """Return (time_ns, subject, header, payload, ttl_s); None if absent; raise `CorruptData` if present but
-        unreadable.
+        """Return (time_ns, subject, header, payload, ttl_s).
+
+        None if absent; raise `CorruptData` if present but unreadable.
         """
         found = self.locate_record(seq)
         if found is None:

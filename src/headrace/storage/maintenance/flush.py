@@ -217,8 +217,9 @@ class SegmentFlusher:
         return [item], ops
 
     def _needs_columns(self, item: _FlushItem) -> bool:
-        """Return whether columns are still to be written: not if the segment is gone, nor over an existing file. An
-        existing bad file stays as it is and is not used.
+        """Return whether columns are still to be written: not if the segment is gone, nor over an existing file.
+
+        An existing bad file stays as it is and is not used.
         """
         return item.segment in item.log.sealed_segments and not self._disk.exists(
             item.log.get_columns_path(item.segment)

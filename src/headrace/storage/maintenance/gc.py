@@ -66,8 +66,9 @@ class FileGarbageCollector:
         self._garbage.setdefault(path, item)
 
     def add_copied(self, log: FileLog, path: str, first: int, last: int, needed: int) -> None:
-        """Add a file that checkpoint `needed` does not name. Earlier frames may refer to large messages in it, from
-        `first` to `last`, which were copied.
+        """Add a file that checkpoint `needed` does not name.
+
+        Earlier frames may refer to large messages in it, from `first` to `last`, which were copied.
         """
         rows = (log, first, last) if last else None
         self._garbage.setdefault(path, _GarbageFile(needed, path, False, self._get_size(path), rows=rows))
@@ -138,8 +139,9 @@ class FileGarbageCollector:
         self._unlink([path for path in paths if self._store.disk.exists(path)], [])
 
     def _deleted_files(self) -> list[str]:
-        """Return files of streams that durable frames deleted. The background queue may still create some: the folder
-        stays.
+        """Return files of streams that durable frames deleted.
+
+        The background queue may still create some: the folder stays.
         """
         committed = self._store.committed_frame
         ended = [item for item in self._garbage.values() if item.is_folder and 0 < item.ended <= committed]

@@ -106,8 +106,10 @@ def note_lost(log: FileLog, report: RecoveryReport) -> None:
 
 
 def _load_caches(log: FileLog, state: StreamCheckpoint) -> dict[int, DecodedColumns]:
-    """Return the columns that can be trusted. If one needs subjects that the subjects file lacks, none can: ids may
-    differ. An unusable subjects file is left as it is, and a new one is started.
+    """Return the columns that can be trusted.
+
+    If one needs subjects that the subjects file lacks, none can: ids may differ. An unusable subjects file is left as
+    it is, and a new one is started.
     """
     disk = log.context.disk
     path = subjects_path(log.ident, log.generation)

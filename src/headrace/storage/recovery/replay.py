@@ -78,8 +78,9 @@ class Replay:
         return max([*self._stream_frames.values(), *self._shard_frames.values()], default=0)
 
     def truncate_at(self, last_known: int, missing: int, watermarks: bytes | None) -> None:
-        """Handle the loss of the last `missing` frames up to `last_known`; `watermarks` are those of the last one, if
-        known.
+        """Handle the loss of the last `missing` frames up to `last_known`.
+
+        `watermarks` are those of the last one, if known.
         """
         self._frame_number = last_known + 1
         reported = [] if watermarks is None else [(fmt.WATERMARKS, 0, memoryview(watermarks))]

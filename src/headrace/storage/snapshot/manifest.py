@@ -86,8 +86,9 @@ class _ReadableFiles(Protocol):
 
 
 def load(disk: _ReadableFiles, pin: str) -> Manifest:
-    """Load the manifest of a pin. Raises StoreError if the pin does not exist (any more) or cannot be read, and
-    CorruptData if it is damaged.
+    """Load the manifest of a pin.
+
+    Raises StoreError if the pin does not exist (any more) or cannot be read, and CorruptData if it is damaged.
     """
     try:
         return read(disk, pin)
