@@ -150,7 +150,7 @@ class SubjectIndex:
     def load(self, data: Any, expected: int = -1) -> bool:
         """Add subjects encoded by `dump`.
 
-        Return False, adding nothing, if the data is invalid or does not have `expected` subjects.
+        Returns False, adding nothing, if the data is invalid or does not have `expected` subjects.
         """
         raw, at = bytes(data), 0
         names = []

@@ -176,7 +176,7 @@ def parse_entries(
 ) -> tuple[list[EntryFields], int]:
     """Parse complete entries from `at` on, at most `most`, as (name, time, sequence, header, payload).
 
-    Return them and their end. Raises ValueError if one is too large or invalid.
+    Returns them and their end. Raises ValueError if one is too large or invalid.
     """
     if at < 0 or name_max < 0 or entry_max < 0:
         raise ValueError("nothing lies before the beginning")

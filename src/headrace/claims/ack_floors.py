@@ -72,7 +72,7 @@ class Floors:
     async def find_blocking_consumer(self, stream: str, subject: str, seq: int, excluding: str = "") -> str:
         """Return the name of a consumer or reader that still needs the message.
 
-        "" if there is none or the message is gone. `excluding` is a consumer whose ack of this very message was
+        Returns "" if there is none or the message is gone. `excluding` is a consumer whose ack of this very message was
         confirmed, although its floor may lag.
         """
         floors = await self.get(stream) or ()

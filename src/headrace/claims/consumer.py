@@ -178,7 +178,7 @@ class ClaimConsumer:
     async def ack(self, message: Msg, timeout_s: float = 5.0) -> bool:
         """Acknowledge, and release the claim once the server confirmed.
 
-        Return False if it did not: expect a redelivery.
+        Returns False if it did not: expect a redelivery.
         """
         try:
             await message.ack_sync(timeout=timeout_s)
@@ -286,7 +286,7 @@ class ClaimConsumer:
     async def _delete_now(self, entry: ClaimEntry, read_from: str, consumer: str, floors: Floors) -> bool:
         """Delete as the last reader, with retention 0.
 
-        Return False if it was not the last, or the record changed meanwhile.
+        Returns False if it was not the last, or the record changed meanwhile.
         """
         for stream, (seq, subject) in entry.places.items():
             # A consumer of another stream may have the same name.

@@ -135,7 +135,7 @@ class ClaimProducer:
     ) -> tuple[ClaimEntry, bool]:
         """Store and register a payload, for callers that publish the reference themselves.
 
-        Return the entry and whether it is new. The claim of an earlier attempt with this id is reused.
+        Returns the entry and whether it is new. The claim of an earlier attempt with this id is reused.
         `confirm_published` or `cancel` must follow; until then, and if neither does, its timer runs.
         """
         for _ in range(_ATTEMPTS):
@@ -200,7 +200,7 @@ class ClaimProducer:
     ) -> tuple[str, _PublishAttempt | None]:
         """Return the claim of an earlier attempt, which two messages may carry from now on.
 
-        Otherwise the id for a new one.
+        If there is none, returns the id for a new claim, and None.
         """
         for _ in range(_ATTEMPTS):
             found = await self._find_reusable(claim_id)

@@ -50,7 +50,7 @@ async def publish(jetstream: JetStreamClient, config: ClaimConfig) -> None:
 async def check_published_config(jetstream: JetStreamClient, config: ClaimConfig) -> list[str]:
     """Publish the configuration if there is none, otherwise compare.
 
-    Return warnings, raise `ConfigConflict` if it cannot work.
+    Returns warnings; raises `ConfigConflict` if it cannot work.
     """
     headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
     try:

@@ -175,7 +175,7 @@ class Registry:
     async def restore(self, entry: ClaimEntry, tombstone: int, ttl_s: float) -> ClaimEntry | None:
         """Restore the record of a removed claim whose object could not be deleted.
 
-        Return None if there is a newer record.
+        Returns None if there is a newer record.
         """
         failed_entry = replace(entry, doomed=True, revision=tombstone)
         # The tombstone may have expired meanwhile.

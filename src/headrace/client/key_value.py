@@ -194,7 +194,7 @@ class KeyValue(NatsKeyValue):
     async def history(self, key: str) -> list[Entry]:  # type: ignore[override]
         """Return every stored entry of the key, oldest first, with its deletes and markers.
 
-        Raise `NoKeys` if there is none.
+        Raises `NoKeys` if there is none.
         """
         async with await self.watch(check_key(key), include_history=True) as watcher:
             entries = await watcher.initial()

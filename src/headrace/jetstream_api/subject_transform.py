@@ -75,7 +75,7 @@ def check_transform(source: str, dest: str) -> None:
 def compile_transform(source: str, dest: str) -> Transform:
     """Return the function from a subject matched by `source` to the new one; raises BadTransform.
 
-    Empty: `>`, unchanged.
+    An empty source means `>`, an empty destination leaves the subject unchanged.
     """
     if not dest:
         return _identity

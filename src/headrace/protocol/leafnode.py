@@ -125,7 +125,7 @@ class LeafnodeParser:
     def _parse_message(self, line: bytes, data: bytes, body: int, *, headed: bool) -> int:
         """Parse a message whose payload starts at `body`.
 
-        Return where the next operation starts, or minus the size it needs.
+        Returns where the next operation starts, or minus the size it needs.
         """
         args = split_args(line)
         sizes = 2 if headed else 1

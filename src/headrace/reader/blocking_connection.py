@@ -150,7 +150,7 @@ class BlockingConnection:
     def handle_control_line(self, offset: int) -> int:
         """Handle the control line at `offset` of the buffer.
 
-        Return where the next one begins, or -1 if it is incomplete.
+        Returns where the next one begins, or -1 if it is incomplete.
         """
         end = self.buffer.find(b"\r\n", offset)
         if end < 0:

@@ -201,7 +201,7 @@ def _newest(options: ReadOptions, subjects: list[str], end: int) -> Iterator[Rep
 def _guesses(options: ReadOptions, subjects: list[str], end: int) -> dict[str, int]:
     """Return where the last messages below `end` are according to a server that may lag.
 
-    0 for subjects it does not have.
+    Subjects that it does not have get 0.
     """
     guesses, next_seq = dict.fromkeys(subjects, 0), 1
     while True:

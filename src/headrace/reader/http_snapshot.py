@@ -138,7 +138,7 @@ def read_pin(
 def find_last_per_subject(access: PinAccess, selection: Selection) -> npt.NDArray[np.uint64]:
     """Return the sequences of the last selected message of each subject.
 
-    Of segments with columns only those are fetched.
+    For segments with good columns, only the columns and the header are fetched.
     """
     client, manifest = PinFileClient(access), load_manifest(access)
     files = _FetchedFiles()

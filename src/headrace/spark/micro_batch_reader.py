@@ -138,7 +138,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
         self._on_batch_finished(Offset.from_json(end, self.options))
 
     def stop(self) -> None:
-        """Stop.
+        """Stop renewing the claim lease.
 
         Pins and claims of unfinished batches stay until their leases expire, so that a restart reads the same rows.
         """
@@ -220,7 +220,7 @@ class JetStreamMicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailable
     def _is_still_pinned(self, pin: str) -> bool:
         """Return whether the pin of an offset exists.
 
-        False if its lease expired or the batch was planned for direct gets.
+        It does not if its lease expired or the batch was planned for direct gets.
         """
         if not (self.options.path and pin):
             return False

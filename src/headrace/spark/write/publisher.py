@@ -161,7 +161,7 @@ class AtomicWriter:
     def _try_send(self, batch: WriteBatch) -> _PublishRejected | None:
         """Send a chunk.
 
-        Return None if it is stored, otherwise a rejection that may be resolved by reading the record again.
+        Returns None if it is stored, otherwise a rejection that may be resolved by reading the record again.
         """
         try:
             with_retry(*self._retry_args, lambda connection: self._send(connection, batch))

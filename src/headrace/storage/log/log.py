@@ -239,7 +239,7 @@ class StreamLog(LogIndex):
     def get(self, seq: int) -> tuple[int, bytes, bytes, bytes, int] | None:
         """Return (time_ns, subject, header, payload, ttl_s).
 
-        None if absent; raise `CorruptData` if present but unreadable.
+        Returns None if it is absent; raises `CorruptData` if it is present but unreadable.
         """
         found = self.locate_record(seq)
         if found is None:
