@@ -37,10 +37,7 @@ Publication = tuple[bytes, bytes, bytes, bytes, int, int]
 
 
 def split_args(line: bytes) -> list[bytes]:
-    """Split a line into words at space, tab and carriage return.
-
-    `split` alone would also split at two other characters.
-    """
+    """Split a line into words at space, tab and carriage return; `split` alone knows two more separators."""
     if b"\x0b" in line or b"\x0c" in line:
         return [word for word in line.translate(_TO_SPACES).split(b" ") if word]
     return line.split()
@@ -78,9 +75,9 @@ class ClientState:
     """What the parser and the fan-out know about one client: its output, its settings, its counters.
 
     Anyone may append to `buffer` and then call `mark_dirty()`. The `chunks` before it, `chunk_bytes` bytes in all, are
-    payloads shared with other clients and what was written between them. A subclass implements the control operations.
-    `table` may be replaced by one that shares its list of dirty clients. `fanout_bytes` counts roughly what its
-    messages added to the outputs of all receivers.
+    payloads shared with other clients and what was written between them. A subclass implements control operations.
+    `table` may be replaced by one with the same list of dirty clients. `fanout_bytes` is roughly what its messages
+    added to all outputs.
     """
 
     __slots__ = (
@@ -160,10 +157,7 @@ class Subscription:
 
 
 class Route:
-    """The receivers of a subject.
-
-    When interest changes the route is invalidated (not `valid`, no receivers) and built again.
-    """
+    """The receivers of a subject. When interest changes it is invalidated (no receivers) and built again."""
 
     __slots__ = (
         "empty",

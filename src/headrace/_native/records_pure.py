@@ -34,8 +34,7 @@ _U16 = struct.Struct("<H")
 _RECORDS, _REMOVALS, _TRIM, _ADVANCE = 2, 4, 5, 6
 _DELTA_MAX = 0xFFFFFFFF
 _SEGMENT_HEAD = 512
-# Values above are bounds (BOUND_ONLY_BIT); a log ends far below. A record with a higher sequence was not written by a
-# store.
+# Values above are bounds (BOUND_ONLY_BIT); a log ends far below. No store writes a record with a higher sequence.
 _SEQ_END = (1 << 63) - 1
 _RECORD_MAX = 0x7FFFFFFF
 
@@ -148,10 +147,7 @@ class SubjectIndex:
         return b"".join(_U16.pack(len(name)) + name for name in self._names[lo:hi])
 
     def load(self, data: Any, expected: int = -1) -> bool:
-        """Add subjects encoded by `dump`.
-
-        Returns False, adding nothing, if the data is invalid or does not have `expected` subjects.
-        """
+        """Add subjects encoded by `dump`; return False, adding none, if invalid or not `expected` many."""
         raw, at = bytes(data), 0
         names = []
         while at < len(raw):
@@ -283,8 +279,8 @@ class SegmentIndex:
     def is_sound(self, subjects: int, end: int) -> bool:
         """Return whether every row can belong to a segment that ends at `end` and has this many subjects.
 
-        Rows must ascend, each record must be within the segment and after the previous one, and each subject must have
-        an id.
+        Rows must ascend, each record must be in the segment and after the previous one, and each subject must have an
+        id.
         """
         if not self.rows:
             return True
@@ -499,8 +495,7 @@ class SegmentIndex:
     ) -> int:
         """Add a row for each record of a block that is at `start` of `data` and at `place` of its segment.
 
-        Returns their number; -1, adding no row, if the bytes are not records in ascending order, or not `expected` of
-        them.
+        Returns their number; -1, adding no row, if they are not ascending records, or not `expected` many.
         """
         view = memoryview(data)
         if start < 0 or length < 0 or start + length > len(view) or place + length > _DELTA_MAX:

@@ -156,9 +156,7 @@ class ClaimConsumer:
         )
 
     async def _is_copy(self, reference: Reference, message: Msg) -> bool:
-        """Return whether this is the message that the producer recorded, or its stream's messages may have other
-        subjects.
-        """
+        """Return whether the producer recorded this message, or its stream's messages may have other subjects."""
         try:
             place = message.metadata
         except NatsError:
@@ -176,10 +174,7 @@ class ClaimConsumer:
         return place.stream in self._copying
 
     async def ack(self, message: Msg, timeout_s: float = 5.0) -> bool:
-        """Acknowledge, and release the claim once the server confirmed.
-
-        Returns False if it did not: expect a redelivery.
-        """
+        """Acknowledge and, once confirmed, release the claim; return False if not confirmed: expect redelivery."""
         try:
             await message.ack_sync(timeout=timeout_s)
         except (NatsError, TimeoutError) as error:

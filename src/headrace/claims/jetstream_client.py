@@ -104,10 +104,7 @@ class JetStreamClient:
         await self.publish_nowait(f"{self._prefix}.{call}", _encode_body(body))
 
     async def publish_nowait(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
-        """Publish without waiting.
-
-        The message may be lost, so callers use this only where that does no harm; it never raises.
-        """
+        """Publish without waiting; never raises. Callers use it only where a lost message does no harm."""
         try:
             await self.connection.publish(subject, data, headers=headers)
         except NatsError as error:

@@ -109,10 +109,7 @@ class ClaimProducer:
         msg_id: str = "",
         content_type: str = "",
     ) -> Published:
-        """Publish to a stream, as a claim if it is too large.
-
-        Raises `PublishFailed`, `PublishUnknown`, `StoreUnavailable`.
-        """
+        """Publish, as a claim if it is too large. Raises `PublishFailed`, `PublishUnknown`, `StoreUnavailable`."""
         headers = dict(headers or {})
         msg_id = msg_id or headers.get(MSG_ID, "")
         if content_type:
@@ -198,10 +195,7 @@ class ClaimProducer:
     async def _find_earlier_attempt(
         self, claim_id: str, payload: Payload
     ) -> tuple[str, _PublishAttempt | None]:
-        """Return the claim of an earlier attempt, which two messages may carry from now on.
-
-        If there is none, returns the id for a new claim, and None.
-        """
+        """Return an earlier attempt's claim, which two messages may carry from now on, or the id for a new one."""
         for _ in range(_ATTEMPTS):
             found = await self._find_reusable(claim_id)
             if found is None:

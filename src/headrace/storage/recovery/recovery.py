@@ -262,8 +262,7 @@ class _Recovery:
         """Remove checkpoints that are not marked, if frames up to `last` have everything in them.
 
         Their sync may have failed while the page cache still shows them, and a second sync would not report that. In
-        place they are not written again, so nothing may rely on them. They must be gone before the next frame is
-        written.
+        place they are not written again, so nothing may rely on them. They must be gone before the next frame.
         """
         ahead = newer.root.frame - last
         # An unused recovery continues the numbering from the last frame.
