@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headrace.broker.consumers.consumer import Consumer
-from headrace.broker.consumers.pull_requests import PullQueue
 
 
 class ConsumerStats(NamedTuple):
@@ -22,14 +21,13 @@ class ConsumerStats(NamedTuple):
 def get_consumer_stats(consumer: Consumer) -> ConsumerStats:
     """Return the current figures of a consumer."""
     ack_state, delivery_mode = consumer.ack_state, consumer.delivery_mode
-    is_pull = isinstance(delivery_mode, PullQueue)
     return ConsumerStats(
-        kind="pull" if is_pull else "push",
+        kind=delivery_mode.kind,
         delivered=ack_state.stream_seq,
         ack_floor=ack_state.get_ack_floor()[1],
         pending=consumer.num_pending(),
         ack_pending=len(ack_state.pending),
         redelivered=0 if consumer.config.max_deliver == 1 else len(ack_state.delivery_counts),
-        waiting=len(delivery_mode.waiting) if isinstance(delivery_mode, PullQueue) else 0,
+        waiting=delivery_mode.waiting_count,
         paused=bool(consumer.pause_remaining_ns()),
     )

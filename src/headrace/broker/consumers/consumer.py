@@ -18,8 +18,9 @@ from headrace.broker.consumers.ack_state import AckState
 from headrace.broker.consumers.consumer_subscriptions import ConsumerSubjects
 from headrace.broker.consumers.consumer_timer import ConsumerTimer
 from headrace.broker.consumers.delivery_loop import DeliveryLoop, StopReason
+from headrace.broker.consumers.delivery_mode import DeliveryMode
 from headrace.broker.consumers.num_pending import PendingCounter
-from headrace.broker.consumers.pull_requests import PullQueue
+from headrace.broker.consumers.pull_queue import PullQueue
 from headrace.broker.consumers.push_delivery import PushDelivery
 from headrace.broker.consumers.retention_interest import still_needed_mask, tracked_among
 from headrace.code_probes import sometimes
@@ -86,9 +87,7 @@ class Consumer:
             stream.name, name, domain, account, flow_control=config.flow_control
         )
         self.ack_handler = AckHandler(self)
-        self.delivery_mode: PullQueue | PushDelivery = (
-            PushDelivery(self) if config.is_push() else PullQueue(self)
-        )
+        self.delivery_mode: DeliveryMode = PushDelivery(self) if config.is_push() else PullQueue(self)
         self.pending_counter = PendingCounter(stream.log, ack_state, None)
         self._apply_config()
         self.delivery_loop = DeliveryLoop(self)
@@ -113,16 +112,9 @@ class Consumer:
         old, self.config = self.config, config
         old_filter = self.filter
         moved = old.deliver_subject != config.deliver_subject
-        if isinstance(self.delivery_mode, PushDelivery) and (
-            moved or old.deliver_group != config.deliver_group
-        ):
-            self.delivery_mode.unwatch_interest()
-            self.delivery_mode.configure()
-            self.delivery_mode.watch_interest()
+        self.delivery_mode.reconfigure(old)
         self._apply_config()
         self.ack_handler.configure()
-        if isinstance(self.delivery_mode, PullQueue) and config.priority_policy != "pinned_client":
-            self.delivery_mode.pinned_client.clear()
         self.delivery_loop.rate_limiter.configure(self)
         if old.ack_wait != config.ack_wait:
             # With a backoff, a redelivered message waits for its step of the backoff, not for `ack_wait`.
@@ -158,10 +150,7 @@ class Consumer:
                 self.jetstream.ack_dispatcher.consumers[key] = self
                 self.router.announce(b"$JS.ACK.%s.>" % key)
         self.router.subscribe_internal(self._subjects.next_subject, self)
-        if isinstance(self.delivery_mode, PushDelivery):
-            self.delivery_mode.watch_interest()
-            for subject in self._subjects.flow_subjects:
-                self.router.subscribe_internal(subject, self.delivery_mode)
+        self.delivery_mode.open()
         self.schedule_delivery()
         self.arm_timer()
 
@@ -172,10 +161,6 @@ class Consumer:
             self.jetstream.ack_dispatcher.consumers.pop(key, None)
             self.router.withdraw(b"$JS.ACK.%s.>" % key)
         self.router.unsubscribe_internal(self._subjects.next_subject, self)
-        if isinstance(self.delivery_mode, PushDelivery):
-            self.delivery_mode.unwatch_interest()
-            for subject in self._subjects.flow_subjects:
-                self.router.unsubscribe_internal(subject, self.delivery_mode)
         self.delivery_mode.close()
         self._timer.cancel()
         if self.persistent:
@@ -206,19 +191,18 @@ class Consumer:
         self, session: object, subject: bytes, reply: bytes, header: bytes, payload: bytes
     ) -> None:
         """Handle CONSUMER.MSG.NEXT."""
-        if isinstance(self.delivery_mode, PullQueue):
-            self.delivery_mode.on_request(session, subject, reply, header, payload)
-        elif reply:
-            self.router.publish(reply, b"", status_headers.PUSH_BASED, b"")
+        self.delivery_mode.on_request(session, subject, reply, header, payload)
 
     def request_next(self, reply: bytes, body: bytes) -> None:
         """Handle a pull request that came with an acknowledgement."""
-        if isinstance(self.delivery_mode, PullQueue):
-            self.delivery_mode.enqueue(reply, body)
-        else:
-            self.router.publish(reply, b"", status_headers.PUSH_BASED, b"")
+        self.delivery_mode.enqueue(reply, body)
 
     # Delivery
+
+    @property
+    def flow_subjects(self) -> tuple[bytes, ...]:
+        """Subjects of flow-control replies."""
+        return self._subjects.flow_subjects
 
     @property
     def removes_acked(self) -> bool:
@@ -250,18 +234,13 @@ class Consumer:
             self.delivery_loop.rate_limiter.on_caught_up(self.ack_state.next_seq)
             if self.stream.log.committed_seq >= self.stream.log.last_seq or not self.num_pending():
                 self.delivery_mode.check_timeouts(now_ns, caught_up=True)
-        elif (
-            stop_reason is StopReason.NO_DEMAND
-            and isinstance(self.delivery_mode, PullQueue)
-            and self.delivery_mode.waiting
-        ):
+        elif stop_reason is StopReason.NO_DEMAND and self.delivery_mode.waiting_count:
             consumer_set.wait_for_messages(self)  # a request waits for more messages
         else:
             consumer_set.stop_waiting(self)
         if stop_reason is StopReason.BUDGET_USED:
             self.schedule_delivery()
-        if isinstance(self.delivery_mode, PushDelivery):
-            self.delivery_mode.request_flow_control_if_full()
+        self.delivery_mode.after_delivery()
         if self.ack_state.dirty:
             self.mark_dirty()
 
@@ -287,7 +266,7 @@ class Consumer:
 
     def make_heartbeat(self) -> bytes:
         """Build the idle heartbeat."""
-        flow_window = self.delivery_mode.flow_window if isinstance(self.delivery_mode, PushDelivery) else None
+        flow_window = self.delivery_mode.flow_window
         stalled_reply = flow_window.pending_request if flow_window is not None else b""
         ack_state = self.ack_state
         return status_headers.encode_heartbeat(ack_state.consumer_seq, ack_state.stream_seq, stalled_reply)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace import COMPATIBLE_VERSION
-from headrace.broker.consumers.pull_requests import PullQueue
-from headrace.broker.consumers.push_delivery import PushDelivery
 from headrace.jetstream_api import responses
 
 if TYPE_CHECKING:
@@ -40,13 +38,12 @@ def _make_state(consumer: Consumer) -> responses.ConsumerInfoState:
         """Convert to wall-clock time."""
         return max(moment_ns - clock_offset_ns, 1) if moment_ns else 0
 
-    waiting = 0
     groups: list[responses.PriorityGroupState] = []
-    if isinstance(delivery_mode, PullQueue):
+    pinned_client = delivery_mode.pinned_client
+    if pinned_client is not None:
         delivery_mode.check_timeouts(consumer.now_ns(), caught_up=False)
-        waiting = len(delivery_mode.waiting)
         if consumer.config.priority_groups:
-            group, pinned_client = consumer.config.priority_groups[0], delivery_mode.pinned_client
+            group = consumer.config.priority_groups[0]
             groups = [
                 responses.PriorityGroupState(
                     group, pinned_client.pin_id.decode(), date(pinned_client.pinned_since_ns)
@@ -59,9 +56,9 @@ def _make_state(consumer: Consumer) -> responses.ConsumerInfoState:
         ack_floor=responses.SequenceInfo(*ack_state.get_ack_floor(), date(ack_state.last_ack_ns)),
         num_ack_pending=len(ack_state.pending),
         num_redelivered=0 if consumer.config.max_deliver == 1 else len(ack_state.delivery_counts),
-        num_waiting=waiting,
+        num_waiting=delivery_mode.waiting_count,
         num_pending=consumer.num_pending(),
-        push_bound=isinstance(delivery_mode, PushDelivery) and delivery_mode.active,
+        push_bound=delivery_mode.is_bound,
         pause_remaining_ns=consumer.pause_remaining_ns(),
         groups=groups,
     )

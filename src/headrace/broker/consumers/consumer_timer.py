@@ -10,7 +10,6 @@ import random
 from typing import TYPE_CHECKING
 
 from headrace.broker.consumers.delivery_loop import StopReason
-from headrace.broker.consumers.push_delivery import PushDelivery
 from headrace.code_probes import sometimes
 
 if TYPE_CHECKING:
@@ -75,7 +74,11 @@ class ConsumerTimer:
             consumer.stop_reason = StopReason.BUDGET_USED
             consumer.schedule_delivery()
         inactive_at_ns = self._inactive_deadline()
-        if inactive_at_ns and inactive_at_ns <= now_ns and not self._is_active(now_ns):
+        if (
+            inactive_at_ns
+            and inactive_at_ns <= now_ns
+            and not self._consumer.delivery_mode.renew_activity(now_ns)
+        ):
             sometimes("a consumer is idle for too long")
             consumer.stream.consumer_set.delete(consumer)
         else:
@@ -93,20 +96,8 @@ class ConsumerTimer:
         return threshold
 
     def _inactive_deadline(self) -> int:
-        threshold_ns, delivery_mode = self._inactive_threshold_ns(), self._consumer.delivery_mode
+        threshold_ns = self._inactive_threshold_ns()
         if not threshold_ns:
             return 0
-        if isinstance(delivery_mode, PushDelivery):
-            return 0 if delivery_mode.active else delivery_mode.inactive_since_ns + threshold_ns
-        return self._consumer.last_active_ns + threshold_ns
-
-    def _is_active(self, now_ns: int) -> bool:
-        """Whether a pull consumer has waiting requests or messages whose ack wait still runs."""
-        consumer, delivery_mode = self._consumer, self._consumer.delivery_mode
-        if isinstance(delivery_mode, PushDelivery):
-            return False
-        last_ns = consumer.ack_state.ack_deadlines.last_deadline() if consumer.ack_state.pending else 0
-        if delivery_mode.waiting or last_ns > now_ns:
-            consumer.last_active_ns = max(now_ns, last_ns)
-            return True
-        return False
+        idle_since_ns = self._consumer.delivery_mode.get_idle_since_ns()
+        return idle_since_ns + threshold_ns if idle_since_ns else 0

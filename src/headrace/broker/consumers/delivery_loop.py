@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace._native import encode_deliveries
+from headrace.broker.consumers.delivery_mode import DeliveryMode
 from headrace.broker.consumers.delivery_rate import RateLimiter
-from headrace.broker.consumers.push_delivery import PushDelivery
 from headrace.errors import CorruptData
 from headrace.protocol import headers
 from headrace.storage.sequence_arrays import NO_SEQS, Seqs
@@ -84,11 +84,7 @@ class DeliveryLoop:
         if self._next_index >= len(self._next_seqs) and not self._find_next():
             return StopReason.CAUGHT_UP
         delivery_mode = consumer.delivery_mode
-        if (
-            isinstance(delivery_mode, PushDelivery)
-            and delivery_mode.internal_target is not None
-            and not self.rate_limiter.active
-        ):
+        if delivery_mode.internal_target is not None and not self.rate_limiter.active:
             return self._deliver_to_internal(delivery_mode, now_ns)
         fanout = None if self.rate_limiter.active else consumer.delivery_mode.fanout_targets()
         if fanout is None:
@@ -108,7 +104,7 @@ class DeliveryLoop:
         consumer.delivery_mode.on_run_sent(count, size, now_ns)
         return size + count * MESSAGE_OVERHEAD
 
-    def _deliver_to_internal(self, delivery_mode: PushDelivery, now_ns: int) -> int | StopReason:
+    def _deliver_to_internal(self, delivery_mode: DeliveryMode, now_ns: int) -> int | StopReason:
         """Deliver a run of records to a receiver inside the server."""
         consumer = self._consumer
         view = self._read_view(int(self._next_seqs[self._next_index]))

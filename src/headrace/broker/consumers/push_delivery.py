@@ -26,6 +26,7 @@ from headrace.protocol import headers
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer import Consumer
+    from headrace.jetstream_api.configs import ConsumerConfig
     from headrace.storage.sequence_arrays import Seqs
 
 _ALPHABET = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -35,8 +36,11 @@ _UNLIMITED = 1 << 40
 
 
 class PushDelivery:
-    """The receivers of one push consumer."""
+    """The receivers of one push consumer. Implements `DeliveryMode`."""
 
+    kind = "push"
+    pinned_client = None
+    waiting_count = 0
     __slots__ = (
         "_consumer",
         "_group",
@@ -72,15 +76,53 @@ class PushDelivery:
         self._subject = config.deliver_subject.encode()
         self._group = config.deliver_group.encode()
 
+    def reconfigure(self, old: ConsumerConfig) -> None:
+        config = self._consumer.config
+        if (old.deliver_subject, old.deliver_group) != (config.deliver_subject, config.deliver_group):
+            self._unwatch_interest()
+            self.configure()
+            self._watch_interest()
+
+    def open(self) -> None:
+        """Watch interest in the deliver subject and receive flow-control replies."""
+        self._watch_interest()
+        for subject in self._consumer.flow_subjects:
+            self._consumer.router.subscribe_internal(subject, self)
+
+    def close(self) -> None:
+        self._unwatch_interest()
+        for subject in self._consumer.flow_subjects:
+            self._consumer.router.unsubscribe_internal(subject, self)
+
+    # Requests, which a push consumer refuses
+
+    def on_request(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> None:
+        if reply:
+            self.enqueue(reply, payload)
+
+    def enqueue(self, reply: bytes, body: bytes) -> None:
+        self._consumer.router.publish(reply, b"", status_headers.PUSH_BASED, b"")
+
     # Interest
 
-    def watch_interest(self) -> None:
+    @property
+    def is_bound(self) -> bool:
+        return self.active
+
+    def get_idle_since_ns(self) -> int:
+        return 0 if self.active else self.inactive_since_ns
+
+    def renew_activity(self, now_ns: int) -> bool:
+        """Return False: without interest a push consumer is not in use."""
+        return False
+
+    def _watch_interest(self) -> None:
         """Watch interest in the deliver subject."""
         self._consumer.router.watch_subject(self._subject, self._on_interest_change)
         self.inactive_since_ns = self._last_heartbeat_ns = self._consumer.now_ns()
         self._refresh_targets()
 
-    def unwatch_interest(self) -> None:
+    def _unwatch_interest(self) -> None:
         self._consumer.router.unwatch_subject(self._subject, self._on_interest_change)
 
     def _on_interest_change(self, subject: bytes) -> None:
@@ -195,7 +237,7 @@ class PushDelivery:
         self.flow_window.on_request_sent(subject)
         consumer.router.publish(self._subject, subject, status_headers.FLOW_REQUEST, b"")
 
-    def request_flow_control_if_full(self) -> None:
+    def after_delivery(self) -> None:
         """Send a request at once if max_ack_pending is reached and acks come by flow control."""
         config, flow_window = self._consumer.config, self.flow_window
         if (
@@ -246,9 +288,6 @@ class PushDelivery:
         """Return when the next heartbeat is due; 0 if never."""
         interval_ns = self._consumer.config.idle_heartbeat
         return self._last_heartbeat_ns + interval_ns if interval_ns and self.active else 0
-
-    def close(self) -> None:
-        """Do nothing: no requests wait here."""
 
 
 def _parse_number(value: bytes | None) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.broker.consumers.consumer_info import make_consumer_info
-from headrace.broker.consumers.pull_requests import PullQueue
 from headrace.broker.consumers.reset import reset
 from headrace.broker.handlers.api_dispatch import ApiEndpoint, ApiRequest
 from headrace.jetstream_api import advisories as events
@@ -168,9 +167,10 @@ def pause(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
 def unpin(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     group = decode_unpin(request.body)
     consumer = _get_consumer(jetstream, request)
-    if group not in consumer.config.priority_groups or not isinstance(consumer.delivery_mode, PullQueue):
+    pinned_client = consumer.delivery_mode.pinned_client
+    if group not in consumer.config.priority_groups or pinned_client is None:
         raise ApiError.CONSUMER_INVALID_PRIORITY_GROUP()
-    consumer.delivery_mode.pinned_client.unpin("admin")
+    pinned_client.unpin("admin")
     consumer.schedule_delivery()
     return responses.encode_consumer_unpinned()
 

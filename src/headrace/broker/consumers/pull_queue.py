@@ -1,4 +1,4 @@
-"""Pull requests: which requests wait for messages, the order in which they are served, and how each of them ends.
+"""The queue of pull requests: which wait for messages, the order in which they are served, and how each ends.
 
 Owns the queue of one consumer. Without limits and priorities, requests take turns, which the compiled core does for a
 whole run (`fanout_targets`); everything else is decided message by message (`next_for`), in nats-server's order of
@@ -17,6 +17,7 @@ from headrace.broker.consumers.bulk_delivery_targets import (
     first_congested_target,
 )
 from headrace.broker.consumers.pinned_client import PinnedClient
+from headrace.broker.consumers.pull_request import PullRequest
 from headrace.code_probes import sometimes
 from headrace.errors import RequestError
 from headrace.jetstream_api.decode import decode_next
@@ -27,48 +28,20 @@ from headrace.protocol import headers, subjects
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer import Consumer
+    from headrace.jetstream_api.configs import ConsumerConfig
+    from headrace.storage.sequence_arrays import Seqs
 
 #: How long a full queue is assumed to stay full while the number of subscriptions does not change.
 _FULL_HINT_NS = 10_000_000
 
 
-class PullRequest:
-    """A waiting request."""
-
-    __slots__ = (
-        "bytes_left",
-        "delivered",
-        "expires_ns",
-        "heartbeat_ns",
-        "messages_left",
-        "next_heartbeat_ns",
-        "no_wait",
-        "pin_id",
-        "reply",
-        "request",
-        "structured",
-    )
-
-    def __init__(self, reply: bytes, request: NextRequest, now_ns: int) -> None:
-        self.reply = reply
-        self.request = request
-        self.messages_left = request.batch
-        self.delivered = 0
-        self.bytes_left = request.max_bytes
-        self.expires_ns = now_ns + request.expires if request.expires else 0
-        self.heartbeat_ns = max(request.idle_heartbeat, 0)
-        self.next_heartbeat_ns = now_ns + self.heartbeat_ns if self.heartbeat_ns else 0
-        self.no_wait = request.no_wait
-        self.structured = request.structured
-        self.pin_id = request.id.encode()
-
-    def make_end_status(self, status: bytes) -> bytes:
-        return status_headers.encode_end_status(status, self.messages_left, self.bytes_left)
-
-
 class PullQueue:
-    """The requests of one consumer, oldest first."""
+    """The requests of one consumer, oldest first. Implements `DeliveryMode`."""
 
+    kind = "pull"
+    flow_window = None
+    internal_target = None
+    is_bound = False
     __slots__ = ("_consumer", "_full_hint", "pinned_client", "waiting")
 
     def __init__(self, consumer: Consumer) -> None:
@@ -76,6 +49,17 @@ class PullQueue:
         self.waiting: deque[PullRequest] = deque()
         self._full_hint = (-1, 0)  # number of subscriptions; until when no request is assumed to end
         self.pinned_client = PinnedClient(consumer)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self.waiting)
+
+    def open(self) -> None:
+        """Do nothing: requests come to the consumer's own subject."""
+
+    def reconfigure(self, old: ConsumerConfig) -> None:
+        if self._consumer.config.priority_policy != "pinned_client":
+            self.pinned_client.clear()
 
     # Incoming requests
 
@@ -374,6 +358,27 @@ class PullQueue:
         deadlines += [pull.expires_ns for pull in self.waiting if pull.next_heartbeat_ns]
         deadlines.append(self.pinned_client.expires_ns)
         return min((deadline for deadline in deadlines if deadline), default=0)
+
+    def after_delivery(self) -> None:
+        """Do nothing: a request asks for no flow control."""
+
+    def deliver_internal(
+        self, view: memoryview, seqs: Seqs, at: int, limit: int, num_pending: int
+    ) -> tuple[int, int]:
+        """Raise: nobody inside the server sends requests."""
+        raise NotImplementedError
+
+    def get_idle_since_ns(self) -> int:
+        return self._consumer.last_active_ns
+
+    def renew_activity(self, now_ns: int) -> bool:
+        """Return whether requests wait, or the ack wait of a message still runs; the consumer was active until then."""
+        consumer = self._consumer
+        last_ns = consumer.ack_state.ack_deadlines.last_deadline() if consumer.ack_state.pending else 0
+        if self.waiting or last_ns > now_ns:
+            consumer.last_active_ns = max(now_ns, last_ns)
+            return True
+        return False
 
     def close(self) -> None:
         """End all requests: the consumer is being deleted."""

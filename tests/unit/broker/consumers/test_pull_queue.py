@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.consumers.pull_requests import PullQueue
+from headrace.broker.consumers.pull_queue import PullQueue
 from headrace.sim import SimDisk
 from headrace.sim.sim_broker import SimBroker
 from headrace.storage import StoreOptions
