@@ -72,7 +72,7 @@ INSIDE: dict[str, list[str]] = {
 #: Parts that know, by its type, the whole that they are a part of, or call it in a function: (who, whom). Each needs
 #: less than that; the list may only become shorter.
 UPWARD = {
-    *(("broker", part, "jetstream") for part in ("commit", "streams", "sourcing", "stream", "handlers")),
+    *(("broker", part, "jetstream") for part in ("streams", "sourcing", "stream", "handlers")),
     *(("broker", part, "stream") for part in ("streams", "consumers", "sourcing")),
     ("net", "connection", "listener"),
     ("net", "websocket_connection", "listener"),

@@ -124,7 +124,7 @@ class AccountJetStream:
         self.streams: dict[str, Stream] = {}
         #: The replicator that reads through each durable consumer (subject of the upstream API, name): one at a time.
         self.copiers: dict[tuple[bytes, str], Replicator] = {}
-        self.storage_usage = StorageUsage(self)
+        self.storage_usage = StorageUsage(store, self.streams)
         self.limits = limits
         self.server_quota = server_quota if server_quota is not None else ServerQuota()
         self.backups: set[backup_send.BackupSender] = set()

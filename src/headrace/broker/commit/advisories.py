@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from headrace.broker.commit.group_commit import GroupCommit
+from headrace.broker.routing.router import SubjectRouter
 from headrace.broker.routing.session import Session
 from headrace.jetstream_api import advisories as events
 from headrace.jetstream_api.advisories import ClientInfo, EncodedEvent, EventStamp
 from headrace.jetstream_api.times import format_time
 from headrace.protocol.nuid import nuid
 
-if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
+
+class AdvisorySource(Protocol):
+    """What an advisory says of the account it comes from, and how it leaves."""
+
+    router: SubjectRouter
+    group_commit: GroupCommit
+    server_name: str
+    account: str
+    domain: str
+
+    def now_ns(self) -> int:
+        """Return the time of an event."""
+
+    def clock_ns(self) -> int:
+        """Return the wall-clock time."""
 
 
 class Advisories:
@@ -20,7 +35,7 @@ class Advisories:
 
     __slots__ = ("_jetstream",)
 
-    def __init__(self, jetstream: AccountJetStream) -> None:
+    def __init__(self, jetstream: AdvisorySource) -> None:
         self._jetstream = jetstream
 
     def publish(self, make: Callable[..., EncodedEvent], *fields: object) -> None:

@@ -6,10 +6,23 @@ later ones are refused until there is space again. Without limits nothing is cou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
+
+class QuotaAccount(Protocol):
+    """The streams of one account, as far as the server's limits are concerned."""
+
+    @property
+    def streams(self) -> Mapping[str, Any]:
+        """Return the streams by name; each can `update_fast_path`."""
+
+    @property
+    def call_soon(self) -> Callable[[Callable[[], None]], object]:
+        """Return what calls a function at the end of this turn of the event loop."""
+
+    def usage(self, storage: str) -> tuple[int, int]:
+        """Return bytes in use and bytes reserved."""
 
 
 class ServerQuota:
@@ -20,25 +33,25 @@ class ServerQuota:
     def __init__(self, memory: int = -1, storage: int = -1) -> None:
         """`memory` and `storage` are bytes; -1 is no limit."""
         self._limits = {kind: limit for kind, limit in (("memory", memory), ("file", storage)) if limit >= 0}
-        self._accounts: list[AccountJetStream] = []
+        self._accounts: list[QuotaAccount] = []
         self._check_scheduled = False
         self.exhausted: frozenset[str] = frozenset()
 
-    def add_account(self, jetstream: AccountJetStream) -> None:
+    def add_account(self, account: QuotaAccount) -> None:
         """Include the streams of an account."""
-        self._accounts.append(jetstream)
+        self._accounts.append(account)
         self.check()
 
-    def remove_account(self, jetstream: AccountJetStream) -> None:
+    def remove_account(self, account: QuotaAccount) -> None:
         """Exclude the streams of an account that is closed."""
-        if jetstream in self._accounts:
-            self._accounts.remove(jetstream)
+        if account in self._accounts:
+            self._accounts.remove(account)
 
-    def schedule_check(self, jetstream: AccountJetStream) -> None:
+    def schedule_check(self, account: QuotaAccount) -> None:
         """Schedule a check at the end of the turn, after something was stored or removed."""
         if self._limits and not self._check_scheduled:
             self._check_scheduled = True
-            jetstream.call_soon(self.check)
+            account.call_soon(self.check)
 
     def check(self) -> None:
         """Compare usage with the limits, and update every stream if the result changed."""
@@ -47,8 +60,8 @@ class ServerQuota:
         if exhausted == self.exhausted:
             return
         self.exhausted = exhausted
-        for jetstream in self._accounts:
-            for stream in jetstream.streams.values():
+        for account in self._accounts:
+            for stream in account.streams.values():
                 stream.update_fast_path()
 
     def remaining(self, kind: str) -> int:
@@ -56,4 +69,4 @@ class ServerQuota:
         return self._limits[kind] - self._used(kind) if kind in self._limits else 1 << 62
 
     def _used(self, kind: str) -> int:
-        return sum(jetstream.usage(kind)[0] for jetstream in self._accounts)
+        return sum(account.usage(kind)[0] for account in self._accounts)

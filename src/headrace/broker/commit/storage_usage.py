@@ -7,19 +7,20 @@ Must not know where limits come from.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
+from headrace.storage import Store
 
 
 class StorageUsage:
     """Bytes by kind of storage, for one account."""
 
-    __slots__ = ("_dirty", "_frame", "_jetstream", "_log_bytes", "_reserved", "_total")
+    __slots__ = ("_dirty", "_frame", "_log_bytes", "_reserved", "_store", "_streams", "_total")
 
-    def __init__(self, jetstream: AccountJetStream) -> None:
-        self._jetstream = jetstream
+    def __init__(self, store: Store, streams: Mapping[str, Any]) -> None:
+        self._store = store
+        self._streams = streams
         self._frame = -1
         #: The logs that changed in the frame of the last count; the store starts a new list with each frame.
         self._dirty: list[Any] = []
@@ -33,7 +34,7 @@ class StorageUsage:
 
     def reserve(self, storage: str, size: int, limit: int) -> bool:
         """Reserve `size` bytes; return whether usage stays within `limit`."""
-        if self._frame != self._jetstream.store.frame_number:
+        if self._frame != self._store.frame_number:
             self._recount()
         if self._total[storage] + self._reserved[storage] + size > limit:
             # Reserved bytes may be stored by now, or limits may have removed messages since: count before refusing.
@@ -44,7 +45,7 @@ class StorageUsage:
         return True
 
     def _recount(self) -> None:
-        store = self._jetstream.store
+        store = self._store
         # The dirty logs of the last counted frame and of the open one cover all changes only if no frame is in between.
         if store.frame_number not in (self._frame, self._frame + 1) or self._frame < 0:
             self._recount_all()
@@ -59,7 +60,7 @@ class StorageUsage:
         self._reserved = dict.fromkeys(self._reserved, 0)
 
     def _recount_all(self) -> None:
-        streams = self._jetstream.streams.values()
+        streams = self._streams.values()
         self._log_bytes = {stream.log: (stream.config.storage, stream.log.bytes) for stream in streams}
         self._total = dict.fromkeys(self._total, 0)
         for storage, size in self._log_bytes.values():

@@ -115,7 +115,7 @@ class Consumer:
         self.delivery_mode.reconfigure(old)
         self._apply_config()
         self.ack_handler.configure()
-        self.delivery_loop.rate_limiter.configure(self)
+        self.delivery_loop.rate_limiter.configure(config, self.stream.config.max_msg_size)
         if old.ack_wait != config.ack_wait:
             # With a backoff, a redelivered message waits for its step of the backoff, not for `ack_wait`.
             include_individual = not old.backoff and not config.backoff
@@ -398,3 +398,10 @@ class Consumer:
     def send_advisory(self, make_event: Callable[..., events.EncodedEvent], *values: object) -> None:
         """Publish an advisory about this consumer."""
         self.jetstream.advisories.publish(make_event, self.stream.name, self.name, *values)
+
+    def send_group_advisory(
+        self, make_event: Callable[..., events.EncodedEvent], group: str, value: str
+    ) -> None:
+        """Publish an advisory about a priority group of this consumer."""
+        jetstream = self.jetstream
+        jetstream.advisories.publish(make_event, jetstream.account, self.stream.name, self.name, group, value)

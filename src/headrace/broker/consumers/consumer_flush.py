@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from headrace.broker.commit.group_commit import GroupCommit, RunAll
 from headrace.broker.timers import Timers
 
-if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
-
 FLUSH_INTERVAL_NS = 100_000_000
+
+
+class Persistable(Protocol):
+    """Has state that changes without a request, such as a consumer's ack state."""
+
+    def persist_state(self) -> None:
+        """Put what changed into the open frame."""
 
 
 class ConsumerFlusher:
@@ -21,9 +25,9 @@ class ConsumerFlusher:
     def __init__(self, timers: Timers, group_commit: GroupCommit) -> None:
         self._timers = timers
         self._group_commit = group_commit
-        self._dirty: dict[Consumer, None] = {}
+        self._dirty: dict[Persistable, None] = {}
 
-    def mark_dirty(self, consumer: Consumer) -> None:
+    def mark_dirty(self, consumer: Persistable) -> None:
         """Persist a consumer's ack state with the next flush."""
         if not self._dirty:
             self._timers.after(FLUSH_INTERVAL_NS, self.flush)

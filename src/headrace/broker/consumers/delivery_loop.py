@@ -52,7 +52,8 @@ class DeliveryLoop:
         self._next_seqs: Seqs = NO_SEQS
         self._next_index = 0
         self.num_pending = 0
-        self.rate_limiter = RateLimiter(consumer)
+        stream = consumer.stream
+        self.rate_limiter = RateLimiter(consumer.config, stream.config.max_msg_size, stream.log.last_seq)
 
     def run(self, now_ns: int) -> StopReason:
         """Deliver until something stops it; return the reason."""

@@ -6,10 +6,7 @@ clock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
+from headrace.jetstream_api.configs import ConsumerConfig
 
 SECOND_NS = 1_000_000_000
 GAP_MIN_NS = 1_000_000
@@ -30,19 +27,18 @@ class RateLimiter:
         "next_send_ns",
     )
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, config: ConsumerConfig, size_max: int, last_seq: int) -> None:
+        """`size_max` is the stream's `max_msg_size`, `last_seq` its newest sequence: a replay ends there."""
         self.next_send_ns = 0
         self._last_message_ns = self._last_sent_ns = 0
         self._tokens = 0.0
         self._tokens_ns = 0
-        log = consumer.stream.log
-        self._replay_until = log.last_seq if consumer.config.replay_policy == "original" else 0
-        self.configure(consumer)
+        self._replay_until = last_seq if config.replay_policy == "original" else 0
+        self.configure(config, size_max)
 
-    def configure(self, consumer: Consumer) -> None:
+    def configure(self, config: ConsumerConfig, size_max: int) -> None:
         """Apply the rate limit of the configuration."""
-        self._bytes_per_second = consumer.config.rate_limit_bps // 8
-        size_max = consumer.stream.config.max_msg_size
+        self._bytes_per_second = config.rate_limit_bps // 8
         self._burst = size_max if size_max > 0 else PAYLOAD_MAX
         self._tokens = float(self._burst)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from headrace.broker.commit.group_commit import RunAll
 
-if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
+
+class Deliverer(Protocol):
+    """Delivers messages when it is its turn, such as a consumer."""
+
+    def deliver(self) -> None:
+        """Deliver as much as possible now."""
 
 
 class DeliveryScheduler:
@@ -18,9 +22,9 @@ class DeliveryScheduler:
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
-        self._waiting: dict[Consumer, None] = {}
+        self._waiting: dict[Deliverer, None] = {}
 
-    def schedule(self, consumer: Consumer) -> None:
+    def schedule(self, consumer: Deliverer) -> None:
         """Schedule a consumer that has new messages or new demand."""
         if not self._waiting:
             self._call_soon(self._deliver_all)

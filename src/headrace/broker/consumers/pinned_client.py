@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from headrace.jetstream_api import advisories as events
+from headrace.jetstream_api.configs import ConsumerConfig
 from headrace.protocol.nuid import nuid
 
-if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
+
+class PinOwner(Protocol):
+    """The consumer, as far as its pin is concerned."""
+
+    @property
+    def config(self) -> ConsumerConfig:
+        """Return the configuration, which may change."""
+
+    def send_group_advisory(
+        self, make_event: Callable[..., events.EncodedEvent], group: str, value: str
+    ) -> None:
+        """Publish an advisory about a priority group of the consumer."""
 
 
 class PinnedClient:
@@ -17,7 +28,7 @@ class PinnedClient:
 
     __slots__ = ("_consumer", "expires_ns", "pin_id", "pinned_since_ns")
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: PinOwner) -> None:
         self._consumer = consumer
         self.pin_id = b""
         self.pinned_since_ns = 0
@@ -28,7 +39,7 @@ class PinnedClient:
         self.pin_id = nuid().encode()
         self.pinned_since_ns = now_ns
         self.renew(now_ns)
-        self._send_advisory(events.make_group_pinned, group, self.pin_id.decode())
+        self._consumer.send_group_advisory(events.make_group_pinned, group, self.pin_id.decode())
         return self.pin_id
 
     def renew(self, now_ns: int) -> None:
@@ -44,7 +55,7 @@ class PinnedClient:
         """Remove the pin, so that the next request can get it, and publish an advisory with the reason."""
         self.clear()
         group = next(iter(self._consumer.config.priority_groups), "")
-        self._send_advisory(events.make_group_unpinned, group, reason)
+        self._consumer.send_group_advisory(events.make_group_unpinned, group, reason)
 
     def expire_if_idle(self, now_ns: int) -> bool:
         """Remove the pin if it timed out; return whether it did."""
@@ -52,9 +63,3 @@ class PinnedClient:
             self.unpin("timeout")
             return True
         return False
-
-    def _send_advisory(self, make_event: Callable[..., events.EncodedEvent], *values: object) -> None:
-        consumer = self._consumer
-        consumer.jetstream.advisories.publish(
-            make_event, consumer.jetstream.account, consumer.stream.name, consumer.name, *values
-        )
