@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace._native import PublishFastPath
+from headrace.broker.account_context import StreamJetStream
 from headrace.broker.consumers.consumer import Consumer
 from headrace.broker.consumers.consumer_set import ConsumerSet
 from headrace.broker.routing.apply_transform import make_transform
@@ -34,7 +35,6 @@ from headrace.protocol import headers
 from headrace.storage import MetadataStore, StreamLog
 
 if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
     from headrace.broker.routing.session import Session
 
 
@@ -72,7 +72,7 @@ class Stream:
     )
 
     def __init__(
-        self, jetstream: AccountJetStream, config: StreamConfig, created_ns: int, log: StreamLog
+        self, jetstream: StreamJetStream, config: StreamConfig, created_ns: int, log: StreamLog
     ) -> None:
         self.jetstream = jetstream
         self.group_commit = jetstream.group_commit

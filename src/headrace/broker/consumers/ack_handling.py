@@ -20,7 +20,7 @@ from headrace.jetstream_api.times import parse_duration
 from headrace.protocol.json_exceptions import JSON_ERRORS
 
 if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
+    from headrace.broker.consumers.consumer_context import ConsumerContext
 
 PATTERN = b"$JS.ACK.>"
 _ACK_PAYLOADS = (b"+ACK", b"", b"+OK")
@@ -36,7 +36,7 @@ class AckDispatcher:
     announced = False
 
     def __init__(self) -> None:
-        self.consumers: dict[bytes, Consumer] = {}
+        self.consumers: dict[bytes, ConsumerContext] = {}
 
     def on_message(self, session: Any, subject: bytes, reply: bytes, header: bytes, payload: bytes) -> int:
         """Handle one acknowledgement; return 0 if it is for no consumer here."""
@@ -58,7 +58,7 @@ class AckHandler:
 
     __slots__ = ("_consumer", "_is_ack_all", "_sample_percent")
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: ConsumerContext) -> None:
         self._consumer = consumer
         self.configure()
 

@@ -17,19 +17,20 @@ from headrace.broker.consumers.ack_handling import AckHandler
 from headrace.broker.consumers.ack_state import AckState
 from headrace.broker.consumers.consumer_subscriptions import ConsumerSubjects
 from headrace.broker.consumers.consumer_timer import ConsumerTimer
-from headrace.broker.consumers.delivery_loop import DeliveryLoop, StopReason
+from headrace.broker.consumers.delivery_loop import DeliveryLoop
 from headrace.broker.consumers.delivery_mode import DeliveryMode
 from headrace.broker.consumers.num_pending import PendingCounter
 from headrace.broker.consumers.pull_queue import PullQueue
 from headrace.broker.consumers.push_delivery import PushDelivery
 from headrace.broker.consumers.retention_interest import still_needed_mask, tracked_among
+from headrace.broker.consumers.stop_reason import StopReason
 from headrace.code_probes import sometimes
 from headrace.jetstream_api import advisories as events
 from headrace.jetstream_api import times
 from headrace.jetstream_api.configs import ConsumerConfig
 
 if TYPE_CHECKING:
-    from headrace.broker.stream import Stream
+    from headrace.broker.consumers.consumer_context import ConsumerStream
 
 _UNLIMITED = 1 << 40
 
@@ -65,7 +66,7 @@ class Consumer:
     )
 
     def __init__(
-        self, stream: Stream, name: str, config: ConsumerConfig, created_ns: int, ack_state: AckState
+        self, stream: ConsumerStream, name: str, config: ConsumerConfig, created_ns: int, ack_state: AckState
     ) -> None:
         self.stream = stream
         self.jetstream = stream.jetstream

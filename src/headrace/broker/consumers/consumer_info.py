@@ -11,10 +11,10 @@ from headrace import COMPATIBLE_VERSION
 from headrace.jetstream_api import responses
 
 if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
+    from headrace.broker.consumers.consumer_context import ConsumerContext
 
 
-def make_consumer_info(consumer: Consumer, *, in_list: bool = False) -> dict[str, Any]:
+def make_consumer_info(consumer: ConsumerContext, *, in_list: bool = False) -> dict[str, Any]:
     """Return configuration and state; in a list, without the metadata that only this server adds."""
     consumer.stream.retention.enforce()
     if consumer.ack_state.dirty:
@@ -30,7 +30,7 @@ def make_consumer_info(consumer: Consumer, *, in_list: bool = False) -> dict[str
     )
 
 
-def _make_state(consumer: Consumer) -> responses.ConsumerInfoState:
+def _make_state(consumer: ConsumerContext) -> responses.ConsumerInfoState:
     ack_state, delivery_mode = consumer.ack_state, consumer.delivery_mode
     clock_offset_ns = consumer.jetstream.timers.clock_offset_ns
 

@@ -25,7 +25,7 @@ from headrace.protocol import subjects
 from headrace.storage import Filter
 
 if TYPE_CHECKING:
-    from headrace.broker.stream import Stream
+    from headrace.broker.consumers.consumer_context import ConsumerStream
     from headrace.storage.sequence_arrays import Seqs
 
 CACHE_MAX = 16_384
@@ -98,7 +98,7 @@ class ConsumerSet:
         "suppress_advisories",
     )
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ConsumerStream) -> None:
         self._stream = stream
         self.internal: dict[str, Consumer] = {}
         self.suppress_advisories = False

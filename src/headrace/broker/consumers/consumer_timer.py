@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from headrace.broker.consumers.delivery_loop import StopReason
+from headrace.broker.consumers.stop_reason import StopReason
 from headrace.code_probes import sometimes
 
 if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
+    from headrace.broker.consumers.consumer_context import ConsumerContext
     from headrace.broker.timers import TimerHandle
 
 _MILLISECOND = 1_000_000
@@ -25,7 +25,7 @@ class ConsumerTimer:
 
     __slots__ = ("_consumer", "_fires_at_ns", "_jitter_ns", "_timer")
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: ConsumerContext) -> None:
         self._consumer = consumer
         self._timer: TimerHandle | None = None
         self._fires_at_ns = 0

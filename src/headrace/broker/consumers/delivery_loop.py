@@ -7,7 +7,6 @@ only durable messages are delivered (`log.committed_seq`), and a run is bounded,
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +14,13 @@ import numpy as np
 from headrace._native import encode_deliveries
 from headrace.broker.consumers.delivery_mode import DeliveryMode
 from headrace.broker.consumers.delivery_rate import RateLimiter
+from headrace.broker.consumers.stop_reason import StopReason
 from headrace.errors import CorruptData
 from headrace.protocol import headers
 from headrace.storage.sequence_arrays import NO_SEQS, Seqs
 
 if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
+    from headrace.broker.consumers.consumer_context import ConsumerContext
 
 StoredMessage = tuple[int, bytes, bytes, bytes, int]  # time, subject, header, payload, TTL
 
@@ -31,22 +31,12 @@ LOOKAHEAD_MIN, LOOKAHEAD_MAX = 1024, 1 << 20
 MESSAGE_OVERHEAD = 64
 
 
-class StopReason(enum.Enum):
-    """Why a run of the loop ended."""
-
-    NO_DEMAND = enum.auto()  # no receiver takes more
-    MAX_ACK_PENDING = enum.auto()  # too many messages are pending
-    CAUGHT_UP = enum.auto()  # everything available was delivered
-    RATE_LIMITED = enum.auto()  # wait until `RateLimiter.next_send_ns`
-    BUDGET_USED = enum.auto()  # the budget of the run is used up
-
-
 class DeliveryLoop:
     """Delivers for one consumer. `num_pending` is how many messages have not been delivered yet."""
 
     __slots__ = ("_consumer", "_lookahead", "_next_index", "_next_seqs", "num_pending", "rate_limiter")
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: ConsumerContext) -> None:
         self._consumer = consumer
         self._lookahead = LOOKAHEAD_MIN
         self._next_seqs: Seqs = NO_SEQS

@@ -27,7 +27,7 @@ from headrace.jetstream_api.times import format_duration
 from headrace.protocol import headers, subjects
 
 if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
+    from headrace.broker.consumers.consumer_context import ConsumerContext
     from headrace.jetstream_api.configs import ConsumerConfig
     from headrace.storage.sequence_arrays import Seqs
 
@@ -44,7 +44,7 @@ class PullQueue:
     is_bound = False
     __slots__ = ("_consumer", "_full_hint", "pinned_client", "waiting")
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: ConsumerContext) -> None:
         self._consumer = consumer
         self.waiting: deque[PullRequest] = deque()
         self._full_hint = (-1, 0)  # number of subscriptions; until when no request is assumed to end

@@ -25,7 +25,7 @@ from headrace.code_probes import sometimes
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
+    from headrace.broker.consumers.consumer_context import ConsumerContext
     from headrace.jetstream_api.configs import ConsumerConfig
     from headrace.storage.sequence_arrays import Seqs
 
@@ -56,7 +56,7 @@ class PushDelivery:
         "internal_target",
     )
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: ConsumerContext) -> None:
         self._consumer = consumer
         self.active = False
         self.inactive_since_ns = 0  # since when there is no interest

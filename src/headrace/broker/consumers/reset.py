@@ -17,10 +17,10 @@ from headrace.jetstream_api.errors import ApiError
 from headrace.storage.sequence_arrays import NO_SEQS, Seqs
 
 if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
+    from headrace.broker.consumers.consumer_context import ConsumerContext
 
 
-def reset(consumer: Consumer, seq: int | None) -> int:
+def reset(consumer: ConsumerContext, seq: int | None) -> int:
     """Reset to a sequence, or without one to the ack floor; return the new start sequence."""
     ack_state = consumer.ack_state
     consumer.stream.consumer_set.remove_acked()  # acks from before the reset keep their effect
@@ -42,7 +42,7 @@ def reset(consumer: Consumer, seq: int | None) -> int:
     return target
 
 
-def _check_target(consumer: Consumer, seq: int) -> None:
+def _check_target(consumer: ConsumerContext, seq: int) -> None:
     """Reject sequences before the configured start, and policies that have no such start."""
     config = consumer.config
     if not seq:
@@ -65,7 +65,7 @@ def _make_error(reason: str) -> RequestError:
     return ApiError.CONSUMER_INVALID_RESET(err=reason)
 
 
-def _find_remaining(consumer: Consumer, target: int) -> Seqs:
+def _find_remaining(consumer: ConsumerContext, target: int) -> Seqs:
     """Return those of the last messages per subject that are pending or not delivered yet.
 
     nats-server loses the pending ones here; the seed requires that pending messages are redelivered.
@@ -78,7 +78,7 @@ def _find_remaining(consumer: Consumer, target: int) -> Seqs:
     return found[found >= target]
 
 
-def _apply_reset(consumer: Consumer) -> None:
+def _apply_reset(consumer: ConsumerContext) -> None:
     """Persist the new state, remove messages that were skipped, deliver at once."""
     stream = consumer.stream
     if consumer.persistent:

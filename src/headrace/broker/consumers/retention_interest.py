@@ -12,13 +12,13 @@ from headrace.broker.consumers.ack_state import AckState
 from headrace.storage.sequence_arrays import Seqs
 
 if TYPE_CHECKING:
-    from headrace.broker.consumers.consumer import Consumer
+    from headrace.broker.consumers.consumer_context import ConsumerContext
 
 #: Sequences further apart than this, on average, are looked up one by one.
 SPARSE_GAP = 64
 
 
-def still_needed_mask(consumer: Consumer, seqs: Seqs) -> npt.NDArray[np.bool_]:
+def still_needed_mask(consumer: ConsumerContext, seqs: Seqs) -> npt.NDArray[np.bool_]:
     """Return which messages must stay: not delivered yet, pending, or past max_deliver."""
     ack_state = consumer.ack_state
     pending, delivery_counts = ack_state.pending, ack_state.delivery_counts
@@ -34,7 +34,7 @@ def still_needed_mask(consumer: Consumer, seqs: Seqs) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def _filter_mask(consumer: Consumer, seqs: Seqs) -> npt.NDArray[np.bool_]:
+def _filter_mask(consumer: ConsumerContext, seqs: Seqs) -> npt.NDArray[np.bool_]:
     log = consumer.stream.log
     first, last = int(seqs[0]), int(seqs[-1])
     if last - first < SPARSE_GAP * len(seqs):

@@ -16,7 +16,7 @@ from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.required_api_level import requires_newer_api
 
 if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.handlers.api_context import ApiContext
     from headrace.broker.routing.router import SubjectRouter
 
 PREFIX = b"$JS.API."
@@ -34,7 +34,7 @@ class ApiRequest:
     session: Any = None  # of the client; None for the server itself
 
 
-ApiHandler = Callable[["AccountJetStream", ApiRequest], bytes]
+ApiHandler = Callable[["ApiContext", ApiRequest], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ApiDispatcher:
 
     __slots__ = ("_endpoints", "_jetstream")
 
-    def __init__(self, jetstream: AccountJetStream, endpoints: dict[tuple[str, ...], ApiEndpoint]) -> None:
+    def __init__(self, jetstream: ApiContext, endpoints: dict[tuple[str, ...], ApiEndpoint]) -> None:
         self._jetstream = jetstream
         self._endpoints = endpoints
 

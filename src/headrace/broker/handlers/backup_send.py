@@ -29,7 +29,7 @@ from headrace.protocol.nuid import nuid
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer import Consumer
-    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.handlers.api_context import ApiContext
     from headrace.broker.stream import Stream
     from headrace.broker.timers import TimerHandle
 
@@ -48,7 +48,7 @@ _SCAN_AHEAD = 4096
 CONCURRENT_MAX = 64
 
 
-def start_backup(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def start_backup(jetstream: ApiContext, request: ApiRequest) -> bytes:
     """Handle STREAM.SNAPSHOT: the response comes first, then chunks."""
     if is_empty(request.body):
         raise ApiError.BAD_REQUEST()

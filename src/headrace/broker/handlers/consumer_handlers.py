@@ -20,13 +20,13 @@ from headrace.protocol.nuid import nuid
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer import Consumer
-    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.handlers.api_context import ApiContext
     from headrace.broker.stream import Stream
 
 IDENTITY = b"Nats-Stream-Identity"
 
 
-def _get_consumer(jetstream: AccountJetStream, request: ApiRequest) -> Consumer:
+def _get_consumer(jetstream: ApiContext, request: ApiRequest) -> Consumer:
     stream = jetstream.get_stream(request.names[0])
     consumer = stream.consumer_set.find(request.names[1])
     if consumer is None:
@@ -34,28 +34,28 @@ def _get_consumer(jetstream: AccountJetStream, request: ApiRequest) -> Consumer:
     return consumer
 
 
-def stream_identity(stream: Stream) -> str:
+def stream_identity(created_ns: int) -> str:
     """Return an identity that distinguishes a stream from a later one with the same name."""
-    return short_hash(times.format_time(stream.created_ns))
+    return short_hash(times.format_time(created_ns))
 
 
 # Create and update
 
 
-def create(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def create(jetstream: ApiContext, request: ApiRequest) -> bytes:
     """Handle CREATE.<stream>[.<name>[.<filter>]]."""
     stream, name, pattern = (*request.names, "", "")[:3]
     form = consumers.NAMED if name else consumers.EPHEMERAL
     return _create(jetstream, request, stream=stream, form=form, name=name, filter_subject=pattern)
 
 
-def create_durable(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def create_durable(jetstream: ApiContext, request: ApiRequest) -> bytes:
     """Handle DURABLE.CREATE.<stream>.<name>."""
     stream, name = request.names
     return _create(jetstream, request, stream=stream, form=consumers.DURABLE, name=name)
 
 
-def _create(jetstream: AccountJetStream, request: ApiRequest, **subject: str) -> bytes:
+def _create(jetstream: ApiContext, request: ApiRequest, **subject: str) -> bytes:
     wanted = decode(ConsumerRequest, request.body, strict=jetstream.reject_unknown_fields)
     named_config = consumers.resolve_name(wanted, **subject)
     stream = jetstream.get_stream(wanted.stream_name)
@@ -101,7 +101,7 @@ def _new_name(stream: Stream) -> str:
 
 def _check_identity(stream: Stream, request: ApiRequest) -> None:
     """Return the stream's identity to sourcing requests, and raise if they expect another one."""
-    ours = stream_identity(stream)
+    ours = stream_identity(stream.created_ns)
     request.response_header = headers.build([(IDENTITY, ours.encode())])
     theirs = headers.get(request.header, IDENTITY) if request.header else None
     if theirs and theirs.decode("utf-8", "replace") != ours:
@@ -111,20 +111,20 @@ def _check_identity(stream: Stream, request: ApiRequest) -> None:
 # Info and lists
 
 
-def info(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def info(jetstream: ApiContext, request: ApiRequest) -> bytes:
     if not is_empty(request.body):
         raise ApiError.NOT_EMPTY_REQUEST()
     return responses.encode_consumer_info(make_consumer_info(_get_consumer(jetstream, request)))
 
 
-def list_names(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def list_names(jetstream: ApiContext, request: ApiRequest) -> bytes:
     stream, offset = _parse_list_request(jetstream, request)
     found = sorted(stream.consumers)
     start, end = responses.compute_page(len(found), offset, responses.NAMES_LIMIT)
     return responses.encode_consumer_names(len(found), start, found[start:end])
 
 
-def list_consumers(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def list_consumers(jetstream: ApiContext, request: ApiRequest) -> bytes:
     stream, offset = _parse_list_request(jetstream, request)
     found = sorted(stream.consumers)
     start, end = responses.compute_page(len(found), offset, responses.LIST_LIMIT)
@@ -132,7 +132,7 @@ def list_consumers(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     return responses.encode_consumer_list(len(found), start, infos)
 
 
-def _parse_list_request(jetstream: AccountJetStream, request: ApiRequest) -> tuple[Stream, int]:
+def _parse_list_request(jetstream: ApiContext, request: ApiRequest) -> tuple[Stream, int]:
     wanted = decode_optional(ConsumersRequest, request.body, strict=jetstream.reject_unknown_fields)
     return jetstream.get_stream(request.names[0]), wanted.offset
 
@@ -140,7 +140,7 @@ def _parse_list_request(jetstream: AccountJetStream, request: ApiRequest) -> tup
 # Changes
 
 
-def delete(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def delete(jetstream: ApiContext, request: ApiRequest) -> bytes:
     if not is_empty(request.body):
         raise ApiError.NOT_EMPTY_REQUEST()
     consumer = _get_consumer(jetstream, request)
@@ -148,7 +148,7 @@ def delete(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     return responses.encode_success("consumer_delete_response")
 
 
-def pause(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def pause(jetstream: ApiContext, request: ApiRequest) -> bytes:
     until = times.ZERO_TIME
     if request.body:
         until = decode(PauseRequest, request.body, strict=jetstream.reject_unknown_fields).pause_until
@@ -164,7 +164,7 @@ def pause(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     return responses.encode_consumer_paused(until, remaining)
 
 
-def unpin(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def unpin(jetstream: ApiContext, request: ApiRequest) -> bytes:
     group = decode_unpin(request.body)
     consumer = _get_consumer(jetstream, request)
     pinned_client = consumer.delivery_mode.pinned_client
@@ -175,10 +175,12 @@ def unpin(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     return responses.encode_consumer_unpinned()
 
 
-def reset_consumer(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def reset_consumer(jetstream: ApiContext, request: ApiRequest) -> bytes:
     consumer = _get_consumer(jetstream, request)
     if request.header and headers.get(request.header, IDENTITY) is not None:
-        request.response_header = headers.build([(IDENTITY, stream_identity(consumer.stream).encode())])
+        request.response_header = headers.build(
+            [(IDENTITY, stream_identity(consumer.stream.created_ns).encode())]
+        )
     seq = decode_lenient(ResetRequest, request.body).seq if request.body else None
     target = reset(consumer, seq)
     return responses.encode_consumer_reset(make_consumer_info(consumer), target)

@@ -25,7 +25,7 @@ from headrace.protocol.backup_archive import ArchiveReader
 from headrace.protocol.nuid import nuid
 
 if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.handlers.api_context import ApiContext
     from headrace.broker.timers import TimerHandle
 
 _IDLE_NS = 5_000_000_000
@@ -39,7 +39,7 @@ _BYTES_PER_SLICE = 4 * 1024 * 1024
 CONCURRENT_MAX = 16
 
 
-def start_restore(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def start_restore(jetstream: ApiContext, request: ApiRequest) -> bytes:
     """Handle STREAM.RESTORE: return the subject for the chunks."""
     if is_empty(request.body):
         raise ApiError.BAD_REQUEST()
@@ -59,7 +59,7 @@ ENDPOINTS: dict[tuple[str, ...], ApiEndpoint] = {
 }
 
 
-def validate_config(jetstream: AccountJetStream, config: StreamConfig, name: str) -> StreamConfig:
+def validate_config(jetstream: ApiContext, config: StreamConfig, name: str) -> StreamConfig:
     """Validate the configuration of a stream to restore; unlike a new one it may be sealed."""
     existing, sealed, config = jetstream.configs(), config.sealed, copy_config(config)
     config.sealed = False
@@ -76,7 +76,7 @@ def validate_config(jetstream: AccountJetStream, config: StreamConfig, name: str
 class BackupRestore:
     """One restore in progress."""
 
-    def __init__(self, jetstream: AccountJetStream, config: StreamConfig, session: Any) -> None:
+    def __init__(self, jetstream: ApiContext, config: StreamConfig, session: Any) -> None:
         self._jetstream = jetstream
         self._config = config
         self._client = jetstream.advisories.client_info(session)

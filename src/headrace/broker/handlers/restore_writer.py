@@ -36,7 +36,7 @@ from headrace.protocol.json_exceptions import JSON_ERRORS
 from headrace.storage import SEQ_MAX, StreamLog
 
 if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.handlers.api_context import ApiContext
     from headrace.broker.stream import Stream
 
 UNFINISHED_KEY = b"restoring/"
@@ -90,7 +90,7 @@ class RestoredConsumer(NamedTuple):
 class RestoreWriter:
     """A backup that is being restored."""
 
-    def __init__(self, jetstream: AccountJetStream, config: StreamConfig) -> None:
+    def __init__(self, jetstream: ApiContext, config: StreamConfig) -> None:
         self._jetstream = jetstream
         self._config = config
         self._state: StreamState | None = None
@@ -265,7 +265,7 @@ def unfinished_key_for(log: StreamLog) -> bytes:
     return UNFINISHED_KEY + b"%d" % log.ident
 
 
-def discard(jetstream: AccountJetStream, log: StreamLog) -> None:
+def discard(jetstream: ApiContext, log: StreamLog) -> None:
     """Remove an unfinished log and all its metadata."""
     metadata, ident = jetstream.store.metadata, log.ident
     keys = [

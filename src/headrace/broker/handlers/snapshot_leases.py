@@ -23,7 +23,7 @@ from headrace.storage.snapshot import manifest as manifests
 from headrace.storage.snapshot.manifest import Manifest
 
 if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.handlers.api_context import ApiContext
 
 LEASE_S_DEFAULT = 3600.0
 LEASE_S_MAX = 24 * 3600.0
@@ -31,7 +31,7 @@ _SECRET = b"pins/secret"
 _NAME = re.compile(r"[0-9a-f]{1,32}-[0-9]{1,9}")
 
 
-def create_lease(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def create_lease(jetstream: ApiContext, request: ApiRequest) -> bytes:
     """Pin a stream as it is now; the response is sent when everything in the pin is durable.
 
     With `pin` nothing new is pinned: the request asks for a token of an existing pin. With `grant` the response has a
@@ -53,7 +53,7 @@ def create_lease(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     )
 
 
-def _create(jetstream: AccountJetStream, request: ApiRequest, body: dict[str, Any]) -> Manifest:
+def _create(jetstream: ApiContext, request: ApiRequest, body: dict[str, Any]) -> Manifest:
     stream = jetstream.get_stream(request.names[0])
     lease_s = body.get("lease", LEASE_S_DEFAULT)
     if not isinstance(lease_s, int | float) or not 0 < lease_s <= LEASE_S_MAX:
@@ -68,7 +68,7 @@ def _create(jetstream: AccountJetStream, request: ApiRequest, body: dict[str, An
     return lease.manifest
 
 
-def _get_existing(jetstream: AccountJetStream, request: ApiRequest, name: object) -> Manifest:
+def _get_existing(jetstream: ApiContext, request: ApiRequest, name: object) -> Manifest:
     jetstream.get_stream(request.names[0])
     found = find_lease(jetstream, name) if isinstance(name, str) else None
     if found is None or found.stream != request.names[0]:
@@ -76,7 +76,7 @@ def _get_existing(jetstream: AccountJetStream, request: ApiRequest, name: object
     return found
 
 
-def find_lease(jetstream: AccountJetStream, name: str) -> Manifest | None:
+def find_lease(jetstream: ApiContext, name: str) -> Manifest | None:
     """Return the manifest of a pin; None if it expired, was released, or the name is not valid."""
     if not _NAME.fullmatch(name):
         return None
@@ -87,7 +87,7 @@ def find_lease(jetstream: AccountJetStream, name: str) -> Manifest | None:
     return found if found.expires_ns > jetstream.clock_ns() else None
 
 
-def make_token(jetstream: AccountJetStream, name: str) -> str:
+def make_token(jetstream: ApiContext, name: str) -> str:
     """Return the token with which a reader may fetch the files of a pin."""
     metadata = jetstream.store.metadata
     secret = metadata.get(_SECRET)
@@ -97,14 +97,14 @@ def make_token(jetstream: AccountJetStream, name: str) -> str:
     return hmac.new(secret, name.encode(), sha256).hexdigest()
 
 
-def is_valid_token(jetstream: AccountJetStream, name: str, token: str) -> bool:
+def is_valid_token(jetstream: ApiContext, name: str, token: str) -> bool:
     """Whether a token belongs to a pin."""
     if jetstream.store.metadata.get(_SECRET) is None:
         return False
     return hmac.compare_digest(make_token(jetstream, name).encode(), token.encode("utf-8", "replace"))
 
 
-def release_lease(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def release_lease(jetstream: ApiContext, request: ApiRequest) -> bytes:
     """Release a pin before its lease ends; not an error if it is already gone."""
     jetstream.get_stream(request.names[0])
     name = _parse_body(request).get("pin")
@@ -115,17 +115,17 @@ def release_lease(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     return _encode_response("stream_unpin_response", success=True)
 
 
-def _on_lease_expired(jetstream: AccountJetStream, name: str) -> None:
+def _on_lease_expired(jetstream: ApiContext, name: str) -> None:
     _cancel_timer(jetstream, name)
     _remove_expired(jetstream)
 
 
-def _remove_expired(jetstream: AccountJetStream) -> None:
+def _remove_expired(jetstream: ApiContext) -> None:
     for name in leases.sweep_expired(jetstream.store, jetstream.clock_ns()):
         _cancel_timer(jetstream, name)
 
 
-def _cancel_timer(jetstream: AccountJetStream, name: str) -> None:
+def _cancel_timer(jetstream: ApiContext, name: str) -> None:
     """Cancel the timer of a lease that has ended."""
     timer = jetstream.pin_leases.pop(name, None)
     if timer is not None:

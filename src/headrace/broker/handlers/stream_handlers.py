@@ -21,10 +21,10 @@ from headrace.jetstream_api.validation import streams
 from headrace.storage import SEQ_MAX
 
 if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.handlers.api_context import ApiContext
 
 
-def account_info(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def account_info(jetstream: ApiContext, request: ApiRequest) -> bytes:
     memory, reserved_memory = jetstream.usage("memory")
     storage, reserved_storage = jetstream.usage("file")
     account = responses.AccountUsage(
@@ -47,7 +47,7 @@ def account_info(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
 # Streams
 
 
-def create(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def create(jetstream: ApiContext, request: ApiRequest) -> bytes:
     config, pedantic = decode_stream(request.body, strict=jetstream.reject_unknown_fields)
     existing = jetstream.configs()
     name = request.names[0]
@@ -62,7 +62,7 @@ def create(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     return responses.encode_stream_created(make_stream_info(stream))
 
 
-def update(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def update(jetstream: ApiContext, request: ApiRequest) -> bytes:
     config, pedantic = decode_stream(request.body, strict=jetstream.reject_unknown_fields)
     name = request.names[0]
     stream = jetstream.streams.get(name)
@@ -82,7 +82,7 @@ def update(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     return responses.encode_stream_updated(make_stream_info(stream))
 
 
-def delete(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def delete(jetstream: ApiContext, request: ApiRequest) -> bytes:
     _must_be_empty(request)
     stream = jetstream.get_stream(request.names[0])
     jetstream.delete_stream(stream)
@@ -90,7 +90,7 @@ def delete(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     return responses.encode_success("stream_delete_response")
 
 
-def info(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def info(jetstream: ApiContext, request: ApiRequest) -> bytes:
     wanted = decode_optional(StreamInfoRequest, request.body, strict=jetstream.reject_unknown_fields)
     stream = jetstream.get_stream(request.names[0])
     counts = []
@@ -112,14 +112,14 @@ def info(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     )
 
 
-def list_names(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def list_names(jetstream: ApiContext, request: ApiRequest) -> bytes:
     wanted = decode_optional(StreamNamesRequest, request.body, strict=jetstream.reject_unknown_fields)
     found = [stream.name for stream in jetstream.sorted_streams(wanted.subject)]
     start, end = responses.compute_page(len(found), wanted.offset, responses.NAMES_LIMIT)
     return responses.encode_stream_names(len(found), start, found[start:end])
 
 
-def list_streams(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def list_streams(jetstream: ApiContext, request: ApiRequest) -> bytes:
     wanted = decode_optional(StreamListRequest, request.body, strict=jetstream.reject_unknown_fields)
     found = jetstream.sorted_streams(wanted.subject)
     start, end = responses.compute_page(len(found), wanted.offset, responses.LIST_LIMIT)
@@ -127,7 +127,7 @@ def list_streams(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     return responses.encode_stream_list(len(found), start, infos)
 
 
-def purge(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def purge(jetstream: ApiContext, request: ApiRequest) -> bytes:
     wanted = decode_optional(PurgeRequest, request.body, strict=jetstream.reject_unknown_fields)
     if (wanted.seq and wanted.keep) or wanted.seq > SEQ_MAX:
         raise ApiError.BAD_REQUEST()
@@ -144,7 +144,7 @@ def purge(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
 # Stored messages
 
 
-def get_message(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def get_message(jetstream: ApiContext, request: ApiRequest) -> bytes:
     wanted = decode_message_get(request.body, strict=jetstream.reject_unknown_fields)
     stream = jetstream.get_stream(request.names[0])
     stream.retention.enforce()
@@ -156,7 +156,7 @@ def get_message(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
     return responses.encode_stored_message(subject, seq, b"" if wanted.no_hdr else header, payload, time_ns)
 
 
-def delete_message(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def delete_message(jetstream: ApiContext, request: ApiRequest) -> bytes:
     if is_empty(request.body):
         raise ApiError.BAD_REQUEST()
     wanted = decode(MessageDeleteRequest, request.body, strict=jetstream.reject_unknown_fields)
@@ -173,7 +173,7 @@ def delete_message(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
 # Requests that need a cluster
 
 
-def clustered_only(jetstream: AccountJetStream, request: ApiRequest) -> bytes:
+def clustered_only(jetstream: ApiContext, request: ApiRequest) -> bytes:
     raise ApiError.CLUSTER_REQUIRED()
 
 

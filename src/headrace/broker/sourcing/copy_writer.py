@@ -24,7 +24,7 @@ from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.times import TTL_INVALID, TTL_NEVER, parse_ttl
 
 if TYPE_CHECKING:
-    from headrace.broker.stream import Stream
+    from headrace.broker.streams.stream_context import StreamContext
 
 _SOURCE = b"Nats-Stream-Source"
 _EMPTY_HEADER = b"NATS/1.0\r\n\r\n"
@@ -53,7 +53,7 @@ class _BaseWriter:
 
     __slots__ = ("_stream", "_subject_transform", "upstream")
 
-    def __init__(self, stream: Stream, upstream: Upstream) -> None:
+    def __init__(self, stream: StreamContext, upstream: Upstream) -> None:
         self._stream = stream
         self.upstream = upstream
         self._subject_transform: Transform | None = make_first_matching(upstream.entry.subject_transforms)
@@ -164,7 +164,7 @@ class MirrorWriter(_BaseWriter):
         stream.mark_dirty()
 
     @staticmethod
-    def _store_plain(stream: Stream, seq: int, time_ns: int, subject: bytes, payload: bytes) -> None:
+    def _store_plain(stream: StreamContext, seq: int, time_ns: int, subject: bytes, payload: bytes) -> None:
         """Store the next message without any checks, on a stream whose fast path is enabled."""
         fast_path = stream.fast_path
         stream.log.append(subject, b"", payload, time_ns)
@@ -206,7 +206,7 @@ class SourceWriter(_BaseWriter):
         "stored_seq",
     )
 
-    def __init__(self, stream: Stream, upstream: Upstream, positions: SourcePositions) -> None:
+    def __init__(self, stream: StreamContext, upstream: Upstream, positions: SourcePositions) -> None:
         super().__init__(stream, upstream)
         self._positions = positions
         saved = positions.get(upstream.index_name)

@@ -26,7 +26,7 @@ from headrace.protocol import headers
 from headrace.protocol.json_exceptions import JSON_ERRORS
 
 if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.commit.jetstream_context import JetStreamContext
     from headrace.broker.timers import TimerHandle
 
 SECOND = 1_000_000_000
@@ -65,7 +65,7 @@ class Replicator:
         "writer",
     )
 
-    def __init__(self, jetstream: AccountJetStream, writer: CopyWriter) -> None:
+    def __init__(self, jetstream: JetStreamContext, writer: CopyWriter) -> None:
         self._jetstream = jetstream
         self.writer = writer
         self.consumer_strategy = strategy_for(writer.upstream)

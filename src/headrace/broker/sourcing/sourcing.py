@@ -20,7 +20,7 @@ from headrace.jetstream_api.names import short_hash
 from headrace.jetstream_api.validation.sourcing import make_index_name
 
 if TYPE_CHECKING:
-    from headrace.broker.stream import Stream
+    from headrace.broker.streams.stream_context import StreamContext
 
 #: A mirror serves direct gets for its upstream once its lag is below this.
 CAUGHT_UP_LAG = 10
@@ -31,7 +31,7 @@ class Sourcing:
 
     __slots__ = ("_message_count", "_replicators", "_stream", "positions")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: StreamContext) -> None:
         self._stream = stream
         self._replicators: dict[str, Replicator] = {}
         self._message_count = 0  # as of the last commit

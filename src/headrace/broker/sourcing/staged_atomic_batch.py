@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from headrace.broker.stream import Stream
+    from headrace.broker.streams.stream_context import StreamContext
 
 KEY = b"held/"
 #: A larger member goes through the journal only once, as a message.
@@ -28,7 +28,7 @@ class PendingBatch:
 
     __slots__ = ("_key", "_stream", "bytes", "durable_count", "last_added_ns", "messages")
 
-    def __init__(self, stream: Stream, index: str) -> None:
+    def __init__(self, stream: StreamContext, index: str) -> None:
         self._stream = stream
         self._key = KEY + b"%d/%s" % (stream.log.ident, index.encode())
         self.messages: list[SourcedMessage] = []

@@ -16,7 +16,7 @@ from headrace.errors import RequestError, StoreError
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
+    from headrace.broker.commit.jetstream_context import JetStreamContext
     from headrace.broker.sourcing.replicator import Replicator
     from headrace.storage.sequence_arrays import Seqs
 
@@ -45,7 +45,7 @@ class UpstreamReceiver:
         "num_pending",
     )
 
-    def __init__(self, jetstream: AccountJetStream, replicator: Replicator, writer: CopyWriter) -> None:
+    def __init__(self, jetstream: JetStreamContext, replicator: Replicator, writer: CopyWriter) -> None:
         self._jetstream = jetstream
         self._replicator = replicator
         self._writer = writer

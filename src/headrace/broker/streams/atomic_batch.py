@@ -22,7 +22,7 @@ from headrace.jetstream_api.required_api_level import REQUIRED_LEVEL, requires_n
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
-    from headrace.broker.stream import Stream
+    from headrace.broker.streams.stream_context import StreamContext
     from headrace.broker.timers import TimerHandle
 
 ID, ID_ALT = b"Nats-Batch-Id", b"Nats-Batch-ID"
@@ -103,7 +103,7 @@ class AtomicBatches:
 
     __slots__ = ("_budget", "_open", "_stream")
 
-    def __init__(self, stream: Stream, budget: AtomicBatchBudget) -> None:
+    def __init__(self, stream: StreamContext, budget: AtomicBatchBudget) -> None:
         self._stream = stream
         self._budget = budget
         self._open: dict[bytes, AtomicBatch] = {}

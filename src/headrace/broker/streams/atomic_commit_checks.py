@@ -16,8 +16,8 @@ from headrace.jetstream_api.errors import ApiError
 from headrace.jetstream_api.times import TTL_NEVER, TTL_NONE, TTL_SECONDS, TTL_ZERO, parse_ttl
 
 if TYPE_CHECKING:
-    from headrace.broker.stream import Stream
     from headrace.broker.streams.atomic_batch import BatchMember
+    from headrace.broker.streams.stream_context import StreamContext
 
 
 class CommitCheck:
@@ -35,7 +35,7 @@ class CommitCheck:
         "_stream",
     )
 
-    def __init__(self, stream: Stream, members: list[BatchMember]) -> None:
+    def __init__(self, stream: StreamContext, members: list[BatchMember]) -> None:
         self._stream = stream
         self._members = members
         self._last_seq = stream.log.last_seq

@@ -21,7 +21,7 @@ from headrace.protocol import headers
 from headrace.protocol.json_exceptions import JSON_ERRORS
 
 if TYPE_CHECKING:
-    from headrace.broker.stream import Stream
+    from headrace.broker.streams.stream_context import StreamContext
 
 SOURCES = b"Nats-Counter-Sources"
 #: More digits than a message has bytes: no sum is ever rounded.
@@ -42,7 +42,7 @@ class CounterTotals:
 
     __slots__ = ("_stream", "_totals")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: StreamContext) -> None:
         self._stream = stream
         self._totals: dict[bytes, tuple[Decimal, CounterSources]] = {}
 
@@ -105,13 +105,13 @@ class CounterTotals:
 
 
 def apply_increment(
-    stream: Stream, subject: bytes, header: bytes, header_map: HeaderMap
+    stream: StreamContext, subject: bytes, header: bytes, header_map: HeaderMap
 ) -> tuple[bytes, bytes]:
     """Return header and payload to store for a single publish to a counter stream."""
     return CounterTotals(stream).apply_increment(subject, header, header_map)
 
 
-def encode_pub_ack(stream: Stream, seq: int) -> bytes:
+def encode_pub_ack(stream: StreamContext, seq: int) -> bytes:
     """Encode the publisher's ack: the sequence, and the sum as it was stored."""
     message = stream.log.get(seq)
     assert message is not None

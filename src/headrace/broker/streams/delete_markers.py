@@ -16,13 +16,13 @@ from headrace.protocol import headers
 if TYPE_CHECKING:
     import numpy as np
 
-    from headrace.broker.stream import Stream
+    from headrace.broker.streams.stream_context import StreamContext
 
 METADATA_OPTION = "headrace.markers"
 REASON = b"Nats-Marker-Reason"
 
 
-def is_enabled_for(stream: Stream, reason: str) -> bool:
+def is_enabled_for(stream: StreamContext, reason: str) -> bool:
     """Whether this stream places markers for removals of that kind."""
     config = stream.config
     if config.subject_delete_marker_ttl <= 0:
@@ -35,7 +35,7 @@ def is_marker(header: bytes) -> bool:
     return bool(headers.get(header, REASON)) or headers.get(header, b"KV-Operation") == b"PURGE"
 
 
-def remove_with_marker(stream: Stream, seq: int, reason: str) -> bool:
+def remove_with_marker(stream: StreamContext, seq: int, reason: str) -> bool:
     """Remove a message, and place a marker if it was the last of its subject; return False if it did not exist."""
     log = stream.log
     try:
@@ -59,7 +59,7 @@ def remove_with_marker(stream: Stream, seq: int, reason: str) -> bool:
     return True
 
 
-def remove_all_with_markers(stream: Stream, seqs: np.ndarray, reason: str) -> int:
+def remove_all_with_markers(stream: StreamContext, seqs: np.ndarray, reason: str) -> int:
     """Remove messages, with a marker for each that was the last of its subject; return how many existed."""
     return sum(remove_with_marker(stream, seq, reason) for seq in seqs.tolist())
 

@@ -21,7 +21,7 @@ from headrace.protocol import headers
 
 if TYPE_CHECKING:
     from headrace.broker.routing.session import Session
-    from headrace.broker.stream import Stream
+    from headrace.broker.streams.stream_context import StreamContext
     from headrace.broker.timers import TimerHandle
 
 START, APPEND, COMMIT, COMMIT_END, PING = range(5)
@@ -125,7 +125,7 @@ class FastIngestBatches:
 
     __slots__ = ("_budget", "_open", "_stream")
 
-    def __init__(self, stream: Stream, budget: FastIngestBudget) -> None:
+    def __init__(self, stream: StreamContext, budget: FastIngestBudget) -> None:
         self._stream = stream
         self._budget = budget
         self._open: dict[bytes, FastIngestBatch] = {}

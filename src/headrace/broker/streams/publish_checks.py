@@ -17,8 +17,8 @@ from headrace.jetstream_api.times import SECOND_NS, TTL_INVALID, TTL_NEVER, TTL_
 from headrace.protocol import headers
 
 if TYPE_CHECKING:
-    from headrace.broker.jetstream import AccountJetStream
-    from headrace.broker.stream import Stream
+    from headrace.broker.commit.jetstream_context import JetStreamContext
+    from headrace.broker.streams.stream_context import StreamContext
     from headrace.jetstream_api.configs import StreamConfig
 
 HEADER_BYTES_MAX = 65_535
@@ -79,7 +79,7 @@ def check_increment(value: bytes) -> None:
         raise ApiError.MESSAGE_INCR_INVALID()
 
 
-def check_counter(stream: Stream, header_map: Mapping[bytes, bytes], payload: bytes) -> None:
+def check_counter(stream: StreamContext, header_map: Mapping[bytes, bytes], payload: bytes) -> None:
     """Check `Nats-Incr`: only valid on counter streams, and not with rollup or expected-sequence headers."""
     value = header_map.get(INCREMENT)
     if not value:
@@ -93,13 +93,13 @@ def check_counter(stream: Stream, header_map: Mapping[bytes, bytes], payload: by
         raise ApiError.MESSAGE_INCR_INVALID()
 
 
-def check_id_and_ttl(stream: Stream, header_map: Mapping[bytes, bytes]) -> None:
+def check_id_and_ttl(stream: StreamContext, header_map: Mapping[bytes, bytes]) -> None:
     """Do what `check_expectations` does, for a message with no other headers than an id and a TTL."""
     if (ttl := header_map.get(TTL)) and not stream.config.allow_msg_ttl:
         _check_ttl_disabled(ttl)
 
 
-def check_expectations(stream: Stream, subject: bytes, header_map: Mapping[bytes, bytes]) -> None:
+def check_expectations(stream: StreamContext, subject: bytes, header_map: Mapping[bytes, bytes]) -> None:
     """Check `Nats-Expected-Stream`, a TTL where none is allowed, then the expected sequences."""
     expected = header_map.get(EXPECTED_STREAM)
     if expected and expected != stream.name_bytes:
@@ -121,7 +121,7 @@ def check_expectations(stream: Stream, subject: bytes, header_map: Mapping[bytes
         raise ApiError.MESSAGE_SOURCE_HDR_NOT_ALLOWED()
 
 
-def check_message_id(stream: Stream, header_map: Mapping[bytes, bytes], now_ns: int) -> bytes:
+def check_message_id(stream: StreamContext, header_map: Mapping[bytes, bytes], now_ns: int) -> bytes:
     """Check for a duplicate and the expected last message id; return the id to record (b"" for none)."""
     message_id = header_map.get(MSG_ID, b"")
     if message_id and stream.dedup is not None:
@@ -137,7 +137,7 @@ def check_message_id(stream: Stream, header_map: Mapping[bytes, bytes], now_ns: 
     return message_id
 
 
-def check_rollup(stream: Stream, header_map: Mapping[bytes, bytes]) -> bytes:
+def check_rollup(stream: StreamContext, header_map: Mapping[bytes, bytes]) -> bytes:
     """Return the kind of rollup: b"sub", b"all" or b"" for none."""
     value = header_map.get(ROLLUP)
     if not value:
@@ -152,7 +152,7 @@ def check_rollup(stream: Stream, header_map: Mapping[bytes, bytes]) -> bytes:
     return rollup
 
 
-def requires_slow_path(jetstream: AccountJetStream, config: StreamConfig) -> bool:
+def requires_slow_path(jetstream: JetStreamContext, config: StreamConfig) -> bool:
     """Whether even a message without headers has to pass all checks."""
     has_limits = config.max_msgs > 0 or config.max_bytes > 0 or config.discard_new_per_subject
     return bool(
@@ -170,7 +170,7 @@ def requires_slow_path(jetstream: AccountJetStream, config: StreamConfig) -> boo
     )
 
 
-def check_account_quota(stream: Stream, subject: bytes, header: bytes, payload: bytes) -> None:
+def check_account_quota(stream: StreamContext, subject: bytes, header: bytes, payload: bytes) -> None:
     """Raise if a message would exceed the account's quota for this kind of storage, or the server's is exhausted."""
     jetstream, storage = stream.jetstream, stream.config.storage
     if storage in jetstream.server_quota.exhausted:
@@ -183,7 +183,7 @@ def check_account_quota(stream: Stream, subject: bytes, header: bytes, payload: 
         raise ApiError.ACCOUNT_RESOURCES_EXCEEDED()
 
 
-def check_size(stream: Stream, header: bytes, payload: bytes) -> None:
+def check_size(stream: StreamContext, header: bytes, payload: bytes) -> None:
     """Check the stream's limit on the message size and the format's limit on headers."""
     size_max = stream.config.max_msg_size
     if size_max >= 0 and len(header) + len(payload) > size_max:
@@ -192,7 +192,9 @@ def check_size(stream: Stream, header: bytes, payload: bytes) -> None:
         raise ApiError.STREAM_HEADER_EXCEEDS_MAXIMUM()
 
 
-def check_discard_new(stream: Stream, subject: bytes, header: bytes, payload: bytes, rollup: bytes) -> None:
+def check_discard_new(
+    stream: StreamContext, subject: bytes, header: bytes, payload: bytes, rollup: bytes
+) -> None:
     """Apply discard policy `new`: raise if the message does not fit."""
     config, log = stream.config, stream.log
     per_subject = config.max_msgs_per_subject
@@ -212,7 +214,7 @@ def check_discard_new(stream: Stream, subject: bytes, header: bytes, payload: by
         raise ApiError.STREAM_STORE_FAILED(err="maximum bytes exceeded")
 
 
-def parse_ttl_header(stream: Stream, header_map: Mapping[bytes, bytes]) -> int:
+def parse_ttl_header(stream: StreamContext, header_map: Mapping[bytes, bytes]) -> int:
     """Return the seconds to live: 0 for no TTL of its own, TTL_EXEMPT if it never expires."""
     value = header_map.get(TTL)
     if not value:
@@ -223,7 +225,7 @@ def parse_ttl_header(stream: Stream, header_map: Mapping[bytes, bytes]) -> int:
     return TTL_EXEMPT if kind == TTL_NEVER else min(seconds, TTL_SECONDS_MAX)
 
 
-def apply_min_ttl(stream: Stream, header: bytes, ttl_s: int) -> tuple[bytes, int]:
+def apply_min_ttl(stream: StreamContext, header: bytes, ttl_s: int) -> tuple[bytes, int]:
     """Raise a TTL to the marker's, if the stream has delete markers and more than one message per subject.
 
     A shorter TTL could end while an older marker still exists; then its own marker would be missing.

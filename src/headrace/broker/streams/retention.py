@@ -20,7 +20,7 @@ from headrace.jetstream_api.errors import ApiError
 from headrace.protocol import subjects
 
 if TYPE_CHECKING:
-    from headrace.broker.stream import Stream
+    from headrace.broker.streams.stream_context import StreamContext
     from headrace.broker.timers import TimerHandle
 
 _LOOKAHEAD = 1024
@@ -47,7 +47,7 @@ class Retention:
         "_ttl_index",
     )
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: StreamContext) -> None:
         self._stream = stream
         self._timer: TimerHandle | None = None
         self._timer_at_ns = self._next_expiry_ns = _NO_DEADLINE

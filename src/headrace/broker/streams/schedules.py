@@ -23,7 +23,7 @@ from headrace.jetstream_api.times import TTL_INVALID, TTL_ZERO, parse_ttl
 from headrace.protocol import headers, subjects
 
 if TYPE_CHECKING:
-    from headrace.broker.stream import Stream
+    from headrace.broker.streams.stream_context import StreamContext
     from headrace.broker.timers import TimerHandle
     from headrace.storage import MetadataStore
 
@@ -53,7 +53,7 @@ HeaderMap = Mapping[bytes, bytes]
 
 
 def check_schedule(
-    stream: Stream, subject: bytes, header: bytes, header_map: HeaderMap
+    stream: StreamContext, subject: bytes, header: bytes, header_map: HeaderMap
 ) -> tuple[bytes, HeaderMap]:
     """Check a message with schedule headers; return its headers as they are to be stored."""
     allowed = stream.config.allow_msg_schedules
@@ -92,7 +92,7 @@ def parse_schedule(header_map: HeaderMap, after_ns: int, now_ns: int = 0) -> Fir
         raise ApiError.MESSAGE_SCHEDULES_PATTERN_INVALID() from None
 
 
-def _check_target_headers(stream: Stream, header_map: HeaderMap) -> None:
+def _check_target_headers(stream: StreamContext, header_map: HeaderMap) -> None:
     ttl = header_map.get(TARGET_TTL)
     if ttl and parse_ttl(ttl)[0] in (TTL_INVALID, TTL_ZERO):
         raise ApiError.MESSAGE_SCHEDULES_TTL_INVALID()
@@ -102,7 +102,7 @@ def _check_target_headers(stream: Stream, header_map: HeaderMap) -> None:
         raise ApiError.MESSAGE_TTL_DISABLED()
 
 
-def _check_target_and_source(stream: Stream, subject: bytes, header_map: HeaderMap) -> None:
+def _check_target_and_source(stream: StreamContext, subject: bytes, header_map: HeaderMap) -> None:
     """Check that target and source are other subjects of the same stream."""
     target, source = header_map.get(TARGET, b""), header_map.get(SOURCE, b"")
     if target == subject or not subjects.is_valid_publish(target):
@@ -116,7 +116,7 @@ def _check_target_and_source(stream: Stream, subject: bytes, header_map: HeaderM
         raise ApiError.MESSAGE_SCHEDULES_SOURCE_INVALID()
 
 
-def _check_scheduler(stream: Stream, subject: bytes, header_map: HeaderMap) -> None:
+def _check_scheduler(stream: StreamContext, subject: bytes, header_map: HeaderMap) -> None:
     """Check that a client uses `Nats-Scheduler` only to end a schedule."""
     next_value, scheduler = header_map.get(NEXT), header_map.get(SCHEDULER)
     if not next_value:
@@ -146,7 +146,7 @@ class MessageSchedules:
 
     __slots__ = ("_entries", "_heap", "_key", "_metadata", "_stream", "_timer", "_timer_at_ns")
 
-    def __init__(self, stream: Stream, metadata: MetadataStore | None, key: bytes) -> None:
+    def __init__(self, stream: StreamContext, metadata: MetadataStore | None, key: bytes) -> None:
         """`metadata` is None for a stream in memory, whose schedules need not survive."""
         self._stream = stream
         self._metadata = metadata

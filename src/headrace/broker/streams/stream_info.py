@@ -9,14 +9,14 @@ from headrace import COMPATIBLE_VERSION
 from headrace.jetstream_api import responses
 
 if TYPE_CHECKING:
-    from headrace.broker.stream import Stream
+    from headrace.broker.streams.stream_context import StreamContext
 
 #: The maximum number of deleted sequences in one response; a mirror or a restore can leave a gap of any size.
 DELETED_MAX = 1_000_000
 
 
 def make_stream_info(
-    stream: Stream,
+    stream: StreamContext,
     *,
     in_list: bool = False,
     leader: str = "",
@@ -39,7 +39,7 @@ def make_stream_info(
 
 
 def make_stream_state(
-    stream: Stream, subjects: dict[str, int] | None = None, *, deleted: bool = False
+    stream: StreamContext, subjects: dict[str, int] | None = None, *, deleted: bool = False
 ) -> dict[str, Any]:
     """Return counts, sequences and times, without messages that have expired."""
     stream.retention.enforce()

@@ -1,0 +1,66 @@
+"""What the handlers of the API may use of an account's JetStream.
+
+Owns no behaviour. `AccountJetStream` implements it; handlers name this protocol instead, so that they do not depend on
+the module that puts all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from headrace.broker.account_context import StreamJetStream
+from headrace.broker.commit.disk_backpressure import DiskBackpressure
+from headrace.broker.stream import Stream
+from headrace.broker.timers import TimerHandle
+from headrace.jetstream_api.account_limits import JetStreamLimits, Usage
+from headrace.jetstream_api.configs import StreamConfig
+from headrace.storage import StreamLog
+
+
+class ApiContext(StreamJetStream, Protocol):
+    """One account's JetStream, seen from the handlers of its API."""
+
+    limits: JetStreamLimits
+    reject_unknown_fields: bool
+    api_total: int
+    api_errors: int
+    disk_backpressure: DiskBackpressure
+    pin_leases: dict[str, TimerHandle]
+
+    @property
+    def streams(self) -> dict[str, Stream]:
+        """Return all streams of the account by name."""
+
+    @property
+    def restores(self) -> dict[str, Any]:
+        """Return the restores under way, by stream."""
+
+    def configs(self) -> dict[str, StreamConfig]:
+        """Return the configurations of all streams by name."""
+
+    def get_stream(self, name: str) -> Stream:
+        """Return the stream with that name, or raise the API's error."""
+
+    def sorted_streams(self, subject: str = "") -> list[Stream]:
+        """Return streams in order of their names."""
+
+    def create_stream(self, config: StreamConfig) -> Stream:
+        """Create a stream from a validated configuration."""
+
+    def update_stream(self, stream: Stream, config: StreamConfig) -> None:
+        """Apply a validated configuration."""
+
+    def delete_stream(self, stream: Stream) -> None:
+        """Delete a stream with its consumers and messages."""
+
+    def register_stream(
+        self, config: StreamConfig, log: StreamLog, restore_state: Callable[[Stream], None] | None = None
+    ) -> Stream:
+        """Add a stream whose log exists already."""
+
+    def config_key(self, ident: int) -> bytes:
+        """Return the key under which a stream's configuration is stored."""
+
+    def usage_excluding(self, name: str) -> Usage:
+        """Return the usage of the account's streams, except for the one with this name."""

@@ -1,0 +1,147 @@
+"""What the parts of a stream may use of it: configuration, log, and the operations that store and remove messages.
+
+Owns no behaviour. `Stream` implements it; parts name this protocol instead, so that none of them depends on the module
+that puts all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace._native import PublishFastPath
+from headrace.broker.commit.group_commit import GroupCommit
+from headrace.broker.commit.jetstream_context import JetStreamContext
+from headrace.broker.streams.dedup import StreamDedupWindow
+from headrace.jetstream_api.configs import StreamConfig
+from headrace.storage import StreamLog
+
+
+class RemovalContext(Protocol):
+    """Removes messages: limits, ages, purges, interest."""
+
+    def has_interest(self, subject: bytes) -> bool:
+        """Return whether a message would be kept."""
+
+    def enforce(self) -> None:
+        """Apply limits and ages that are due."""
+
+    def expire_due(self, now_ns: int) -> None:
+        """Remove messages whose time is over."""
+
+    def remove_one(self, seq: int) -> bool:
+        """Remove a message; return whether it was there."""
+
+    def purge(self, pattern: bytes, seq: int, keep: int) -> int:
+        """Remove messages by subject, sequence or number; return how many."""
+
+
+class InterestContext(Protocol):
+    """The consumers of the stream, as far as removing messages is concerned."""
+
+    suppress_advisories: bool
+
+    def has_interest(self, subject: bytes) -> bool:
+        """Return whether the filter of any consumer matches a subject."""
+
+    def remove_acked(self) -> None:
+        """Remove messages that no consumer needs."""
+
+    def on_purge(self) -> None:
+        """Move consumers past messages that were purged."""
+
+
+class CopyContext(Protocol):
+    """The mirror and sources of the stream, as far as they are shown."""
+
+    def make_mirror_info(self, now_ns: int) -> Any:
+        """Return the state of the mirror, None if the stream is none."""
+
+    def make_source_infos(self, now_ns: int) -> Any:
+        """Return the states of the sources."""
+
+
+class StreamContext(Protocol):
+    """One stream, seen from its parts."""
+
+    config: StreamConfig
+    log: StreamLog
+    name: str
+    name_bytes: bytes
+    pub_ack_prefix: bytes
+    created_ns: int
+    closed: bool
+    fast_path: PublishFastPath
+    group_commit: GroupCommit
+    dedup: StreamDedupWindow | None
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        """Return the account's JetStream."""
+
+    @property
+    def retention(self) -> RemovalContext:
+        """Return what removes messages."""
+
+    @property
+    def consumers(self) -> Mapping[str, Any]:
+        """Return the consumers by name."""
+
+    @property
+    def consumer_set(self) -> InterestContext:
+        """Return the consumers together."""
+
+    @property
+    def sourcing(self) -> CopyContext:
+        """Return mirror and sources."""
+
+    def get_subjects(self) -> list[bytes]:
+        """Return the subjects of the configuration."""
+
+    def transform_subject(self, subject: bytes) -> bytes:
+        """Return the subject that a message is stored under."""
+
+    def find_last_seq(self, subject: bytes) -> int:
+        """Return the newest sequence of a subject; 0 if there is none."""
+
+    def compute_stored_size(self, subject: bytes, header: bytes, payload: bytes) -> int:
+        """Return how many bytes a message would count."""
+
+    def get_stored_size(self, seq: int) -> int:
+        """Return how many bytes a stored message counts."""
+
+    def reserve_frame_space(self, size: int, count: int) -> None:
+        """Raise where so many bytes do not fit into the open frame."""
+
+    def store(
+        self,
+        subject: bytes,
+        header: bytes,
+        payload: bytes,
+        time_ns: int,
+        ttl_s: int = 0,
+        message_id: bytes = b"",
+        rollup: bytes = b"",
+        *,
+        forced: bool = False,
+    ) -> int:
+        """Store a message; return its sequence."""
+
+    def skip(
+        self, subject: bytes, message_id: bytes, now_ns: int, rollup: bytes, header_map: Mapping[bytes, bytes]
+    ) -> int:
+        """Use up a sequence for a message that is not stored, with its side effects."""
+
+    def apply_side_effects(self, subject: bytes, rollup: bytes, header_map: Mapping[bytes, bytes]) -> None:
+        """Apply rollup and schedule headers of a message that is not stored."""
+
+    def process_fast_ingest(self, subject: bytes, header: bytes, payload: bytes) -> int:
+        """Check and store a member of a fast batch; return its sequence."""
+
+    def mark_dirty(self) -> None:
+        """Take part in the next commit."""
+
+    def on_messages_removed(self, seqs: np.ndarray | Sequence[int]) -> None:
+        """Tell consumers and schedules that messages are gone."""
