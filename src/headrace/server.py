@@ -344,7 +344,7 @@ class Server:
         system_service = SystemAccountService(self)
         system_service.subscribe()
         self._account_setup.on_new_account = system_service.add_account
-        listener.on_connect, listener.on_disconnect = system_service.on_connect, system_service.on_disconnect
+        listener.observer = system_service
 
     def _get_system_account(self) -> str:
         trust = self._authenticator.operator_trust

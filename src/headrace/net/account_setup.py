@@ -38,7 +38,7 @@ class AccountSetup:
         self._active_imports: ImportsByAccount = {}
         self._token_timer: TimerHandle | None = None
         #: Called with each new account.
-        self.on_new_account: Callable[[Account], None] = lambda account: None
+        self.on_new_account: Callable[[Account], None] | None = None
 
     def apply(self, options: ServerOptions, authenticator: Authenticator) -> None:
         """Apply the options to the accounts; raise OptionsError for an impossible import before anything changes."""
@@ -56,7 +56,7 @@ class AccountSetup:
                 account.display_name = (
                     authenticator.operator_trust.accounts[account_config.name].name or account_config.name
                 )
-            if is_new:
+            if is_new and self.on_new_account is not None:
                 self.on_new_account(account)
         if options.jetstream:
             self._get_jetstream_setup(options).apply(options, account_configs)

@@ -406,7 +406,8 @@ class Connection(asyncio.BufferedProtocol):
             self._expiry_timer = self._listener.loop.call_later(delay_s, self.fail, text)
 
     def on_connected(self) -> None:
-        self._listener.on_connect(self.session)
+        if self._listener.observer is not None:
+            self._listener.observer.on_connect(self.session)
         first_ping_s = min(self._listener.options.ping_interval_s, FIRST_PING_S)
         self._listener.timer_wheel.schedule(self, first_ping_s * (1 + FIRST_PING_JITTER * random.random()))
 

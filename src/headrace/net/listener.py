@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from headrace._native import Parser
 from headrace.auth.authenticator import STANDARD, WEBSOCKET, Authenticator, UserIdentity
@@ -29,6 +29,16 @@ STALL_PAUSE_S = 0.005
 CONGESTION_RATIO = 0.75
 STOP_TIMEOUT_S = 2.0
 LAME_DUCK_STEP_S_MAX = 1.0
+
+
+class ConnectionObserver(Protocol):
+    """Is told of clients that come and go."""
+
+    def on_connect(self, session: Session) -> None:
+        """Handle a client that was authenticated."""
+
+    def on_disconnect(self, session: Session) -> None:
+        """Handle an authenticated client that disconnected."""
 
 
 class Listener:
@@ -71,9 +81,7 @@ class Listener:
         self._paused_connections: dict[Connection, None] = {}
         self._in_lame_duck = False
         self._all_closed: asyncio.Event | None = None
-        #: Called for every client that was authenticated, and that disconnected.
-        self.on_connect: Callable[[Session], None] = lambda session: None
-        self.on_disconnect: Callable[[Session], None] = lambda session: None
+        self.observer: ConnectionObserver | None = None
         self._server: asyncio.Server | None = None
         self._websocket_server: asyncio.Server | None = None
         self.websocket_port = 0
@@ -256,8 +264,8 @@ class Listener:
         self._closed_totals = tuple(a + b for a, b in zip(self._closed_totals, traffic, strict=True))  # type: ignore[assignment]
         self.connections.pop(session.cid, None)
         self._remove_from_account(session)
-        if session.connect_accepted:
-            self.on_disconnect(session)
+        if session.connect_accepted and self.observer is not None:
+            self.observer.on_disconnect(session)
         self._write_deadlines.pop(connection, None)
         self._paused_connections.pop(connection, None)
         self.write_scheduler.remove_reader(connection)

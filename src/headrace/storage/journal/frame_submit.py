@@ -20,7 +20,7 @@ class FrameSubmission:
         self._disk = disk
         self._on_no_space = on_no_space
         self._ops: list[Op] = []
-        self._done: DoneCallback = lambda error: None
+        self._done: DoneCallback | None = None
         self._busy = False
         self.no_space_error: OSError | None = None
 
@@ -47,4 +47,5 @@ class FrameSubmission:
             return
         self.no_space_error = None
         self._ops = []
+        assert self._done is not None
         self._done(error)

@@ -225,8 +225,8 @@ class _Recovery:
             logs,
             {entry.ident: entry.frame for entry in root.streams},
             {shard.shard: shard.frame for shard in root.shards},
+            survey.is_removed,
         )
-        replay.is_removed = survey.is_removed
         replay.offline_streams = {entry.ident for entry in store.checkpointer.offline_streams}
         last = self._replay_journal(store, replay, root.frame)
         for log in sorted(replay.logs.values(), key=lambda each: each.ident):

@@ -37,13 +37,14 @@ class Replay:
         logs: dict[int, FileLog],
         stream_frames: dict[int, int],
         shard_frames: dict[int, int],
+        is_removed: Callable[[int, int, int], bool],
     ) -> None:
         self.store = store
         self.logs = logs
         self.unknown_streams: dict[int, None] = {}
         self.offline_streams: set[int] = set()
         self.touched: set[int] = set()
-        self.is_removed: Callable[[int, int, int], bool] = lambda ident, first, last: False
+        self._is_removed = is_removed
         self._stream_frames = stream_frames
         self._shard_frames = shard_frames
         self._frame_number = 0
@@ -179,7 +180,7 @@ class Replay:
         disk = self.store.disk
         block = disk.read(segment.path, offset, length) if disk.exists(segment.path) else b""
         if fmt.parse_block(block, 0, segment.seed, offset) is None:
-            if self.is_removed(ident, seq, seq):
+            if self._is_removed(ident, seq, seq):
                 sometimes("a large message that is gone was removed")
                 log.advance(seq)
                 return
