@@ -59,6 +59,18 @@ async def forge(
     data = document if isinstance(document, bytes) else json.dumps(document).encode()
     await world.wire.publish(claim_subject(world.name, claim_id), data, headers)
     await world.wire.publish(due_subject(world.name, claim_id), b"", MARKER)
+    await noticed(world)
+
+
+async def noticed(world: ClaimsHarness) -> None:
+    """Wait until the collectors' consumer, if there is one, knows of a marker: nats-server tells it in the background."""
+    for _ in range(500):
+        try:
+            if await left_to_do(world):
+                return
+        except RequestError:
+            return  # there is no consumer yet; a new one finds what is there
+        await asyncio.sleep(0.01)
 
 
 async def due(world: ClaimsHarness, claims: Claims, suffix: str = "") -> str:
