@@ -6,6 +6,7 @@ The compiled version is used if it was built, unless HEADRACE_PURE is set. Must 
 import importlib
 import importlib.util
 import os
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -75,15 +76,16 @@ def _load(name: str) -> ModuleType:
     return importlib.import_module(f"headrace._native.{name}_pure")
 
 
+@cache
+def _is_built(name: str) -> bool:
+    return importlib.util.find_spec(f"headrace._native.{name}") is not None
+
+
 def describe_core() -> str:
     """Say which core runs: "compiled", "pure Python", or which modules lack their compiled form."""
     if os.environ.get("HEADRACE_PURE"):
         return "pure Python"
-    missing = [
-        name
-        for name in _MODULES
-        if name in _missing or importlib.util.find_spec(f"headrace._native.{name}") is None
-    ]
+    missing = [name for name in _MODULES if name in _missing or not _is_built(name)]
     if not missing:
         return "compiled"
     return "pure Python" if len(missing) == len(_MODULES) else f"compiled without {', '.join(missing)}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace._native import encode_deliveries
-from headrace.broker.consumers.delivery_mode import DeliveryMode
+from headrace.broker.consumers.delivery_mode import RunDelivery
 from headrace.broker.consumers.delivery_rate import RateLimiter
 from headrace.broker.consumers.stop_reason import StopReason
 from headrace.errors import CorruptData
@@ -75,8 +75,9 @@ class DeliveryLoop:
         if self._next_index >= len(self._next_seqs) and not self._find_next():
             return StopReason.CAUGHT_UP
         delivery_mode = consumer.delivery_mode
-        if delivery_mode.internal_target is not None and not self.rate_limiter.active:
-            return self._deliver_to_internal(delivery_mode, now_ns)
+        deliver_run = delivery_mode.internal_delivery
+        if deliver_run is not None and not self.rate_limiter.active:
+            return self._deliver_to_internal(deliver_run, now_ns)
         fanout = None if self.rate_limiter.active else consumer.delivery_mode.fanout_targets()
         if fanout is None:
             return self._deliver_one(now_ns)
@@ -95,17 +96,17 @@ class DeliveryLoop:
         consumer.delivery_mode.on_run_sent(count, size, now_ns)
         return size + count * MESSAGE_OVERHEAD
 
-    def _deliver_to_internal(self, delivery_mode: DeliveryMode, now_ns: int) -> int | StopReason:
+    def _deliver_to_internal(self, deliver_run: RunDelivery, now_ns: int) -> int | StopReason:
         """Deliver a run of records to a receiver inside the server."""
         consumer = self._consumer
         view = self._read_view(int(self._next_seqs[self._next_index]))
-        count, size = delivery_mode.deliver_internal(
+        count, size = deliver_run(
             view, self._next_seqs, self._next_index, consumer.ack_pending_room(), self.num_pending
         )
         if not count:
             return self._deliver_one(now_ns)
         self._on_delivered(self._next_seqs[self._next_index : self._next_index + count], now_ns)
-        delivery_mode.on_run_sent(count, size, now_ns)
+        consumer.delivery_mode.on_run_sent(count, size, now_ns)
         return size + count * MESSAGE_OVERHEAD
 
     def _read_view(self, seq: int) -> memoryview:

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from headrace.storage.sequence_arrays import Seqs
 
 
+class RunDelivery(Protocol):
+    """Delivers a run of records to a receiver inside the server."""
+
+    def __call__(
+        self, view: memoryview, seqs: Seqs, at: int, limit: int, num_pending: int
+    ) -> tuple[int, int]:
+        """Deliver records from `at` on; return how many were taken and their size."""
+
+
 class DeliveryMode(Protocol):
     """The receivers of one consumer."""
 
@@ -31,8 +40,8 @@ class DeliveryMode(Protocol):
         """Return the client that a priority group is pinned to, where requests can have groups."""
 
     @property
-    def internal_target(self) -> Any:
-        """Return the only receiver, if it is inside this server and takes runs of records."""
+    def internal_delivery(self) -> RunDelivery | None:
+        """Return how to deliver to the only receiver, if it is inside this server and takes runs of records."""
 
     @property
     def waiting_count(self) -> int:
@@ -62,11 +71,6 @@ class DeliveryMode(Protocol):
 
     def fanout_targets(self) -> FanoutTargets | None:
         """Return the receivers for a run of messages; None if each message needs a decision."""
-
-    def deliver_internal(
-        self, view: memoryview, seqs: Seqs, at: int, limit: int, num_pending: int
-    ) -> tuple[int, int]:
-        """Deliver a run of records to `internal_target`; return how many it took and their size."""
 
     def send(
         self, size: int, subject: bytes, reply: bytes, header: bytes, payload: bytes, now_ns: int

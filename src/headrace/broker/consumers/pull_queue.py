@@ -29,7 +29,6 @@ from headrace.protocol import headers, subjects
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer_context import ConsumerContext
     from headrace.jetstream_api.configs import ConsumerConfig
-    from headrace.storage.sequence_arrays import Seqs
 
 #: How long a full queue is assumed to stay full while the number of subscriptions does not change.
 _FULL_HINT_NS = 10_000_000
@@ -40,7 +39,7 @@ class PullQueue:
 
     kind = "pull"
     flow_window = None
-    internal_target = None
+    internal_delivery = None
     is_bound = False
     __slots__ = ("_consumer", "_full_hint", "pinned_client", "waiting")
 
@@ -361,12 +360,6 @@ class PullQueue:
 
     def after_delivery(self) -> None:
         """Do nothing: a request asks for no flow control."""
-
-    def deliver_internal(
-        self, view: memoryview, seqs: Seqs, at: int, limit: int, num_pending: int
-    ) -> tuple[int, int]:
-        """Raise: nobody inside the server sends requests."""
-        raise NotImplementedError
 
     def get_idle_since_ns(self) -> int:
         return self._consumer.last_active_ns

@@ -26,6 +26,7 @@ from headrace.protocol import headers
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.consumer_context import ConsumerContext
+    from headrace.broker.consumers.delivery_mode import RunDelivery
     from headrace.jetstream_api.configs import ConsumerConfig
     from headrace.storage.sequence_arrays import Seqs
 
@@ -45,6 +46,7 @@ class PushDelivery:
         "_consumer",
         "_group",
         "_group_route",
+        "_internal_target",
         "_last_heartbeat_ns",
         "_leaf_targets",
         "_reply_acked_nothing",
@@ -53,7 +55,6 @@ class PushDelivery:
         "active",
         "flow_window",
         "inactive_since_ns",
-        "internal_target",
     )
 
     def __init__(self, consumer: ConsumerContext) -> None:
@@ -64,7 +65,7 @@ class PushDelivery:
         self._reply_acked_nothing = False  # the last flow-control reply acknowledged nothing
         self._targets: list[list[Any]] | None = None
         self._leaf_targets: list[LeafnodeFanout] = []  # other servers
-        self.internal_target: Any = (
+        self._internal_target: Any = (
             None  # the only receiver, if it is inside this server and takes runs of records
         )
         self._group_route: Route | None = None
@@ -163,7 +164,7 @@ class PushDelivery:
             else None
         )
         takes_runs = hasattr(only_sink, "take_run") and not self._consumer.config.headers_only
-        self.internal_target = only_sink if takes_runs else None
+        self._internal_target = only_sink if takes_runs else None
         target = direct_targets(route)
         self._targets = None if target is None else [target]
 
@@ -196,14 +197,18 @@ class PushDelivery:
         bytes_max = -1 if self.flow_window is None else self.flow_window.get_bytes_available()
         return FanoutTargets(self._targets, _UNLIMITED, len(self._subject), bytes_max, strict=False)
 
-    def deliver_internal(
+    @property
+    def internal_delivery(self) -> RunDelivery | None:
+        return None if self._internal_target is None else self._deliver_internal
+
+    def _deliver_internal(
         self, view: memoryview, seqs: Seqs, at: int, limit: int, num_pending: int
     ) -> tuple[int, int]:
         """Deliver a run of records to the internal target; return how many it took and their size."""
         consumer = self._consumer
         bytes_max = -1 if self.flow_window is None else self.flow_window.get_bytes_available()
         consumer_seq = consumer.ack_state.consumer_seq + 1
-        run: tuple[int, int] = self.internal_target.take_run(
+        run: tuple[int, int] = self._internal_target.take_run(
             consumer.first_ack_prefix, view, seqs, at, limit, consumer_seq, num_pending, bytes_max
         )
         return run
