@@ -66,7 +66,7 @@ class Floors:
     async def get(self, stream: str) -> list[Floor] | None:
         """Return the floors of a stream; None if the stream is gone."""
         if stream not in self._by_stream:
-            self._by_stream[stream] = await self._asked(stream, self._load(stream))
+            self._by_stream[stream] = await self._query_once(stream, self._load(stream))
         return self._by_stream[stream]
 
     async def find_blocking_consumer(self, stream: str, subject: str, seq: int, excluding: str = "") -> str:
@@ -91,9 +91,9 @@ class Floors:
 
     async def is_gone(self, stream: str, seq: int) -> bool:
         """Return whether a message has left its stream."""
-        return await self._asked(stream, self._jetstream.get_message(stream, seq)) is None
+        return await self._query_once(stream, self._jetstream.get_message(stream, seq)) is None
 
-    async def _asked(self, stream: str, asking: Coroutine[Any, Any, _T]) -> _T:
+    async def _query_once(self, stream: str, asking: Coroutine[Any, Any, _T]) -> _T:
         """Query a stream; a failed query is not repeated, since each attempt may take seconds."""
         if stream in self._failed:
             asking.close()

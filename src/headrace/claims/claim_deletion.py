@@ -82,7 +82,7 @@ class ClaimDeleter:
         somebody changed them meanwhile. Claims whose objects are not ours are reported and in neither list: their
         records stay, and a retry would not help.
         """
-        to_delete = await self._owned(to_delete, report)
+        to_delete = await self._keep_own(to_delete, report)
         events = {entry.object_key: event for entry, event in to_delete}
         entries = [entry for entry, _ in to_delete]
         tombstones = {
@@ -103,7 +103,7 @@ class ClaimDeleter:
             failed += [entry for entry in entries if entry.object_key not in tombstones and entry.revision]
         return deleted, failed
 
-    async def _owned(
+    async def _keep_own(
         self, to_delete: Sequence[tuple[ClaimEntry, str]], report: CollectReport
     ) -> list[tuple[ClaimEntry, str]]:
         """Filter out, and report, objects outside the configured bucket or namespace."""

@@ -161,7 +161,7 @@ class JetStreamClient:
             if error.err_code == MESSAGE_NOT_FOUND:
                 return None
             raise
-        return _fetched(response["message"])
+        return _parse_stored(response["message"])
 
     async def get_last_per_subject(self, stream: str, subjects: Sequence[str]) -> dict[str, StreamMessage]:
         """Return the newest message of each subject, by subject; subjects without one are omitted.
@@ -248,7 +248,7 @@ class JetStreamClient:
             if error.err_code == MESSAGE_NOT_FOUND:
                 return None
             raise
-        return _fetched(response["message"])
+        return _parse_stored(response["message"])
 
     async def get_message(self, stream: str, seq: int) -> dict[str, Any] | None:
         """Return a message of any stream by its sequence; None if it, or the stream, is gone."""
@@ -330,7 +330,7 @@ class JetStreamClient:
             raise RequestTimeout(f"no end of the answers to {subject!r}") from error
         finally:
             self._reply_handlers.pop(reply, None)
-        return received, _ended(end, subject)
+        return received, _parse_end(end, subject)
 
     async def _request(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Msg:
         reply_future = await self._send_request(subject, data, headers)
@@ -411,7 +411,7 @@ def _get_status(message: Msg) -> str:
     return "" if message.reply or "Nats-Sequence" in headers else headers.get("Status", "")
 
 
-def _ended(end: Msg, subject: str) -> Mapping[str, str]:
+def _parse_end(end: Msg, subject: str) -> Mapping[str, str]:
     """Return the headers of the message that ended some replies; raise if it is an error."""
     status, headers = _get_status(end), end.headers or {}
     if status == _NO_RESPONDERS:
@@ -421,7 +421,7 @@ def _ended(end: Msg, subject: str) -> Mapping[str, str]:
     return headers
 
 
-def _fetched(found: Mapping[str, Any]) -> StreamMessage:
+def _parse_stored(found: Mapping[str, Any]) -> StreamMessage:
     """Convert a message returned by `STREAM.MSG.GET`."""
     lines = base64.b64decode(found.get("hdrs") or "").decode(errors="replace").split("\r\n")[1:]
     pairs = (line.partition(":") for line in lines if line)

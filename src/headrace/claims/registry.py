@@ -147,11 +147,13 @@ class Registry:
 
     async def find(self, namespace: str, claim_id: str) -> ClaimEntry | None:
         found = await self.jetstream.get_last(STREAM, claim_subject(namespace, claim_id))
-        return next(iter(await self._entries([found])), None) if found else None
+        return next(iter(await self._decode_entries([found])), None) if found else None
 
     async def find_all(self, namespace: str, claim_ids: Sequence[str]) -> dict[str, ClaimEntry]:
         subjects = [claim_subject(namespace, claim_id) for claim_id in claim_ids]
-        found = await self._entries((await self.jetstream.get_last_per_subject(STREAM, subjects)).values())
+        found = await self._decode_entries(
+            (await self.jetstream.get_last_per_subject(STREAM, subjects)).values()
+        )
         return {entry.claim_id: entry for entry in found}
 
     async def remove(self, entries: Sequence[ClaimEntry]) -> list[tuple[ClaimEntry, int]]:
@@ -209,7 +211,7 @@ class Registry:
                 return
             raise
         async for page in self.jetstream.pages(STREAM, claim_subject(namespace, "*"), _SCAN_BATCH):
-            yield await self._entries(page)
+            yield await self._decode_entries(page)
             if (
                 page[-1].seq > last
             ):  # records that change meanwhile move to the end, which would never be reached
@@ -218,7 +220,7 @@ class Registry:
     async def get_server_time_ns(self) -> int:
         return await self.jetstream.get_server_time_ns(STREAM)
 
-    async def _entries(self, found: Iterable[StreamMessage]) -> list[ClaimEntry]:
+    async def _decode_entries(self, found: Iterable[StreamMessage]) -> list[ClaimEntry]:
         """Decode records; tombstones and markers of expired records are skipped."""
         entries: list[ClaimEntry] = []
         for item in found:

@@ -55,7 +55,7 @@ _SUBJECTS_MAX = 128
 def read_seq_range(options: ReadOptions, seq_range: SeqRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a range."""
     next_seq = seq_range.start
-    for block in _whole(options, seq_range):
+    for block in _read_blocks(options, seq_range):
         in_range = slice(0, int(np.searchsorted(block.seqs, seq_range.end)))
         _check_data_loss(options, seq_range, next_seq, block.seqs)
         next_seq = int(block.seqs[-1]) + 1
@@ -84,7 +84,7 @@ class _Lag:
         self._tries += 1
 
 
-def _whole(options: ReadOptions, seq_range: SeqRange) -> Iterator[ReplyBlock]:
+def _read_blocks(options: ReadOptions, seq_range: SeqRange) -> Iterator[ReplyBlock]:
     """Yield the blocks of a range until all is read, or the leader has nothing more in it."""
     next_seq, lag = seq_range.start, _Lag()
     while next_seq < seq_range.end:
@@ -118,7 +118,7 @@ def _next_at_leader(options: ReadOptions, next_seq: int, end: int) -> int:
     deadline = time.monotonic() + options.reconnect_s
     lag = _Lag()
     while True:
-        found, last = _ask_leader(options, partial(_look, next_seq=next_seq))
+        found, last = _ask_leader(options, partial(_find_next_at, next_seq=next_seq))
         if found:
             return found if found < end else 0
         if end >= OPEN_END or last >= end - 1:
@@ -129,7 +129,7 @@ def _next_at_leader(options: ReadOptions, next_seq: int, end: int) -> int:
         lag.wait()
 
 
-def _look(leader: LeaderReader, next_seq: int) -> tuple[int, int]:
+def _find_next_at(leader: LeaderReader, next_seq: int) -> tuple[int, int]:
     """Return the first message from `next_seq` on, and the last sequence of the stream before that request: "no
     message" counts only if the stream had already reached the end of the range.
     """
@@ -159,12 +159,12 @@ def read_last_per_subject(
     options: ReadOptions, subjects: list[str], end: int, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the last message below `end` of each given subject."""
-    for block in _newest(options, subjects, end):
+    for block in _read_last_blocks(options, subjects, end):
         if len(block):
             yield build_batch(block.to_columns(schema.names, slice(0, len(block))), schema)
 
 
-def _newest(options: ReadOptions, subjects: list[str], end: int) -> Iterator[ReplyBlock]:
+def _read_last_blocks(options: ReadOptions, subjects: list[str], end: int) -> Iterator[ReplyBlock]:
     """Yield the last messages.
 
     A reply counts only if its server has everything below `end`, which shows only in requests without an upper bound:
@@ -178,10 +178,10 @@ def _newest(options: ReadOptions, subjects: list[str], end: int) -> Iterator[Rep
             "seq": next_seq,
             "max_bytes": _RESPONSE_BYTES_MAX,
         }
-        block, status = _answered(options, request)
+        block, status = _fetch_replies(options, request)
         if not len(block):
             break
-        if not block.is_from(options.stream) or _number(status, b"Nats-UpTo-Sequence: ") < end - 1:
+        if not block.is_from(options.stream) or _parse_number(status, b"Nats-UpTo-Sequence: ") < end - 1:
             lag.wait()
             continue
         in_range = block.first(int(np.searchsorted(block.seqs, end)))
@@ -194,11 +194,11 @@ def _newest(options: ReadOptions, subjects: list[str], end: int) -> Iterator[Rep
             break
     subjects = sorted(left)
     for some in (subjects[start : start + _SUBJECTS_MAX] for start in range(0, len(subjects), _SUBJECTS_MAX)):
-        guesses = _guesses(options, some, end)
+        guesses = _guess_last_seqs(options, some, end)
         yield block_of(_ask_leader(options, partial(LeaderReader.read_last, guesses=guesses, end=end)))
 
 
-def _guesses(options: ReadOptions, subjects: list[str], end: int) -> dict[str, int]:
+def _guess_last_seqs(options: ReadOptions, subjects: list[str], end: int) -> dict[str, int]:
     """Return where the last messages below `end` are according to a server that may lag.
 
     Subjects that it does not have get 0.
@@ -206,14 +206,14 @@ def _guesses(options: ReadOptions, subjects: list[str], end: int) -> dict[str, i
     guesses, next_seq = dict.fromkeys(subjects, 0), 1
     while True:
         request = {"multi_last": subjects, "up_to_seq": end - 1, "batch": len(subjects), "seq": next_seq}
-        block, status = _answered(options, {**request, "max_bytes": _RESPONSE_BYTES_MAX})
+        block, status = _fetch_replies(options, {**request, "max_bytes": _RESPONSE_BYTES_MAX})
         guesses.update(zip(block.subjects(), block.seqs.tolist(), strict=True))
         if not len(block) or _IS_LAST in status:
             return guesses
         next_seq = int(block.seqs[-1]) + 1
 
 
-def _answered(options: ReadOptions, request: dict[str, Any]) -> tuple[ReplyBlock, bytes]:
+def _fetch_replies(options: ReadOptions, request: dict[str, Any]) -> tuple[ReplyBlock, bytes]:
     """Return the replies to one request, and the status that ended them."""
 
     def ask(connection: BlockingConnection) -> tuple[ReplyBlock, bytes]:
@@ -270,7 +270,7 @@ def _fetch_blocks(options: ReadOptions, start: int, make_request: MakeRequest) -
             _receive(connection, scanner)
             found = scanner.take_block(connection.buffer)
             last = _parse_last_seq(scanner.status, options)
-            block = _believed(options, start, found)
+            block = _keep_certain(options, start, found)
             has_more = len(found) == len(block) > 0 and _IS_LAST not in scanner.status
             start = last + 1
             scanner = _request(connection, options, make_request(last + 1)) if has_more else None
@@ -282,7 +282,7 @@ def _fetch_blocks(options: ReadOptions, start: int, make_request: MakeRequest) -
             drop_connection(options.address)
 
 
-def _believed(options: ReadOptions, start: int, block: ReplyBlock) -> ReplyBlock:
+def _keep_certain(options: ReadOptions, start: int, block: ReplyBlock) -> ReplyBlock:
     """Return the leading messages that are certainly complete from `start` on.
 
     A replica has everything up to its last message. A mirror may lack messages because of its filter or its own limits:
@@ -334,10 +334,10 @@ def _parse_last_seq(status: bytes, options: ReadOptions) -> int:
     if code != b"204":
         text = status.partition(b"\r\n")[0].decode(errors="replace")
         raise StreamError(f"stream {options.stream!r} refuses a direct get: {text}")
-    return _number(status, b"Nats-Last-Sequence: ")
+    return _parse_number(status, b"Nats-Last-Sequence: ")
 
 
-def _number(status: bytes, name: bytes) -> int:
+def _parse_number(status: bytes, name: bytes) -> int:
     """Return the number in a header of a status; 0 if there is none."""
     digits = status.partition(name)[2].partition(b"\r\n")[0]
     return int(digits) if digits.isdigit() else 0

@@ -230,7 +230,7 @@ class Store:
         if self.full:
             self._maybe_checkpoint()
             self.checkpointer.advance()
-            self._shed(self.iter_file_logs())
+            self._drop_emptied_segments(self.iter_file_logs())
             if self.checkpointer.pending_mark or self.file_gc.has_statements:
                 self.write_mark()
                 return
@@ -260,7 +260,7 @@ class Store:
 
     def _build_frame(self, kind: int) -> tuple[list[LogWriter], list[Op]]:
         if self.full:
-            self._shed(self.open_frame.dirty_logs)
+            self._drop_emptied_segments(self.open_frame.dirty_logs)
         logs, self.open_frame.dirty_logs = self.open_frame.dirty_logs, []
         records, watermarks = build_frame_body(logs)
         stated = self.file_gc.state() if self.full else []
@@ -286,7 +286,7 @@ class Store:
             self.log_context.large_writes, self.disk
         ) + self.journal.make_frame_ops(kind, body, watermarks)
 
-    def _shed(self, logs: Iterable[LogWriter]) -> None:
+    def _drop_emptied_segments(self, logs: Iterable[LogWriter]) -> None:
         """Drop the growing segments of logs that were emptied: on a full disk their files are to be removed too."""
         for log in logs:
             if isinstance(log, FileLog) and not log.messages and len(log.active_segment.blocks):

@@ -56,7 +56,7 @@ class ServerQuota:
     def check(self) -> None:
         """Compare usage with the limits, and update every stream if the result changed."""
         self._check_scheduled = False
-        exhausted = frozenset(kind for kind, limit in self._limits.items() if self._used(kind) > limit)
+        exhausted = frozenset(kind for kind, limit in self._limits.items() if self._get_used(kind) > limit)
         if exhausted == self.exhausted:
             return
         self.exhausted = exhausted
@@ -66,7 +66,7 @@ class ServerQuota:
 
     def remaining(self, kind: str) -> int:
         """Return how many bytes are left."""
-        return self._limits[kind] - self._used(kind) if kind in self._limits else 1 << 62
+        return self._limits[kind] - self._get_used(kind) if kind in self._limits else 1 << 62
 
-    def _used(self, kind: str) -> int:
+    def _get_used(self, kind: str) -> int:
         return sum(account.usage(kind)[0] for account in self._accounts)

@@ -140,7 +140,7 @@ class ServerManagedConsumer:
     def first_request(self, start_position: StartPosition, identity: str) -> UpstreamRequest:
         self._start_position, self._identity = start_position, identity
         self._step, self._may_keep = _Step.LOOK, False
-        return self._upstream.look()
+        return self._upstream.make_info_request()
 
     def on_error(self, err_code: int) -> UpstreamRequest | None:
         if self._step is _Step.CREATE:

@@ -125,7 +125,7 @@ class Upstream:
         """How many variants of the create request there are."""
         return 2 if self.is_mirror else 3
 
-    def look(self) -> UpstreamRequest:
+    def make_info_request(self) -> UpstreamRequest:
         """Make the request for the info of the durable consumer; it changes nothing."""
         assert self.entry.consumer is not None
         subject = self._make_api_subject(f"CONSUMER.INFO.{self.entry.name}.{self.entry.consumer.name}")

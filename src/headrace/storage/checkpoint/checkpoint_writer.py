@@ -300,7 +300,7 @@ class Checkpointer:
         for log in store.iter_file_logs():
             log.saved_frame = -1
         self._shard_frames = [-1] * SHARDS
-        ops = self._unfinished()
+        ops = self._make_unlink_ops()
         self.running = False
         store.missed_space(self._journaled)
         self._reset()
@@ -311,14 +311,14 @@ class Checkpointer:
         for each in done:
             each(error)
 
-    def _unfinished(self) -> list[Op]:
+    def _make_unlink_ops(self) -> list[Op]:
         """Return the operations that remove the files of the running checkpoint."""
         paths = [checkpoint_path(self.number, copy) for copy in COPIES]
         return [("unlink", path) for path in paths if self._store.disk.exists(path)]
 
     def drop_unfinished(self) -> None:
         """Remove what `run_blocking` wrote before it ran out of space."""
-        self._store.disk.run(self._unfinished())
+        self._store.disk.run(self._make_unlink_ops())
         self.running = False
         self._reset()
 

@@ -132,7 +132,7 @@ class FileLog(StreamLog):
         self.context.file_gc.add_dead(self, segment)
         self.context.file_gc.add(self.get_columns_path(segment))
 
-    def replaced(self, segment: FileSegment) -> None:
+    def on_segment_replaced(self, segment: FileSegment) -> None:
         """Another segment has its live rows, or none ever will; only a checkpoint can say so."""
         self.context.file_gc.add(segment.path)
         self.context.file_gc.add(self.get_columns_path(segment))

@@ -206,7 +206,7 @@ class _CompactionJob:
             self._store.fail(error)
 
     def _abort(self) -> None:
-        self.log.replaced(self._target)
+        self.log.on_segment_replaced(self._target)
         self._on_finished()
 
     def _on_complete(self, error: OSError | None) -> None:
@@ -226,13 +226,13 @@ class _CompactionJob:
         log.replace_segments(old, [target] if target.columns.alive else [])
         log.saved_frame = -1  # the section must be captured again: the log has other files now
         for segment in old:
-            log.replaced(cast("FileSegment", segment))
+            log.on_segment_replaced(cast("FileSegment", segment))
         if target.columns.alive:
             self._store.flusher.unsynced_segments[target.path] = (log, target)
             self._store.flusher.add_columns(log, target)
             self._store.flusher.submit_next()
         else:
-            log.replaced(target)
+            log.on_segment_replaced(target)
         self._on_finished()
 
     def _tombstone_removed(self, old: list[Segment]) -> None:

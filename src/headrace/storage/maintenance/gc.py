@@ -182,9 +182,9 @@ class FileGarbageCollector:
         if ops:
             going = {op[1] for op in ops}
             self._going |= going
-            disk.submit("behind", ops, lambda error: self._gone(going, error))
+            disk.submit("behind", ops, lambda error: self._on_unlinked(going, error))
 
-    def _gone(self, going: set[str], error: OSError | None) -> None:
+    def _on_unlinked(self, going: set[str], error: OSError | None) -> None:
         self._going -= going
         self._store.on_files_removed(error)
 
