@@ -120,8 +120,8 @@ async def test_nobody_is_passed_over_when_consumers_go_and_come_between_two_page
     async def changing(verb: str, body: Any = None) -> Any:
         nonlocal pages
         answer = await api(verb, body)
-        pages += 1
-        if pages == 1:
+        pages += verb.startswith("CONSUMER.LIST")  # leases are listed at the same time
+        if pages == 1 and verb.startswith("CONSUMER.LIST"):
             await api(f"CONSUMER.DELETE.{stream}.{names[0]}")
             await world.consumer(stream, "later")  # so that there are as many as before
         return answer
